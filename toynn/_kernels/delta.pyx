@@ -15,8 +15,8 @@ and dc = db b (1 - b); dq' = r (dq - q^ (q^ . dq)) of q = r q', q^ = q without 1
 N = B T rows of X numbers; g, c (N,V); y (N, V E). first[i] is the first row of row i's segment,
 over all rows. Saved: states (B,V,S,D,E), what every L-th row sees, so that backward computes L
 states at a time. D at most 256. float32, C-contiguous; dx, dg and dc are overwritten.
-cached: the T rows come behind past[b] others, after which the state (B,V,D,E) is; those from
-count[b] on are none: y is 0 there, and the state does not know them. No gradient.
+cached: the T rows come behind past[b] others, after which the state (B,V,D,E) is; rows from
+count[b] on do not exist: y is 0 there, and the state ignores them. No gradient.
 _delta.pxd says in words what a row does to a state.
 Source: Yang, Kautz & Hatamizadeh 2024, Gated Delta Networks, arXiv:2412.06464, section 3.
 """

@@ -1,4 +1,4 @@
-"""DPO: of two completions of a prompt, the one that is chosen shall gain on the other.
+"""DPO: raise the odds of the chosen completion over the rejected one, beside the reference's.
 
     m        = beta ((lp[c] - ref[c]) - (lp[r] - ref[r])),   lp[s] = -sums[s,1], c = 2i, r = 2i + 1
     forward  loss = mean over pairs i of (1 - e) softplus(-m) + e softplus(m)

@@ -2,7 +2,7 @@
 
     dx[N C] dw[C]?+ <- dy[N C] x[N C] w[C] r[N]
 
-The kernel writes what stands before the arrow and reads what stands behind it. Letters are sizes,
+The kernel writes the tensors before the arrow and reads those behind it. Letters are sizes,
 found from the shapes of the arrays. After "|" stand sizes that no array shows, and options:
 
     y[N C]; r[N] <- x[N C] w[C] | eps=1e-5

@@ -23,8 +23,8 @@ def dequantized(raw: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> N
 class HostBuffer:
     """Bytes of this process: fresh ones are zero and aligned to a cache line.
 
-    NumPy takes them zeroed from the operating system, so that a page costs nothing until it is
-    touched, and asks for huge pages where the kernel offers them.
+    NumPy gets zeroed memory from the operating system: a page costs nothing until it is touched,
+    and the kernel may use huge pages.
     """
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:

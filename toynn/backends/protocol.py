@@ -4,12 +4,11 @@ A backend knows no tape. The session hands it *launches*: a kernel's name, where
 stored, its sizes and options by name, in the order in which they run. What a backend does with
 them, on which threads, with how much scratch memory, is its own matter.
 
-Order. What is asked of one backend (upload, fill, run) takes effect in the order in which it was
-asked for, as if each call were done when it returns. It need not be done: a run may go on in the
-background until somebody looks, that is, calls ``download``, ``times``, ``notes`` or ``wait``.
-These return when all that was asked for before is done, and raise what went wrong in it. Until then
-the backend keeps alive whatever the run reads and writes. (A run of the CPU's, and of the
-reference, is done when it returns.)
+Order. Calls of one backend (upload, fill, run) take effect in their order, as if each were finished
+when it returns. A run may still go on in the background until somebody calls ``download``,
+``times``, ``notes`` or ``wait``. These return when all that was asked for before is done, and raise
+what went wrong in it. Until then the backend keeps alive whatever the run reads and writes. (A run
+of the CPU's, and of the reference, is done when it returns.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -159,7 +158,7 @@ class Program(Protocol):
         """Return (calls, nanoseconds) per launch since the program was compiled."""
 
     def notes(self) -> Mapping[str, int]:
-        """Return what is to be said of those nanoseconds: so many of them went by so."""
+        """Return remarks on these nanoseconds: how many of them were spent how."""
 
 
 @runtime_checkable
@@ -211,7 +210,7 @@ class Prepacking(Protocol):
     prepack: str
 
     def prepacked_nbytes(self, launches: Sequence[Launch] = (), prepack: str = "never") -> int:
-        """Return the bytes of all prepacked weights, with those that these launches would read."""
+        """Return the bytes of all prepacked weights, with those that these launches add."""
 
 
 class Backend(Protocol):

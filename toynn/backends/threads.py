@@ -2,8 +2,8 @@
 
 In order: the session's own number (``n_threads``), ``set_num_threads``, TOYNN_NUM_THREADS,
 OMP_NUM_THREADS, the physical cores that this process may use, or its share of those where several
-processes train together. A kernel gets fewer when its work is not worth waking a thread, and a
-program while other processes want the cores (backends/cpu/work.py and thread_count.pyx).
+processes train together. A kernel gets fewer threads if its work does not repay waking one. A
+program gets fewer while other processes want the cores (backends/cpu/work.py and thread_count.pyx).
 """
 
 import os

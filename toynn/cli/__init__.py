@@ -156,7 +156,7 @@ def _saves(arguments: Namespace) -> bool:
 
 
 def parsed(argv: Sequence[str]) -> Namespace:
-    """Return the arguments that words are. Raises ConfigError for others than there are."""
+    """Return the arguments that words are. Raises ConfigError for unknown ones."""
     argv, typed = list(argv), shlex.join(["toynn", *argv])
     if argv[:1] == ["train"]:
         argv[1:] = train.words_of(argv[1:])

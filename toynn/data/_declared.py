@@ -1,9 +1,9 @@
-"""What Arrow and Parquet files say that their parts unpack to, before anything is unpacked.
+"""The unpacked sizes that Arrow and Parquet files declare, read before anything is unpacked.
 
-pyarrow makes room for as many bytes as a file says, whatever that is. Here its sizes alone are
-read: in Arrow (a FlatBuffer before each batch) the eight bytes before each packed buffer, in
-Parquet (Thrift's compact protocol) the header of each page. Where a file is damaged the walk ends;
-pyarrow reads the same bytes, and says what is wrong.
+pyarrow allocates as many bytes as a file declares, however many. This module reads only the sizes.
+In Arrow (a FlatBuffer before each batch) they are the eight bytes before each packed buffer; in
+Parquet (Thrift's compact protocol) they are in the header of each page. Where a file is damaged the
+walk ends; pyarrow reads the same bytes, and says what is wrong.
 """
 
 import os

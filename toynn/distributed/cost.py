@@ -26,13 +26,13 @@ class Cost:
     Attributes
     ----------
     nbytes
-        Of the gradients.
+        Bytes of all gradients.
     work
         Seconds of a step without the sum.
     memory
-        Seconds that a byte takes to be copied and added.
+        Seconds to copy and add a byte.
     here
-        Seconds of a sum over the ranks that there are, where they are.
+        Seconds of a sum over this run's ranks.
     """
 
     nbytes: int

@@ -1,4 +1,4 @@
-"""The sum of an array over all ranks, in place, on each of them.
+"""Sum an array over all ranks, in place, on each rank.
 
     ordered     ((x_0 + x_1) + x_2) + ...: in the order of the ranks, so with the same bits on every
                 run and on any machines. Rank r is sent piece r of all arrays, adds them, and sends

@@ -186,7 +186,7 @@ class Adapters:
     def copy(self) -> Adapter:
         """Return what ``toynn.formats.adapters`` writes: rows are in GGUF's order.
 
-        Where a start is taken away, it is a part of the adapter, which has twice the rank:
+        If the initial B0 A0 is subtracted, the adapter includes it and has twice the rank:
         s (B A - B0 A0) = s [B, -B0] [A; A0].
         """
         alpha, rslora = self.options.alpha, self.options.use_rslora
@@ -210,7 +210,7 @@ class Adapters:
     def _with_rows(
         self, tensors: Mapping[str, Floats], move: Callable[[Floats, int], Floats]
     ) -> dict[str, Floats]:
-        """Move what has a row for each output where the file has those in another order than GGUF.
+        """Reorder rows, one per output, if the file stores outputs in another order than GGUF.
 
         That is B, and magnitudes.
         """

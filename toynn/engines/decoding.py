@@ -8,10 +8,10 @@ cache behind the tokens' own rows, and is written over before anything sees it; 
 room for a chunk beyond the longest sequence. A state, which nothing writes over, is told how many
 tokens count. The head works on the last token's row alone.
 
-Several sequences are read together, each with a past of its own: a step of B sequences multiplies
-B rows, and takes much less than B times as long as one of a single row, since both read all
-weights. While some read chunks of their prompts, others read one token and padding; so chunks
-shrink with the batch.
+Several sequences are read together, each with its own past. A step of B sequences multiplies B
+rows. Each step reads all weights once, so B rows take far less than B times as long as one. While
+some read chunks of their prompts, others read one token and padding; so chunks shrink with the
+batch.
 """
 
 from collections import OrderedDict
@@ -55,11 +55,11 @@ def chunk(batch: int) -> int:
 
 
 class Decoding:
-    """The tapes by which an engine reads sequences, and what they remember.
+    """The tapes by which an engine reads sequences, and their caches.
 
     Those that are read together, so many, with so much room each, share tapes and memory with all
-    that were read so before. Of more than MOST_KEPT such pairs the one that was not used for the
-    longest is let go: its memory is free, its sequences have ended.
+    that were read so before. Beyond MOST_KEPT such pairs, the one unused for the longest is
+    dropped: its memory is freed, and its sequences end.
     """
 
     def __init__(self, engine: Model) -> None:

@@ -1,7 +1,7 @@
 """Every change of a disk, one function each: tests replace them to let each one fail.
 
-Temporaries are ours alone: a name that nobody can guess, of a file that did not exist, and a lock
-that its process holds until it ends, however it ends. So what a killed process left can be told
+A temporary file belongs to one process: its name cannot be guessed, the file is new, and the
+process holds a lock on it until it ends, however it ends. So what a killed process left can be told
 from what a living one writes.
 """
 
@@ -80,7 +80,7 @@ def exchange(source: Path, target: Path) -> None:
 
 
 def temporary_name(target: Path, kind: str = TEMPORARY) -> Path:
-    """Return a name beside a target that nobody can guess."""
+    """Return a name beside a target that cannot be guessed."""
     stem = os.fsdecode(os.fsencode(target.name)[:_KEPT])
     return target.with_name(f".{stem}.toynn-{kind}-{secrets.token_hex(8)}")
 

@@ -49,8 +49,8 @@ class Fused:
     def rounding(self, *names: str) -> float:
         """Return what rounding changed in these tensors, or in all, as a part of s B A.
 
-        It is the ratio of the norms of (stored - exact) and s B A: at 1 nothing of the adapter is
-        left to trust, at 0.01 nearly all.
+        It is the norm of (stored - exact) over the norm of s B A: at 1 rounding drowns the adapter,
+        at 0.01 nearly all of it is left.
         """
         chosen = names or tuple(self.squares)
         changed, added = (sum(self.squares[name][i] for name in chosen) for i in (0, 1))

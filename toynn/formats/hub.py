@@ -3,9 +3,9 @@
     hf:OWNER/NAME[/FILE][@REVISION]                     a model
     hf:OWNER/NAME[/FILE or FOLDER][:SPLIT][@REVISION]   data
 
-huggingface_hub downloads them into its cache (HF_HOME), shows progress, goes on with a download
-that was interrupted, and honours HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN. Without a network what
-the cache has is taken. ``hub_name`` says by what name a folder is to be had.
+huggingface_hub downloads them into its cache (HF_HOME), shows progress, continues an interrupted
+download, and honours HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN. Without a network the cache is used.
+``hub_name`` returns the name that a folder has on the hub.
 """
 
 import re
@@ -67,8 +67,8 @@ def named(text: str, *, data: bool = False) -> Name:
 def fetched(text: str) -> Path:
     """Return the path in the cache of what a name means: a file, or a folder of a model.
 
-    Raises ConfigError for what is no such name, a repository, revision or file that is not there or
-    not allowed, a choice between several files, and where there is no network nor a cached copy.
+    Raises ConfigError if it is no such name; if repository, revision or file do not exist or are
+    not allowed; if several files fit; and if there is neither a network nor a cached copy.
     """
     name = named(text)
     patterns = [name.file] if name.file else [*FOLDER, "*.gguf"]
@@ -88,7 +88,7 @@ def _fetched(
 ) -> Path:
     """Download the files that ``choose`` names; without a network look for them in the cache.
 
-    There all of the repository's files count that ``known`` patterns have, but ``unknown`` ones.
+    In the cache, all files that match ``known`` but not ``unknown`` must be complete.
     """
     hub = _hub(name.text)
 
@@ -206,7 +206,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def hub_name(folder: Path) -> tuple[str | None, str | None]:
-    """Return by what name transformers loads a folder, and the revision, if that is known.
+    """Return the name by which transformers loads a folder, and the revision, if it is known.
 
     In the hub's cache (models--ORG--NAME/snapshots/REVISION) the path says both. Else config.json
     or tokenizer_config.json may name it. A fine-tuned model's name its parent, so a name counts

@@ -1,7 +1,7 @@
 """Mixes of types, such as Q4_K_M, by the quantizer that they come from: llama.cpp's.
 
-It chooses a type for each tensor, finds scales by search, and is used here as it is, through
-llama-cpp-python (the extra llama-cpp), which hands on the functions of llama.h.
+It chooses a type for each tensor and searches for scales. toynn calls it through llama-cpp-python
+(the extra llama-cpp), which exposes the functions of llama.h.
 """
 
 import ctypes

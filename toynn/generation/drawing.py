@@ -109,7 +109,7 @@ class BatchReader:
     def read(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
         """Read on in the sequences that are wanted; return logits of those read to their end.
 
-        Call it again for the others: so a long prompt keeps nobody waiting. As ``Reader.read`` it
+        Call it again for the rest: so no long prompt delays the others. As ``Reader.read`` it
         begins a sequence anew whose read was interrupted.
         """
         pieces = {}

@@ -92,9 +92,9 @@ def linear_cross_entropy(
     x' (N, R) and w' (V, R), linear(x', w') counts too, before the cap.
 
     x (N, C), w (V, C), b (V,), labels i32 (N,), where -100 marks a row that does not count; x, w
-    and b as in ``linear``; ``rows`` is ``chunk_rows(N, V)`` unless given. Where training goes on to
-    the gradients, the backward pass computes the loss by the way: of each chunk the logits, their
-    losses and gradients at once, the share in dw, and the rows of dx. See segment E in tape.py.
+    and b as in ``linear``; ``rows`` is ``chunk_rows(N, V)`` unless given. In training the backward
+    pass computes the loss as well. For each chunk it computes the logits, their losses and
+    gradients, the chunk's part of dw, and its rows of dx. See segment E in tape.py.
 
     Raises ConfigError for labels that are no input, or rows below 1.
     """

@@ -8,7 +8,7 @@ from toynn.ops._shape import Recorder, Sizes, by_names, matrix, require
 
 __all__ = ["RING", "shortconv"]
 
-RING = 128  # rows that are kept of each sequence: those of a run, and as many as there are taps
+RING = 128  # rows that are kept of each sequence: one run, and one row for each tap
 
 
 def shortconv(

@@ -4,8 +4,9 @@
 
 or with magnitudes (DoRA), or from the principal part of W on (PiSSA): see toynn/nn/lora.py.
 
-The file is mapped and multiplied by as it is: a step computes forward and the gradients of A and B,
-and memory is needed for those, their moments and the activations alone.
+The file is mapped, and products read it as it is stored. A step computes the forward pass and the
+gradients of A and B. Memory is needed only for A and B, their gradients and moments, and the
+activations.
 Source: Hu et al. 2021, arXiv:2106.09685.
 """
 
@@ -60,10 +61,10 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         all AdapterOptions, or ``alpha``, ``targets``, ``dropout``, ``use_rslora`` and ``more`` are
         theirs, too. Their ``init`` "normal" draws A from N(0, opts.init_scale), "peft" from
         U(-1/sqrt(in), 1/sqrt(in)); B is zero. "pissa" and "pissa_niter_N" begin with the principal
-        part of each matrix (N: by so many passes of a quicker search), which is taken away; what is
-        written is an adapter of twice the rank, of the model as it is. ``checkpointing`` may be
-        given here or in ``opts``, of which t_seq, t_batch, seed and init_scale are consumed too;
-        untied and qkv_bias, if True, must hold for the file.
+        part of each matrix (N: by so many passes of a quicker search), which is taken away; the
+        adapter that is written has twice the rank, and applies to the unchanged model.
+        ``checkpointing`` may be given here or in ``opts``, of which t_seq, t_batch, seed and
+        init_scale are consumed too; untied and qkv_bias, if True, must hold for the file.
         """
         options = rank
         if not isinstance(options, AdapterOptions):

@@ -28,7 +28,7 @@ Points = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Record:
-    """What a folder says of its run; what is missing or broken there is empty here.
+    """What a folder says of its run; fields of missing or broken files are empty.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ class MemoryUse:
         self._prepack = prepack
 
     def total(self, lowered: Lowered | None = None, prepack: str = "never") -> Memory:
-        """Return the bytes of all tapes, with those of one that is not compiled yet.
+        """Return the bytes of all tapes, including the one that is not compiled yet.
 
         ``prepack`` says which weights that one would prepack.
         """

@@ -1,7 +1,7 @@
 /* Signals that wait: while a signal is held it is noted, and its handler is not called.
 
-   What cannot wait for the end of a long section: a first request to stop is answered at once, and
-   a second one ends the process.
+   Signals that cannot wait for the end of a long section: the first request to stop is answered at
+   once, and the second one ends the process.
 
    The caller holds and releases from one thread; a signal may arrive in any thread. */
 #ifndef TOYNN_CRITICAL_H
@@ -70,7 +70,7 @@ static inline void tn_hold_signal(int i) {
     tn_held[i] = tn_set_action(tn_signals[i], &note, &tn_before[i]);
 }
 
-/* Put the handlers back, except where somebody has set another one meanwhile. */
+/* Restore the handlers, except those that other code has replaced in the meantime. */
 static inline void tn_restore_handlers(void) {
     tn_action now;
     for (int i = 0; i < TN_SIGNALS; i++) {

@@ -30,7 +30,7 @@ class Feed:
 
     def __init__(self, source: Iterator[Batch], limit: int | None = None) -> None:
         self._source, self._limit = source, limit
-        self._drawn, self.empty = 0, 0  # batches, and those in which no label counted
+        self._drawn, self.empty = 0, 0  # batches drawn, and batches without a label with loss
         self._ahead: Batch | None = None
         self._state: dict[str, Any] | None = None  # before the batch ahead was drawn
 

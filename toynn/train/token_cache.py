@@ -4,9 +4,9 @@
         table.json      what it was made of, how many numbers each column has, and its SHA-256
         ids.bin, ...    the columns, little-endian, one number behind another
 
-The key is a hash of the file's bytes and of all that its tokens depend on, so that a file or a
-tokenizer that has changed finds nothing. A folder is filled under a temporary name: it is there as
-a whole, or not at all. Nobody removes one: that is for whoever needs the room.
+The key is a hash of the file's bytes and of everything that its tokens depend on. So a changed file
+or tokenizer has another key. A folder is filled under a temporary name: it is complete or absent.
+toynn never removes one; delete old folders when you need the space.
 
 Every column is compared with its SHA-256 when it is opened. A damaged folder is made again, and
 that is said. A column ``ids`` of LARGE bytes and more is compared in a thread. The first check of
@@ -127,7 +127,7 @@ class TokenCache:
         types: Mapping[str, str],
         make: Callable[[Mapping[str, "_Column"]], Facts],
     ) -> "_Found":
-        """Return columns, and what is to be known of them: those that are here, or new ones."""
+        """Return the cached columns and their facts; make them if they are not cached."""
         before = [Unchanged.of(each) for each in files_of(path)]
         made_of = {"format": FORMAT, "sha256": digest(path), "types": dict(types), **told}
         text = json.dumps(made_of, sort_keys=True)
@@ -194,7 +194,7 @@ class _File:
     sum: str
 
     def compare(self) -> None:
-        """Raise DataError where the contents are others than those that were written."""
+        """Raise DataError if the contents are not those that were written."""
         path = self.state.path
         with readable(path):
             self.file.seek(0)

@@ -9,7 +9,7 @@ from toynn._kernels.gemm._panels cimport LINE, blocks_of
 
 cdef extern from "dot_int8.h" nogil:
     bint HAS_INT8 "TN_INT8"  # whether this build has any of it
-    int UNITS_OF_BUILD "TN_UNITS"  # what it has beside what all CPUs have: cpu.int8_unit
+    int UNITS_OF_BUILD "TN_UNITS"  # the CPU's instructions for 8 bits: cpu.int8_unit
     # y[m * y_row + i], for N rows of w, in bytes, by M rounded rows of x, of n terms.
     ctypedef void (*dot_fn "tn_dot_fn")(
         float* y, Py_ssize_t y_row, const uint8_t* w, Py_ssize_t w_row, Py_ssize_t N,

@@ -1,9 +1,8 @@
 """From launches to dispatches: where each tensor is bound, what the arguments say, which grid.
 
-The arguments of all launches are stored in one buffer of the program, each as two structs, one for
-the first micro-batch and one for later ones. Where only some rows are valid, which the device
-itself counts, a dispatch in front of the kernel's writes the size that is left into them
-(program.metal).
+One buffer of the program stores the arguments of all launches. Each launch has two structs: one for
+the first micro-batch and one for later ones. The device itself may count the valid rows. Then a
+dispatch before the kernel writes their number into the structs (program.metal).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,8 +10,8 @@ their gains are the same number for number. Only a copy in float16 or bfloat16 r
 why gains are kept, not a digest: two models are the same where one number rounds to both gains.
 A converter may spell some added tokens in its own way, so a few tokens may differ.
 
-Two models whose norms and tokens are alike count as one: a model and itself with another adapter
-merged in, or models that have not been trained yet.
+Two models with the same norms and tokens count as one: a model and the same with an adapter merged
+in, or two untrained models.
 """
 
 import base64

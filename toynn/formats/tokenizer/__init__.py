@@ -339,12 +339,12 @@ class Tokenizer:
     ) -> list[Turn]:
         """Return the ids of a whole conversation in parts; what the assistant says is `trained`.
 
-        An answer begins where the template, asked for an answer to the messages before, ends, and
-        goes on to where the conversation with the answer ends; or, where the template writes that
-        otherwise once others follow (without its thoughts, say), to the token that ends a turn.
-        ``tools`` are descriptions of functions, for the template. Raises GGUFError for a template
-        that rewrites what came before an answer. Raises DataError for text that is not Unicode, and
-        for a role that is neither usual nor named by the template.
+        An answer begins where the template ends for the messages before it, with a generation
+        prompt. It ends where the template ends for the conversation that includes it; or, where the
+        template writes that otherwise once others follow (without its thoughts, say), to the token
+        that ends a turn. ``tools`` are descriptions of functions, for the template. Raises
+        GGUFError for a template that rewrites what came before an answer. Raises DataError for text
+        that is not Unicode, and for a role that is neither usual nor named by the template.
         """
         return self._conversations.turns((messages, tools))
 

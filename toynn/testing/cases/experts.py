@@ -31,7 +31,7 @@ def _inputs(rng: np.random.Generator, E: int, M: int, N: int, K: int, **_: Any) 
 
 
 def _calls(rng: np.random.Generator, E: int, M: int, N: int, K: int, type: int = 0) -> list[Call]:
-    """Make all rows somebody's: of the others a kernel says nothing."""
+    """Assign every row to an expert: a kernel leaves other rows undefined."""
     given, more = _inputs(rng, E, M, N, K), dict[str, Any]()
     there = int(given["offsets"][-1])
     given |= {"x": given["x"][:there], "dy": normal(rng, there, N)}
