@@ -22,7 +22,7 @@ def test_backends_are_found_by_name():
     assert backends.get("cpu") is not backends.get("cpu")
     with pytest.raises(BackendUnavailable, match="'host': not in this build; available: cpu"):
         backends.get("host")  # a module of backends, but none
-    with pytest.raises(ConfigError, match="'cpu': there is one of that name"):
+    with pytest.raises(ConfigError, match="'cpu': this name is taken"):
         backends.register("cpu", CPU)
 
 

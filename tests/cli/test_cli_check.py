@@ -123,7 +123,7 @@ def test_errors_and_their_exit_code(here, capsys):
     assert "chat.jsonl:41: messages: expected a list of messages; got an empty list" in out
     for words, message in (
         (["--data", "none.jsonl"], "none.jsonl: cannot read: No such file"),
-        (["--data", "chat.jsonl", "--seq", "9"], "--seq: tokens are those of a model"),
+        (["--data", "chat.jsonl", "--seq", "9"], "--seq: tokens need a model"),
         (["--data", "m.gguf"], "m.gguf: expected a folder with train.jsonl, a .jsonl file"),
     ):
         assert main(["check", *words]) == 2

@@ -86,7 +86,7 @@ def test_a_measure_of_what_is_not_there_is_refused(run, monkeypatch, capsys):
     base = ["train", "lora", "--model", "base.gguf", "--data", "data"]
     for words, message in (
         (["--metric", "accuracy"], "--metric accuracy: of what? Name lines of JSON with"),
-        (["--metric", "loss,margins"], "--metric margins: they are of --loss dpo, orpo, kto"),
+        (["--metric", "loss,margins"], "--metric margins: it needs --loss dpo, orpo, kto"),
         (["--metric", "loss,loss"], "once each; got 'loss,loss'"),
         (["--metric", "bleu"], "must be of loss, perplexity, accuracy,"),
         (["--questions", "data/train.jsonl"], "data/train.jsonl:1: expected an object with"),

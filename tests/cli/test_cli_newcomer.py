@@ -270,7 +270,7 @@ def test_lines_fit_into_a_terminal(files, capsys):
         (["lora", "--model", "empty"], "--model empty: expected a .gguf file, or a folder"),
         (
             ["lora", "--model", "base.gguf", "--loss", "dpo", "--metric", "kl"],
-            "--metric kl: it is of texts",
+            "--metric kl: it measures texts",
         ),
         (["gpt2", "--init-from", "base.gguf"], "this is llama: `toynn train from-scratch --init-"),
         (["gpt2", "--init-from", "empty"], "--init-from empty: expected a .gguf file, or"),

@@ -77,8 +77,8 @@ def test_a_run_that_is_extended_can_itself_be_resumed(files, loss):
 
 def test_what_does_not_go_together(files, capsys):
     for more, message in (
-        (["--beta", "0.5"], "--beta: it is of --loss dpo, orpo, kto; the loss is sft"),
-        (["--loss", "orpo", "--label-smoothing", "0.1"], "label_smoothing is of dpo"),
+        (["--beta", "0.5"], "--beta: it needs --loss dpo, orpo, kto; the loss is sft"),
+        (["--loss", "orpo", "--label-smoothing", "0.1"], "label_smoothing: only dpo has it"),
         (["--loss", "ipo"], "invalid choice: 'ipo'"),
     ):
         assert train(*more, "--out", "bad") == 2
@@ -163,14 +163,14 @@ def test_finetune_measures_its_own_preferences(files):
         ([], "pairs.jsonl: these are preferences: name a --loss (dpo, orpo, kto)"),
         (["--loss", "dpo"], "--loss dpo: it compares an adapter's model with the base"),
         (["--loss", "sft"], "invalid choice: 'sft'"),
-        (["--loss", "orpo", "--label-smoothing", "0.1"], "label_smoothing is of dpo"),
+        (["--loss", "orpo", "--label-smoothing", "0.1"], "label_smoothing: only dpo has it"),
         (["--loss", "orpo", "--seq", "99"], "--seq 99: the model sees at most 64 tokens"),
-        (["--loss", "orpo", "--against", "x"], "--against: it is not of preferences"),
-        (["--loss", "orpo", "--no-mask-prompt"], "--no-mask-prompt: it is not of preferences"),
-        (["--beta", "0.3"], "--beta: it is of --loss dpo, orpo, kto"),
-        (["--label-smoothing", "0"], "--label-smoothing: it is of --loss dpo, orpo, kto"),
-        (["--batch", "3"], "--batch: it is of --loss dpo, orpo, kto"),
-        (["--top", "3"], "--top: it is of models of pictures"),
+        (["--loss", "orpo", "--against", "x"], "--against: it is not for preferences"),
+        (["--loss", "orpo", "--no-mask-prompt"], "--no-mask-prompt: it is not for preferences"),
+        (["--beta", "0.3"], "--beta: it needs --loss dpo, orpo, kto"),
+        (["--label-smoothing", "0"], "--label-smoothing: it needs --loss dpo, orpo, kto"),
+        (["--batch", "3"], "--batch: it needs --loss dpo, orpo, kto"),
+        (["--top", "3"], "--top: it is for models of pictures"),
         (["--loss", "orpo", "--data", "some.jsonl"], "some.jsonl:1: expected prompt, chosen and"),
     ],
 )

@@ -501,7 +501,7 @@ def test_two_runs_in_one_folder(here, tmp_path, capsys):
         ("[train]", "", "run.recipe: missing"),
         ("[run]\nrecipe = 'gpt3'", "", "expected one of gpt2, from-scratch, warm-start, lora, vit"),
         ("[run]\nrecipe = ['gpt2']", "", "got ['gpt2']"),
-        ("[run]\nrecipe = 'vit'", "gpt2", "it is of a run of vit, not of gpt2"),
+        ("[run]\nrecipe = 'vit'", "gpt2", "this file belongs to a run of vit, not of gpt2"),
         ("[run", "gpt2", "not TOML: "),
         (None, "gpt2", "cannot read: No such file"),
     ],

@@ -149,7 +149,7 @@ def test_what_cannot_be_shown(runs, capsys):
     (runs / "bad").mkdir()
     (runs / "bad" / "metrics.jsonl").write_text("no JSON\n")
     for words, message in (
-        (["runs", "nowhere"], "nowhere: expected a folder of runs; there is none"),
+        (["runs", "nowhere"], "nowhere: expected a folder of runs; no such folder exists"),
         (["runs", "runs/none"], "runs/none: no folder of a run in it"),
         (["plot", "runs/none"], "metrics.jsonl: cannot read"),
         (["plot", "runs/bad"], "expected reports of a run, one on each line"),

@@ -510,11 +510,11 @@ def test_pictures_that_are_skipped(apart, capsys, tmp_path):
     [
         (["--data", "other"], "other: the model has no class 'x'; it has a, b, c, d, e, f"),
         (["--data", "none"], "none: cannot read"),
-        (["--seq", "9"], "--seq: it is of models of text; "),
-        (["--adapter", "x"], "--adapter: it is of models of text; "),
-        (["--loss", "dpo"], "--loss: it is of models of text; "),
-        (["--beta", "1"], "--beta: it is of models of text; "),
-        (["--against", "x"], "--against: it is of models of text; "),
+        (["--seq", "9"], "--seq: it is for models of text; "),
+        (["--adapter", "x"], "--adapter: it is for models of text; "),
+        (["--loss", "dpo"], "--loss: it is for models of text; "),
+        (["--beta", "1"], "--beta: it is for models of text; "),
+        (["--against", "x"], "--against: it is for models of text; "),
     ],
 )
 def test_what_eval_cannot_measure(apart, words, message, tmp_path, monkeypatch, capsys):

@@ -215,9 +215,9 @@ def test_what_is_asked_for_is_held_out(tmp_path, holdout, tail):
 
 def test_more_than_there_is_cannot_be_held_out(tmp_path):
     folder = write(tmp_path, train=texts("a", "b"), valid=texts("c"))
-    with pytest.raises(DataError, match=r"an example to train on beside 2 held out; got 2 in all"):
+    with pytest.raises(DataError, match=r"an example to train on and 2 to hold out; got 2 in all"):
         load(folder / "train.jsonl", holdout=2)
-    with pytest.raises(DataError, match=r"it has a validation part; got a holdout of 0\.5"):
+    with pytest.raises(DataError, match=r"it has a validation part, and got a holdout of 0\.5"):
         load(folder, holdout=0.5)
     assert len(load(folder, holdout=0).valid) == 1
 

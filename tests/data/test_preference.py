@@ -148,7 +148,7 @@ def test_mixed_forms_and_labels(tmp_path):
         read(tmp_path, labelled | {"label": 1}, loss="kto")
     with pytest.raises(DataError, match="label: expected both true and false; all are wanted"):
         read(tmp_path, labelled, labelled, loss="kto")
-    with pytest.raises(DataError, match="an example to train on beside 1 held out; got 1 in all"):
+    with pytest.raises(DataError, match="an example to train on and 1 to hold out; got 1 in all"):
         read(tmp_path, pair())
     alone = read(tmp_path, pair(), holdout=None)
     assert (len(alone.train), len(alone.valid), alone.valid_batches(1, 16)) == (1, 0, [])

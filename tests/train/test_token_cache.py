@@ -260,7 +260,7 @@ HARMS_OF_COLUMNS = {
     ),
     "another file's": (
         lambda folder: sum_anew(folder, lambda table: table.update(sha256="0" * 64)),
-        r"table\.json: it is of another file, tokenizer or setting",
+        r"table\.json: it was made from another file, tokenizer or setting",
     ),
 }
 

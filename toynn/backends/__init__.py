@@ -21,7 +21,7 @@ _folders = sorted(module.name for module in iter_modules(__path__) if module.isp
 def register(name: str, create: Callable[[int | None], Backend]) -> None:
     """Make a backend known by a name; ``create`` is told how many threads it may use, or None."""
     if name in _folders or name in _registered:
-        raise ConfigError(f"backend {name!r}: there is one of that name; give this another")
+        raise ConfigError(f"backend {name!r}: this name is taken; choose another one")
     _registered[name] = create
 
 

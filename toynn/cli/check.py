@@ -105,7 +105,7 @@ def run(arguments: Namespace) -> int:
         context = None if model is None else bases.context_length(text_model(model))
         seq, said = rows_within(seq, context or seq)
     elif arguments.seq is not None:
-        raise ConfigError("--seq: tokens are those of a model: name it by --model")
+        raise ConfigError("--seq: tokens need a model: name it by --model")
     found: list[_Found] = []
     for word in arguments.data:
         path, _ = path_and_weight(word, "--data")

@@ -87,15 +87,15 @@ def run(arguments: Namespace) -> int:
     _fetch(arguments)
     model = arguments.model
     if model is not None and of_pictures(model):
-        _refuse(arguments, OF_TEXT, f"it is of models of text; {model} is one of pictures")
+        _refuse(arguments, OF_TEXT, f"it is for models of text; {model} is a model of pictures")
         found, seconds = _pictures(arguments)
     else:
-        _refuse(arguments, OF_PICTURES, "it is of models of pictures")
+        _refuse(arguments, OF_PICTURES, "it is for models of pictures")
         if arguments.loss is not None:
-            _refuse(arguments, NOT_OF_LOSS, "it is not of preferences (--loss)")
+            _refuse(arguments, NOT_OF_LOSS, "it is not for preferences (--loss)")
             found, seconds = _preferences(arguments)
         else:
-            _refuse(arguments, OF_LOSS, f"it is of --loss {', '.join(KINDS)}")
+            _refuse(arguments, OF_LOSS, f"it needs --loss {', '.join(KINDS)}")
             found, seconds = _texts(arguments)
     print(json.dumps(found) if arguments.json else _lines(found, seconds))
     return 0

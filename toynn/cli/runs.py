@@ -140,7 +140,7 @@ def _found(folders: Sequence[Path]) -> Iterator[Path]:
     """Yield the folders of runs among folders, and in them. Raises DataError for what is none."""
     for folder in folders:
         if not folder.is_dir():
-            raise DataError(f"{folder}: expected a folder of runs; there is none")
+            raise DataError(f"{folder}: expected a folder of runs; no such folder exists")
         if (folder / METRICS).is_file():
             yield folder
             continue

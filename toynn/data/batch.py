@@ -18,7 +18,7 @@ NAMES = ("input_ids", "labels", "attention_mask", "position_ids")
 
 
 def _segments(positions: Any) -> Any:
-    """Return the segments (B*T,) of a table whose positions begin anew within a row; else None."""
+    """Return the segments (B*T,) of a table whose positions start again within a row; else None."""
     begins = positions == 0
     if not begins[..., 1:].any():
         return None

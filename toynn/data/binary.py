@@ -96,7 +96,9 @@ def _layout(path: Path, head: bytes, size: int) -> tuple[int, np.dtype[Any], int
     swapped = int.from_bytes(head[:4], "big")
     if magic not in FORMATS:
         if swapped in FORMATS:
-            raise DataError(f"{path}: llm.c's magic number in big-endian order: write it anew")
+            raise DataError(
+                f"{path}: llm.c's magic number in big-endian order: write the file as little-endian"
+            )
         if size % 2:
             raise DataError(
                 f"{path}: expected tokens of two bytes each, as nanoGPT writes them, or llm.c's "

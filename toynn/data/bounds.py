@@ -49,8 +49,8 @@ class Bounds:
         if length > self.most(size):
             raise DataError(
                 f"{path}: expected {size:,} packed bytes to unpack to at most "
-                f"{self.most(size):,}; there are more: if the file is to be trusted, raise the "
-                "bound with --max-unpacked"
+                f"{self.most(size):,}; got more: if you trust the file, raise the bound with "
+                "--max-unpacked"
             )
 
     def counted(self, path: Path, size: int, unpacked: Any) -> BinaryIO:

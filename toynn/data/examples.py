@@ -225,8 +225,8 @@ def held_out(
         tail = 0
     if count and tail >= count:
         raise DataError(
-            f"{where}: expected an example to train on beside {tail:,} held out; got {count:,} in "
-            f"all: hold out fewer, or add examples"
+            f"{where}: expected an example to train on and {tail:,} to hold out; got {count:,} in "
+            "all: hold out fewer, or add examples"
         )
     order = np.random.default_rng(seed).permutation(count)
     return sorted(order[tail:].tolist()), sorted(order[:tail].tolist())
@@ -235,7 +235,7 @@ def held_out(
 def tail_length(count: int, holdout: float | None, least: int) -> int:
     """Return how many of ``count`` items are held out: a tenth, a share below 1, or so many.
 
-    Unless that is 0, they are ``least`` at the least.
+    That is 0, or at least ``least``.
     """
     if holdout is None:
         return max(count // 10, least)
@@ -248,7 +248,7 @@ def split_off(
 ) -> tuple[P, P, list[str]]:
     """Return the training part, the held-out part, and lines that say how many were held out.
 
-    ``file`` is that of a validation part, which there is not. Raises DataError where none is left.
+    ``file`` is the name of the missing validation part. Raises DataError if no example is left.
     """
     count = len(data)
     kept, held = (data.pick(part) for part in held_out(count, seed, holdout, path))
@@ -263,8 +263,8 @@ def check_not_asked(path: Path, holdout: float | None) -> None:
     """Raise DataError where some are to be held out of data that have a validation part."""
     if holdout:
         raise DataError(
-            f"{path}: it has a validation part; got a holdout of {holdout:g} beside it: leave that "
-            f"out, or name the training file alone"
+            f"{path}: it has a validation part, and got a holdout of {holdout:g}: leave that out, "
+            "or name the training file alone"
         )
 
 

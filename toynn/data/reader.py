@@ -175,8 +175,8 @@ class Reader:
             if self.roles and ASSISTANT not in self.roles:
                 roles = ", ".join(sorted(self.roles))
                 raise DataError(
-                    f"{said}; expected messages of the role {ASSISTANT}, whose words have loss; "
-                    f"got those of {roles}"
+                    f"{said}; expected messages of the role {ASSISTANT}, which have loss; got the "
+                    f"roles {roles}"
                 )
             raise DataError(f"{said}; use a longer sequence, or shorter prompts")
         self.notes.append(said)

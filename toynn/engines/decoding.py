@@ -154,7 +154,7 @@ class BatchDecoder:
         if past and not self._decoding.rewinds(self._key):
             raise ConfigError(
                 "Decoder.rewind: this model remembers more than keys and values, which cannot be "
-                "turned back: begin anew"
+                "turned back: begin again"
             )
         self._sequences[number] = _Sequence(sequence.ids[:past], sequence.long and past > 0)
 
@@ -164,7 +164,7 @@ class BatchDecoder:
         What was read stays as it was read: a step of training between two calls does not change
         it. All of a sequence is read again where it becomes one that its model takes for a long
         one. Where a read fails halfway, or is interrupted, sequences that have only keys and
-        values are as they were before it. Others, with a state or newly long, begin anew:
+        values are as they were before it. Others, with a state or newly long, begin again:
         ``past`` tells.
 
         Raises what ``check_unchanged`` does; ShapeError if a piece has no tokens, or more than

@@ -88,7 +88,7 @@ class PreferenceOptions:
             raise ConfigError(f"loss must be one of {', '.join(KINDS)}; got {self.loss!r}")
         check_ranges(self)
         if self.label_smoothing and self.loss != "dpo":
-            raise ConfigError(f"label_smoothing is of dpo; the loss is {self.loss}")
+            raise ConfigError(f"label_smoothing: only dpo has it; the loss is {self.loss}")
 
     @property
     def paired(self) -> bool:

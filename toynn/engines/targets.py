@@ -148,8 +148,8 @@ class AdapterOptions:
         alpha = self.rank if self.alpha is None else self.alpha
         if self.use_dora and self.is_principal:
             raise ConfigError(
-                "LoRA: use_dora: its magnitudes are those of the matrix as it is; got init "
-                f"{self.init!r}, which takes a part of that away: use one of both"
+                "LoRA: use_dora needs the whole matrix; got init {self.init!r}, which subtracts a "
+                "part of it: use one of the two"
             )
         named = isinstance(targets, Sequence) and all(isinstance(t, str) and t for t in targets)
         if not named or not targets:
@@ -228,8 +228,8 @@ class AdapterOptions:
                 raise ConfigError(f"targets: {name}: {kind} is not for the matrices of experts")
             if is_embedding(name) and self.use_dora:
                 raise ConfigError(
-                    f"targets: {name}: DoRA is not for the table of embeddings: its magnitudes are "
-                    "those of columns, for which each step would read the whole table; leave "
+                    f"targets: {name}: DoRA is not for the table of embeddings: it would need the "
+                    "norms of columns, so each step would read the whole table; leave "
                     "embed out, or use_dora"
                 )
 

@@ -62,7 +62,7 @@ def _read_config(
     if not isinstance(recipe, str) or recipe not in recipes:
         raise ConfigError(f"{path}: run.recipe: expected one of {_listed(recipes)}; got {recipe!r}")
     if asked not in (None, recipe):
-        raise ConfigError(f"{path}: it is of a run of {recipe}, not of {asked}")
+        raise ConfigError(f"{path}: this file belongs to a run of {recipe}, not of {asked}")
     options = {each.name: each for each in recipes[recipe] if each.kept}
     values = renamed(tables.get("train", {}))
     run = tables.get("run", {})

@@ -115,7 +115,7 @@ class LoRAJob(TextJob):
         own = (each for each in self.options if each.kind is PreferenceOptions)
         if changed := [each.flag for each in own if self.given[each.name] != each.default]:
             raise ConfigError(
-                f"{changed[0]}: it is of --loss {', '.join(KINDS)}; the loss is {_SFT}"
+                f"{changed[0]}: it needs --loss {', '.join(KINDS)}; the loss is {_SFT}"
             )
 
     @cached_property
@@ -207,9 +207,9 @@ class LoRAJob(TextJob):
         """Read --questions, if there are any. Raises ConfigError for a wrong metric."""
         names, paired = self.metrics, self.preference is not None
         if "kl" in names and paired:
-            raise ConfigError("--metric kl: it is of texts and examples, not of preferences")
+            raise ConfigError("--metric kl: it measures texts and examples, not preferences")
         if "margins" in names and not paired:
-            raise ConfigError(f"--metric margins: they are of --loss {', '.join(KINDS)}")
+            raise ConfigError(f"--metric margins: it needs --loss {', '.join(KINDS)}")
         if paired:  # which has an accuracy of its own
             self.of_questions = self.of_questions - {"accuracy"}
         super().check_metric()

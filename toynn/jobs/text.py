@@ -88,7 +88,7 @@ def column_names(text: str) -> str:
     """Check what columns_of is to read. Raises ArgumentTypeError."""
     found = columns_of(text)
     if not found or not all(found) or not all(found.values()):
-        raise ArgumentTypeError(f"must be NEW=OLD, and others behind commas; got {text!r}")
+        raise ArgumentTypeError(f"must be NEW=OLD, several with commas between; got {text!r}")
     return text
 
 
@@ -295,8 +295,8 @@ class TextJob(Job):
         path = str(self.text.valid)
         if len(found) > 1:
             raise ConfigError(
-                f"--valid {path}: it is of one source; got {len(found)}: name for each a folder "
-                f"with train.jsonl and valid.jsonl"
+                f"--valid {path}: expected one source as --data; got {len(found)}: give each a "
+                "folder with train.jsonl and valid.jsonl"
             )
         other: Any = self.read_source(str(jsonl.measured_part(Path(path))), how)
         return found[0].with_valid(other, path)
@@ -356,7 +356,7 @@ class TextJob(Job):
             said = f"{counted(len(questions), 'question')}, joined to their choices"
             self.say("questions", f"{said} {delimited(questions, joint)}")
         elif self.text.question_delimiter is not None:
-            raise ConfigError("--question-delimiter: it is of --questions, and none are named")
+            raise ConfigError("--question-delimiter: it needs --questions, which are not named")
         elif lacking := set(self.metrics) & self.of_questions:
             raise ConfigError(
                 f"--metric {lacking.pop()}: of what? Name lines of JSON with question, choices, "

@@ -97,7 +97,7 @@ class RunFolder:
         """Open the folder of an earlier run, to go on with that."""
         folder = cls.__new__(cls)
         if not Path(path).is_dir():
-            raise ConfigError(f"{path}: expected the folder of a run; there is none")
+            raise ConfigError(f"{path}: expected the folder of a run; no such folder exists")
         folder._made = []
         folder._open(Path(path))
         folder.trained = True

@@ -132,7 +132,7 @@ class Loop:
                 yield from self._scheduled(self._is_last())
             self._sample()
             if not result.iterations and self.feed.ended():
-                raise DataError("the data end before the first batch: there is nothing to train on")
+                raise DataError("the data end before the first batch: nothing to train on")
             while not (interrupt.requested or self._is_last()):
                 whole = self._iterate()
                 if whole:

@@ -256,7 +256,7 @@ def _opened(folder: Path, types: Mapping[str, str], made_of: Mapping[str, Any]) 
     if "sums" not in table:
         raise DataError(f"{path}: an older toynn wrote it, without the sums of the columns")
     if any(table.get(name) != value for name, value in made_of.items()):
-        raise DataError(f"{path}: it is of another file, tokenizer or setting")
+        raise DataError(f"{path}: it was made from another file, tokenizer or setting")
     counts, sums, facts = (table.get(name) for name in ("counts", "sums", "facts"))
     if not (
         isinstance(counts, dict)

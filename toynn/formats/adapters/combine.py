@@ -63,9 +63,9 @@ def combine(
     for adapter in adapters:
         if adapter.use_dora:
             raise AdapterError(
-                f"{os.fspath(adapter.path)}: its magnitudes (DoRA) are of its own norms, and can "
-                "neither be weighted nor added to others': merge it into the model (toynn fuse) "
-                "and use the others with that"
+                f"{os.fspath(adapter.path)}: DoRA's magnitudes fit this adapter alone, so it "
+                "cannot be added to others: merge it into the model (toynn fuse), and use the "
+                "others with that"
             )
     names = list(dict.fromkeys(weight for adapter in adapters for weight in adapter.pairs))
     join = _concatenated if method == "cat" else _linear
