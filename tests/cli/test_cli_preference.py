@@ -78,7 +78,7 @@ def test_a_run_that_is_extended_can_itself_be_resumed(files, loss):
 def test_what_does_not_go_together(files, capsys):
     for more, message in (
         (["--beta", "0.5"], "--beta: it needs --loss dpo, orpo, kto; the loss is sft"),
-        (["--loss", "orpo", "--label-smoothing", "0.1"], "label_smoothing: only dpo has it"),
+        (["--loss", "orpo", "--label-smoothing", "0.1"], "--label-smoothing: only dpo has it"),
         (["--loss", "ipo"], "invalid choice: 'ipo'"),
     ):
         assert train(*more, "--out", "bad") == 2

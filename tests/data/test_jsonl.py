@@ -155,7 +155,7 @@ def test_nothing_left_at_all_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"train\.jsonl: 0 examples.*1 dropped.*longer sequence"):
         load(write(tmp_path, train=rows, valid=rows), seq=4)
     rows = [{"messages": [CHAT[0], {"role": "assistent", "content": "a"}]}]
-    with pytest.raises(DataError, match=r"of the role assistant, .* got those of assistent, user"):
+    with pytest.raises(DataError, match=r"of the role assistant, .* got the roles assistent, user"):
         load(write(tmp_path, train=rows, valid=rows))
 
 
