@@ -12,16 +12,12 @@ _chosen = "highest"
 def set_float32_matmul_precision(precision: str) -> None:
     """Set the precision of matrix products in sessions that do not choose one themselves.
 
-    =========  ======================================  =====================================
-    precision  with AMX                                without AMX
-    =========  ======================================  =====================================
-    "highest"  three bfloat16 parts, six products:     float32
-               as exact as float32
-    "high"     two bfloat16 parts, three products:     float32
-               each result is off by up to 2^-14
-    "medium"   bfloat16: each product of two factors   the same with AVX512_BF16 where that is
-               is off by up to 2^-7                    faster, else float32
-    =========  ======================================  =====================================
+    - "highest" is as exact as float32. With AMX it takes three bfloat16 parts and six products;
+      else it is float32.
+    - "high" takes two bfloat16 parts and three products with AMX: each result is off by up to
+      2^-14. Without AMX it is float32.
+    - "medium" takes bfloat16 with AMX, or with AVX512_BF16 where that is faster: each product of
+      two factors is off by up to 2^-7. Elsewhere it is float32.
 
     A bfloat16 has 8 significant bits. Three of them hold all bits of a float32, two hold 16 bits.
     Products of the parts are added up in float32. Errors are relative, and bounds; the mean is far
