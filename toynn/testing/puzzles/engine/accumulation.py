@@ -64,8 +64,8 @@ PUZZLE = Puzzle(
     title="gradient accumulation",
     wanted="""\
 Return the gradient of the mean loss over all tokens of all micro-batches.
-gradient(batch) returns (dw, count): the gradient of the mean loss over the batch's tokens, and how
-many these are, maybe 0. dw is in memory that the next call of gradient() overwrites.""",
+gradient(batch) returns (dw, count): the gradient of the mean loss over the batch's tokens, and the
+number of these tokens, which may be 0. The next call of gradient() overwrites dw's memory.""",
     code="""
 def accumulate(batches, gradient):
     # >>>

@@ -89,7 +89,7 @@ Offsets are multiples of 64. The arena may be a tenth larger than its fullest st
     formula="""\
 plan([(100, 0, 1), (64, 1, 2), (100, 2, 3)]) may return [0, 128, 0]
          the first and the third are never live together
-the fullest step: its live tensors, each rounded up to a multiple of 64 bytes, take most""",
+the fullest step is the one whose live tensors take the most bytes (in multiples of 64)""",
     code="""
 def plan(tensors):
     offsets = [0] * len(tensors)

@@ -68,8 +68,8 @@ PUZZLE = Puzzle(
     title="pack examples into rows",
     wanted="""\
 Return ids, labels, positions and first: whole-number arrays (rows, length). Put examples side by
-side into a row. An example that does not fit into its rest begins a new row. The rest is padding,
-with ids 0 and labels -100; its positions and first are those of one more example.""",
+side into a row. An example that is longer than what is left of the row begins a new one. What is
+left is padding: ids 0, labels -100, positions and first as of one more example.""",
     formula="""\
 labels      the next token of the same example; -100 at its last token
 positions   0, 1, 2, ... within each example

@@ -92,7 +92,7 @@ def backward(tape, loss):
     hints=(
         "Begin with grad[loss] = 1. Which rows of the tape can pass it on first?",
         "Walk the tape from its end. When a row's turn comes, the gradient of its result is "
-        "complete. Multiply it with the slope and pass it to the input.",
+        "complete. Multiply it by the slope and pass it to the input.",
         "Several rows may use one input: add. grad[name] = grad.get(name, 0.0) + slope * "
         "grad.get(result, 0.0).",
     ),

@@ -54,7 +54,7 @@ def backward(dy, x, w, r):
     hints=(
         "x[n, c] moves y in two ways: directly, and through r[n], which is in all y of the row.",
         "The direct way gives r w dy. The other way: the gradient of r is the sum over the row of "
-        "dy x w. Multiply it with the slope from the formula.",
+        "dy x w. Multiply it by the slope from the formula.",
         "dx = r w dy - x r^3 mean(w dy x), the mean over axis 1. dw sums dy x r over the rows.",
     ),
     check=check,
