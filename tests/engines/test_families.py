@@ -271,6 +271,13 @@ FOLDERS = {
     "ernie moe least": ("ernie4_5-moe", dict(moe_norm_min=0.1), "moe_norm_min must be 1e-12; got"),
     "ernie moe share": ("ernie4_5-moe", dict(moe_num_shared_experts=1), "the wrong shape"),
     "ernie moe used": ("ernie4_5-moe", dict(moe_k=9), "must be at most n_experts; got 9 of 5"),
+    "qwen35moe gate": ("qwen35moe", dict(attn_output_gate=False), "attn_output_gate must be True"),
+    "qwen35moe none": (
+        "qwen35moe",
+        dict(shared_expert_intermediate_size=0),
+        "shared_expert_intermediate_size must be a whole number >= 1; got 0",
+    ),
+    "qwen35moe dense": ("qwen35moe", dict(mlp_only_layers=[1]), "mlp_only_layers = .* is not"),
     "soft cap": ("granite", dict(logit_softcapping=30.0), "logit_softcapping = 30.0 is not known"),
 }
 
@@ -432,6 +439,12 @@ FILES = {
         "ernie4_5-moe.expert_shared_feed_forward_length",
         30,
         "expert_d_ff must divide shared_d_ff; got 28 and 30",
+    ),
+    "qwen35moe share": (
+        "qwen35moe",
+        "qwen35moe.expert_shared_feed_forward_length",
+        0,
+        "shared_d_ff must be a whole number >= 1; got 0",
     ),
     "unknown": ("smollm3", "smollm3.residual_scale", 0.5, r"smollm3\.residual_scale = 0\.5 is not"),
 }

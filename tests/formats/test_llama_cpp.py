@@ -31,6 +31,7 @@ from toynn.models import (
     Phi3Config,
     Qwen3MoEConfig,
     Qwen35Config,
+    Qwen35MoEConfig,
     Starcoder2Config,
 )
 from toynn.options import RecipeOptions
@@ -190,6 +191,13 @@ MODELS = {
         untied=True,
     ),
     "qwen35-usual": lambda: trained(LlamaSeqEngine(), Qwen35Config(**GQA, attention_every=2)),
+    "qwen35moe": lambda: trained(
+        LlamaSeqEngine(),
+        Qwen35MoEConfig(
+            **SPARSE | {"n_layers": 2}, **DELTA, attention_every=2, rope_channels=8, shared_d_ff=64
+        ),
+        untied=True,
+    ),
     "gemma2": lambda: trained(LlamaSeqEngine(), GemmaConfig(**GEMMA, **CAPS, arch="gemma2")),
     "gemma3": lambda: trained(
         LlamaSeqEngine(),
@@ -308,6 +316,21 @@ def test_yarn_as_llama_cpp_writes_it_for_an_olmo3(tmp_path):
     model = LlamaSeqEngine.from_gguf(path)
     ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
     assert nmse(model.logits(ids), judged_logits(path, ids)) < 1e-8
+
+
+def test_the_gate_of_a_shared_expert_may_be_a_vector(tmp_path):
+    """As llama.cpp's converter writes it."""
+    MODELS["qwen35moe"]().export_gguf(tmp_path / "a.gguf")
+    with gguf.open(tmp_path / "a.gguf") as file:
+        kinds = {key: (value, file.types[key]) for key, value in file.metadata.items()}
+        tensors = {name: (np.array(file[name]).squeeze(), "f32") for name in file}
+    del kinds["qwen35moe.feed_forward_length"]  # which it does not write
+    assert tensors["blk.0.ffn_gate_inp_shexp.weight"][0].ndim == 1
+    gguf.write(tmp_path / "b.gguf", kinds, tensors)
+    ids = np.random.default_rng(1).integers(0, 96, 32)
+    with gguf.open(tmp_path / "b.gguf") as file:
+        logits = frozen(file).logits(ids)
+    assert nmse(logits, judged_logits(tmp_path / "b.gguf", ids)) < 1e-8
 
 
 @pytest.mark.parametrize(("outtype", "limit"), [("f16", 1e-5), ("bf16", 1e-3), ("q8_0", 5e-3)])

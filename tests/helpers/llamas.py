@@ -103,6 +103,12 @@ KINDS = {
     "qwen35-widths": ({"arch": "qwen35", "attention_every": 2} | DELTA | WIDTHS, {}),
     "qwen35-tied": ({"arch": "qwen35", "attention_every": 1, "conv_taps": 2}, {}),
     "qwen35-usual": ({"arch": "qwen35", "n_layers": 3, "attention_every": 3, "rms_eps": 0.1}, {}),
+    "qwen35moe": (
+        {"arch": "qwen35moe", "n_layers": 3, "attention_every": 2, "head_dim": 6, "expert_d_ff": 28}
+        | EXPERTS
+        | DELTA,
+        {"untied": True},
+    ),
     "gemma2": ({"arch": "gemma2", "n_layers": 3, "head_dim": 6} | CAPS, {}),
     "gemma3": ({"arch": "gemma3", "n_layers": 7, "head_dim": 6} | LOCAL, {}),
     "ministral3": ({"arch": "mistral3"} | GROWTH, {}),

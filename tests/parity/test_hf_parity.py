@@ -60,6 +60,9 @@ ERNIE_MOE |= {"num_hidden_layers": 4, "moe_layer_start_index": 2}
 QWEN35 = LLAMA | {"num_hidden_layers": 3, "head_dim": 8, "rms_norm_eps": 0.03}
 QWEN35 |= {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 5}
 QWEN35 |= {"linear_value_head_dim": 5, "linear_conv_kernel_dim": 3, "full_attention_interval": 2}
+QWEN35MOE = {k: v for k, v in (QWEN35 | SPARSE).items() if k != "intermediate_size"}
+QWEN35MOE |= {"shared_expert_intermediate_size": 12}
+QWEN35MOE |= {"rope_parameters": PART | {"rope_type": "default"}}
 MINISTRAL = {"llama_4_scaling_beta": 0.3, "max_position_embeddings": 16, "mscale": 1.5}
 MINISTRAL |= YARN | {"mscale_all_dim": 0.7, "original_max_position_embeddings": 5, "truncate": True}
 MINISTRAL = LLAMA | {
@@ -135,6 +138,7 @@ MODELS = {
         "Qwen3_5TextConfig",
         QWEN35 | {"tie_word_embeddings": True, "rope_parameters": PART | {"rope_type": "default"}},
     ),
+    "qwen35moe": ("Qwen3_5MoeTextConfig", QWEN35MOE),
     "gemma2": ("Gemma2Config", GEMMA | {"num_hidden_layers": 3}),
     "gemma2-scalar": ("Gemma2Config", GEMMA | {"query_pre_attn_scalar": 11}),
     "gemma3": ("Gemma3TextConfig", GEMMA | {"num_hidden_layers": 7, "rope_parameters": TWO_ROPES}),
@@ -290,6 +294,7 @@ FAMILIES += [
     "lfm2moe",
     "glm4moe",
     "ernie4_5-moe",
+    "qwen35moe",
 ]
 
 
@@ -338,6 +343,23 @@ def test_each_number_of_config_json_counts_or_is_refused(kind, tmp_path):
     old = {key: base.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in base}
     old["rope_scaling"] = {"type" if key == "rope_type" else key: v for key, v in base.items()}
     file.write_text(json.dumps(config | {"torch_dtype": config.pop("dtype")} | old))
+    assert np.array_equal(logits_of(tmp_path), expected)
+
+
+def test_experts_that_are_stacked_in_a_folder(tmp_path):
+    """As Qwen3.5's mixtures are published: one weight of all experts, without .weight."""
+    their_model("qwen35moe").save_pretrained(tmp_path)
+    expected = logits_of(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for n in range(QWEN35MOE["num_hidden_layers"]):
+        at = f"model.layers.{n}.mlp.experts."
+        gate, up, down = (
+            np.stack([tensors.pop(f"{at}{e}.{part}_proj.weight") for e in range(5)])
+            for part in ("gate", "up", "down")
+        )
+        tensors[f"{at}gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        tensors[f"{at}down_proj"] = down
+    save_file(tensors, tmp_path / "model.safetensors")
     assert np.array_equal(logits_of(tmp_path), expected)
 
 

@@ -82,6 +82,7 @@ BASES = {
     "lfm2moe": ("lfm2moe", "F32", SPARSE | {"attention_blocks": (1, 3)}),
     "glm4moe": ("glm4moe", "F32", SPARSE | GLM4 | {"head_norms": True, "weights_scale": 1.7}),
     "ernie4_5-moe": ("ernie4_5-moe", "F32", SPARSE | {"shared_d_ff": 56}),
+    "qwen35moe": ("qwen35moe", "F32", {"n_layers": 3, "attention_every": 2} | DELTA | EXPERTS),
     "gpt2": ("gpt2", "F32", {}),
     "gpt2-q8_0": ("gpt2", "Q8_0", WIDE),
 }
@@ -104,6 +105,7 @@ PAIRS += [("starcoder2", "plain"), ("cohere2", "plain"), ("glm4", "plain")]
 PAIRS += [("granite-biases", "plain")]
 PAIRS += [("qwen35", "plain"), ("lfm2", "plain"), ("gemma2", "plain"), ("gemma3", "rslora")]
 PAIRS += [("lfm2moe", "plain"), ("glm4moe", "rslora"), ("ernie4_5-moe", "plain")]
+PAIRS += [("qwen35moe", "plain")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]
 
 

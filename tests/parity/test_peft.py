@@ -80,7 +80,7 @@ WRITTEN += [("gpt-oss", "all"), ("qwen3moe", "rslora-ranks"), ("granitemoe", "ra
 WRITTEN += [("olmoe", "all")]
 FAMILIES = ("ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan", "exaone4", "starcoder2")
 FAMILIES += ("cohere2", "glm4", "granite-biases", "lfm2moe", "glm4moe")
-FAMILIES += ("ernie4_5-moe",)
+FAMILIES += ("ernie4_5-moe", "qwen35moe")
 WRITTEN += [(kind, "rslora-ranks") for kind in FAMILIES]
 WRITTEN += [("llama", name) for name in ("rslora", "ranks", "no-alpha", "one-block")]
 

@@ -14,6 +14,7 @@ import transformers
 from llamas import SCALES, SIZES, draw, make, shake
 from test_gpt2_parity import LOSS, assert_gradients_agree, hp
 from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 
 from toynn.models import architecture
 
@@ -39,6 +40,7 @@ MODELS = {
     "ernie4_5-moe": "Ernie4_5_Moe",
     "glm4moe": "Glm4Moe",
     "qwen35": ("Qwen3_5", "Text"),
+    "qwen35moe": ("Qwen3_5Moe", "Text"),
     "gemma2": "Gemma2",
     "gemma3": ("Gemma3", "Text"),
     "mistral3": "Ministral3",
@@ -110,7 +112,7 @@ KINDS += ["llama-linear", "llama-yarn", "llama-yarn-uncut", "qwen3-yarn"]
 KINDS += ["qwen35", "qwen35-tied", "qwen35-usual"]
 KINDS += ["llama-biases", "ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan-dense"]
 KINDS += ["exaone4", "starcoder2", "cohere2", "glm4", "qwen35-widths"]
-KINDS += ["lfm2moe", "lfm2moe-plain", "glm4moe", "glm4moe-plain"]
+KINDS += ["lfm2moe", "lfm2moe-plain", "glm4moe", "glm4moe-plain", "qwen35moe"]
 KINDS += ["ernie4_5-moe", "ernie4_5-moe-none"]
 KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
 
@@ -168,6 +170,10 @@ OTHER_NAMES["glm4moe"] = SHARED | {"exp_probs_b": "mlp.gate.e_score_correction_b
 OTHER_NAMES["ernie4_5-moe"] = SHARED | {
     "exp_probs_b": "mlp.gate.moe_statics.e_score_correction_bias"
 }
+OTHER_NAMES["qwen35moe"] = OTHER_NAMES["qwen35"] | {
+    f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in PARTS
+}
+OTHER_NAMES["qwen35moe"] |= {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
 OTHER_NAMES["lfm2moe"] = OTHER_NAMES["lfm2"] | OTHER_NAMES["lfm2moe"]
 
 
@@ -190,13 +196,17 @@ def more(kind, cfg):
         width = {"block_auto_adjust_ff_dim": False, "pad_token_id": None, "norm_eps": cfg.rms_eps}
         known = {"layer_types": kinds, "conv_L_cache": cfg.conv_taps} | width
         return known | (sparse(cfg, "num_dense_layers") if cfg.arch == "lfm2moe" else {})
-    if cfg.arch == "qwen35":
+    if cfg.arch.startswith("qwen35"):
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base, "mrope_section": [2, 1, 1]}
         rope["partial_rotary_factor"] = cfg.rope_channels / cfg.d_head
         every = {"layer_types": None, "full_attention_interval": cfg.attention_every}
         names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
         sizes = {f"linear_{name}": size for name, size in zip(names, cfg.delta, strict=True)}
-        return {"rope_parameters": rope, "linear_conv_kernel_dim": cfg.conv_taps} | every | sizes
+        known = {"rope_parameters": rope, "linear_conv_kernel_dim": cfg.conv_taps} | every | sizes
+        if cfg.arch == "qwen35moe":
+            known |= {"shared_expert_intermediate_size": cfg.shared_d_ff} | NO_PAD
+            known |= {"num_experts": cfg.n_experts}
+        return known
     if cfg.arch.startswith("gemma"):
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base}
         if cfg.arch == "gemma3":
@@ -322,7 +332,7 @@ def rows_apart(name, w, cfg):
 
     Heads of v of a delta rule: from those that read one of q and k after the other, to together.
     """
-    if cfg.arch == "qwen35":
+    if cfg.arch.startswith("qwen35"):
         K, V, D, _ = cfg.delta
         parts = ("attn_gate", "attn_qkv", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt", "ssm_conv1d")
         if "ssm_out" in name:
@@ -339,6 +349,9 @@ def rows_apart(name, w, cfg):
         return w
     heads = w.reshape(-1, cfg.d_head // 2, 2, *w.shape[1:])
     return heads.swapaxes(1, 2).reshape(w.shape)
+
+
+WIDE = {"qwen35": modeling_qwen3_5, "qwen35moe": modeling_qwen3_5_moe}
 
 
 class Theirs:
@@ -408,9 +421,9 @@ class Theirs:
 
     def logits(self, ids, batch):
         ids = torch.tensor(ids.astype(np.int64)).reshape(batch, -1)
-        if self.cfg.arch != "qwen35":
+        if self.cfg.arch not in WIDE:
             return self.model(input_ids=ids).logits.flatten(0, 1)
-        with in_float64(modeling_qwen3_5):
+        with in_float64(WIDE[self.cfg.arch]):
             return self.model(input_ids=ids).logits.flatten(0, 1)
 
     def backward(self, ids, labels, batch):

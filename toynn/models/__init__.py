@@ -28,6 +28,7 @@ from toynn.models.olmoe import OLMoEConfig
 from toynn.models.phi3 import Phi3Config
 from toynn.models.qwen3moe import Qwen3MoEConfig
 from toynn.models.qwen35 import Qwen35Config
+from toynn.models.qwen35moe import Qwen35MoEConfig
 from toynn.models.registry import ARCHITECTURES, architecture, register
 from toynn.models.seed_oss import SeedOss
 from toynn.models.sequence import Folder, SequenceConfig, SequenceModel
@@ -63,6 +64,7 @@ __all__ = [
     "Phi3Config",
     "Qwen3MoEConfig",
     "Qwen35Config",
+    "Qwen35MoEConfig",
     "Row",
     "SeedOss",
     "SequenceConfig",

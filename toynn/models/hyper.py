@@ -106,8 +106,14 @@ class Hyper:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What the file says of the sizes that every configuration has, by their names there."""
-        found = {name: self.whole(key) for key, name in SIZES.items()}
+        """What the file says of the sizes that every configuration has, by their names there.
+
+        Of a mixture without dense blocks the width of the MLP may be missing: it is an expert's.
+        """
+        usual: dict[str, Any] = {
+            "d_ff": self.file.metadata.get(f"{self.prefix}expert_feed_forward_length")
+        }
+        found = {name: self.whole(key, usual.get(name)) for key, name in SIZES.items()}
         return found | {"n_layers": self.layers, "vocab": self.vocabulary}
 
     def rows(self, name: str) -> int:

@@ -2,7 +2,8 @@
 
     p = softmax(W_router n), or sigmoid                                     n = rmsnorm(x)
     x += sum_j w_j W_down,e_j (silu(W_gate,e_j n) * W_up,e_j n)
-       + W_down (silu(W_gate n) * W_up n)                   an expert that all tokens share
+       + W_down (silu(W_gate n) * W_up n)                   an expert that all tokens share,
+                                                            perhaps times sigmoid(W_s n)
 
 e_1 .. e_k are the k largest of p + b. w_j is p[e_j], or its share in the sum of the k, perhaps
 times a number. b balances loads: it chooses experts, and does nothing else. Some have no b, and no
@@ -48,7 +49,7 @@ _PARTS = {
     "up": "experts.{e}.up_proj",
     "down": "experts.{e}.down_proj",
 }
-_CHOICE = "blk.{n}.exp_probs_b.bias"
+_CHOICE, _SHARED_GATE = "blk.{n}.exp_probs_b.bias", "blk.{n}.ffn_gate_inp_shexp"
 _DENSE = tuple(f"blk.{{n}}.ffn_{part}" for part in ("gate", "up", "down"))
 
 
@@ -163,24 +164,31 @@ def with_experts(
     dense: bool = False,
     choice: str = "",
     shared: str = "",
+    shared_gate: str = "",
     **more: Any,
 ) -> tuple[Row, ...]:
     """Return a table whose MLP is a mixture, by the names that it has at Hugging Face.
 
     ``block``: what they begin with; ``parts``: the router's, and those of gate, up and down.
     ``dense``: whether some blocks keep their MLP; ``choice``: the name of what is added before
-    experts are chosen, ``more`` what its row has; ``shared`` that of the expert that all share.
+    experts are chosen, ``more`` what its row has; ``shared`` that of the expert that all share,
+    ``shared_gate`` that of the row that says by its sigmoid what this one counts.
     """
 
     def named(part: str) -> str:
         return f"{block}.{part}" if part else ""
 
     mixture = (
-        router("blk.{n}.ffn_gate_inp", "X C", named(parts["router"]), when="mixes"),
-        Row(_CHOICE, "X", named(choice), "choice", bare=True, frozen=True, when="chooses", **more),
-        experts("blk.{n}.ffn_gate_exps", "X M C", named(parts["gate"]), when="mixes"),
-        experts("blk.{n}.ffn_up_exps", "X M C", named(parts["up"]), when="mixes"),
-        experts("blk.{n}.ffn_down_exps", "X C M", named(parts["down"]), when="mixes"),
+        router("blk.{n}.ffn_gate_inp", "N C", named(parts["router"]), when="mixes"),
+        Row(_CHOICE, "N", named(choice), "choice", bare=True, frozen=True, when="chooses", **more),
+        experts("blk.{n}.ffn_gate_exps", "N M C", named(parts["gate"]), when="mixes"),
+        experts("blk.{n}.ffn_up_exps", "N M C", named(parts["up"]), when="mixes"),
+        experts("blk.{n}.ffn_down_exps", "N C M", named(parts["down"]), when="mixes"),
+        *(
+            (matrix(_SHARED_GATE, "1 C", named(shared_gate), std=by_width, when="S"),)
+            if shared_gate
+            else ()
+        ),
         *(
             matrix(
                 f"blk.{{n}}.ffn_{part}_shexp",
@@ -222,7 +230,7 @@ class Mixture(Llama):
         """Return what the table's letters and conditions mean."""
         mixes = n is not None and cfg.mixes(n)
         own = {"mixes": mixes, "dense": not mixes, "chooses": mixes and self.chooses}
-        own |= {"X": cfg.n_experts, "M": cfg.expert_width}
+        own |= {"N": cfg.n_experts, "M": cfg.expert_width, "1": 1}
         own["S"] = getattr(cfg, "shared_d_ff", 0) if mixes else 0
         return {**super().sizes(cfg, opts, n), **own}
 
@@ -270,7 +278,12 @@ class Mixture(Llama):
         y = block.mixture(x, "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", routes)
         if not block.has("ffn_gate_shexp"):
             return y
-        return block.add(y, block.swiglu(x, "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"))
+        gate, names = "ffn_gate_inp_shexp", ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
+        # What it counts is what a router's sigmoid says of one expert.
+        share = (
+            block.routes(x, gate, 1, normalized=False, score="sigmoid") if block.has(gate) else None
+        )
+        return block.add(y, block.swiglu(x, *names, share))
 
     def routing(self, cfg: Any) -> dict[str, Any]:
         """Return how experts are chosen and weighed, as Layers.routes takes it."""

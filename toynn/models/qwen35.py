@@ -27,7 +27,7 @@ from toynn.formats.hf.name_mapping import Order
 from toynn.graph.tape import Tensor
 from toynn.models import table as rows
 from toynn.models.checks import check_sizes
-from toynn.models.hyper import Hyper, refuse, shape_of
+from toynn.models.hyper import KV, Hyper, refuse, shape_of
 from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import base_of, check_channels, part_of, part_written
@@ -46,6 +46,9 @@ _MOST_TAPS = 16
 _TAPS, _D, _K, _V = "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"
 _INNER, _EVERY, _ROTATED = "ssm.inner_size", "full_attention_interval", "rope.dimension_count"
 _SECTIONS = "rope.dimension_sections"
+
+#: Keys of config.json of blocks that predict further tokens, and of other programs.
+_UNUSED = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
 
 norm = partial(rows.norm, more=1.0)
 
@@ -96,11 +99,13 @@ class Qwen35Config(LlamaConfig):
         assert K is not None and V is not None and D is not None
         if V % K or D > _MOST:
             raise ConfigError(
-                f"Qwen35Config: delta_heads must divide delta_value_heads, of at most {_MOST} "
-                f"channels; got {K} of {D}, and {V}"
+                f"{type(self).__name__}: delta_heads must divide delta_value_heads, of at most "
+                f"{_MOST} channels; got {K} of {D}, and {V}"
             )
         if self.conv_taps > _MOST_TAPS:
-            raise ConfigError(f"Qwen35Config: conv_taps must be at most 16; got {self.conv_taps}")
+            raise ConfigError(
+                f"{type(self).__name__}: conv_taps must be at most 16; got {self.conv_taps}"
+            )
 
     def attends(self, n: int) -> bool:
         """Say whether block n has attention."""
@@ -190,8 +195,8 @@ class Qwen35(Llama):
         OUTPUT,
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        super().__init__("qwen35", "Qwen3_5", head_norms=True)
+    def __init__(self, name: str, title: str, model_type: str) -> None:
+        super().__init__(name, title, head_norms=True)
         own = {
             _TAPS: "linear_conv_kernel_dim",
             _D: "linear_key_head_dim",
@@ -201,10 +206,10 @@ class Qwen35(Llama):
         self.hf = replace(
             self.hf,
             keys={**self.hf.keys, **own},
-            optional=frozenset(),
-            fixed={"hidden_act": ("silu",)},
+            optional=self.hf.optional - {KV, "attention.key_length"},
+            fixed={"hidden_act": ("silu",), "attn_output_gate": (True,)},
             zero_biases=frozenset(),
-            model_type="qwen3_5_text",
+            model_type=model_type,
         )
 
     def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
@@ -225,10 +230,13 @@ class Qwen35(Llama):
         shape, d_head = shape_of(hyper, known)
         V, inner = hyper.whole(_V), hyper.whole(_INNER)
         if inner % V:
-            refuse(hyper.file, f"qwen35.{_INNER} must be a multiple of the {V} heads; got {inner}")
+            refuse(
+                hyper.file,
+                f"{hyper.prefix}{_INNER} must be a multiple of the {V} heads; got {inner}",
+            )
         if hyper.has(_SECTIONS):  # of positions in pictures
             hyper.counts(_SECTIONS, 4)
-        cfg = Qwen35Config(
+        cfg = self.config_type(
             **shape,
             arch=self.architecture,
             rope_base=hyper.real("rope.freq_base", 1e4),
@@ -281,6 +289,8 @@ class Qwen35(Llama):
             "linear_value_head_dim", config.get("linear_value_head_dim"), real=False
         )
         found[_INNER] = int(width) * found.get(_V, 0)
+        for unused in _UNUSED:
+            config.get(unused)
         rope = base_of(config, found)
         part_of(config, found, rope, 0.25)
         for key in ("mrope_section", "mrope_interleaved"):  # of positions in pictures
@@ -322,7 +332,7 @@ class Qwen35(Llama):
                 mixed = self._delta(block, cfg, normed)
             x = block.residual(x, mixed)
             normed = block.rmsnorm(x, "post_attention_norm", cfg.rms_eps)
-            x = block.add(x, block.swiglu(normed, "ffn_gate", "ffn_up", "ffn_down"))
+            x = block.add(x, self.feed_forward(block, cfg, normed))
         return x
 
     def _attention(self, block: Layers, cfg: LlamaConfig, x: Tensor, positions: Tensor) -> Tensor:
@@ -355,4 +365,4 @@ def _kind(n: int, every: int) -> str:
     return "linear_attention" if (n + 1) % every else "full_attention"
 
 
-register(Qwen35())
+register(Qwen35("qwen35", "Qwen3_5", "qwen3_5_text"))

@@ -22,6 +22,8 @@ __all__ = [
     "read_tensors",
 ]
 
+#: Matrices of one row, which llama.cpp's converter writes as vectors.
+_ONE_ROW = ".ffn_gate_inp_shexp.weight"
 MAX_NAME_BYTES = 63  # 64 with the terminator that llama.cpp adds
 MAX_DIMENSIONS = 4
 DIMENSIONS = [Struct(f"<{n}Q") for n in range(MAX_DIMENSIONS + 1)]
@@ -94,6 +96,8 @@ def _read_row(cursor: Cursor, index: int) -> Row:
         need = f"rows of whole blocks of {elements} ({type_name})"
         raise cursor.error(f"dimensions of {name}", shape_at, need, shape)
     size = math.prod(shape) // elements * nbytes
+    if len(shape) == 1 and name.endswith(_ONE_ROW):
+        shape = (1, *shape)
     return Row(TensorInfo(name, type_name, shape, offset, size), name_at, begin + U32.size)
 
 

@@ -56,12 +56,12 @@ Tensors = Mapping[str, tuple[Array, str]]
 def stored_as(name: str, shape: tuple[int, ...], outtype: str) -> str:
     """Return the type of one tensor of a model: ``outtype``, or f32 where that does not fit.
 
-    Norms, biases, routers, convolutions and learned positions stay float32, as in llama.cpp's own
-    converter; so do, in q8_0, matrices whose rows are no whole number of blocks.
+    Norms, biases, routers, matrices of one row, convolutions and learned positions stay float32, as
+    in llama.cpp's own converter; so do, in q8_0, matrices whose rows are no whole number of blocks.
     """
     exact = ("position_embd.weight", ".ffn_gate_inp.weight", ".bias")
     taps = (".conv.weight", ".ssm_conv1d.weight")
-    if len(shape) < 2 or name.endswith(exact + taps):
+    if len(shape) < 2 or shape[0] == 1 or name.endswith(exact + taps):
         return "f32"
     return "f32" if shape[-1] % BLOCKS[outtype.upper()][0] else outtype
 

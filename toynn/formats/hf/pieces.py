@@ -7,11 +7,12 @@
     model.layers.{n}.mlp.experts.gate_up_proj[0:2T]                every other column of (E, C, 2 F)
 
 What begins in "{e}" is a stack, what ends in "[i/k]" is part i of k, along the rows; "[i:k]": its
-rows are i, i + k, ...; "T": the matrices are (in, out) there.
+rows are i, i + k, ...; "T": the matrices are (in, out) there. In place of a weight for each expert
+a folder may have stacks, gate_up_proj and down_proj, as those of models that see pictures have.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,12 @@ Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
 _PART = re.compile(r"\[(\d+)([/:])(\d+)(T?)\]")
+#: What matrices of experts are parts of in folders that have stacks of them.
+_STACKED = {
+    "{e}.gate_proj": "gate_up_proj[0/2]",
+    "{e}.up_proj": "gate_up_proj[1/2]",
+    "{e}.down_proj": "down_proj[0/1]",
+}
 _NUMBER = "(0|[1-9][0-9]{0,8})"
 
 
@@ -55,12 +62,20 @@ def is_cut(hf_name: str) -> bool:
     return "{e}" in hf_name or _PART.search(hf_name) is not None
 
 
+def _spellings(modules: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the modules that stand for pieces, by each of their names in a folder."""
+    for module, hf_name in modules.items():
+        if is_cut(hf_name):
+            yield module, hf_name
+        begin, _, end = hf_name.partition("{e}")
+        if stacked := _STACKED.get(f"{{e}}{end}"):
+            yield module, begin + stacked
+
+
 def pieces_of(modules: Mapping[str, str], name: str) -> list[Piece]:
     """Return which pieces a weight of a folder is; none, if it is whole, or nothing known."""
     found = []
-    for module, hf_name in modules.items():
-        if not is_cut(hf_name):
-            continue
+    for module, hf_name in _spellings(modules):
         pattern = re.escape(_PART.sub("", hf_name))
         pattern = pattern.replace(r"\{n\}", f"(?P<n>{_NUMBER})").replace(
             r"\{e\}", f"(?P<e>{_NUMBER})"
