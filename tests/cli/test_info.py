@@ -1,5 +1,7 @@
 """``toynn info`` of adapters, of folders of all kinds, and of safetensors files."""
 
+import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -168,4 +170,31 @@ def test_a_mixture_says_what_a_token_uses_and_what_its_adapters_take(seq, tmp_pa
 
 
 def test_a_dense_model_has_no_line_of_active_parameters(base, capsys):
-    assert "active parameters" not in told(base, capsys)
+    found = told(base, capsys)
+    assert not {"active parameters", "experts that are read"} & found.keys()
+
+
+@pytest.mark.parametrize(("batch", "seq"), [(1, 1), (1, 2), (2, 3)])
+def test_a_mixture_says_what_a_step_reads_of_its_experts(batch, seq, tmp_path, capsys):
+    """By counting all that tokens may choose, each 2 of 5; the first of three blocks is dense."""
+    sizes = {"n_layers": 3, "attention_blocks": (1,), "dense_blocks": 1, "expert_d_ff": 28}
+    path = write_base(tmp_path / "base.gguf", "lfm2moe", n_experts=5, n_experts_used=2, **sizes)
+    found = told(path, capsys, "--batch", str(batch), "--seq", str(seq))
+    pairs = list(itertools.combinations(range(5), 2))
+    chosen = [pairs[n] for n in np.random.default_rng(0).integers(0, 10, 40000 * batch * seq)]
+    steps = np.array(chosen).reshape(40000, -1)
+    mean = np.mean([np.unique(step).size for step in steps])
+    one = 2 * 3 * SIZES["d_model"] * 28 * 4  # bytes of an expert in both blocks
+    step, whole, alone = re.findall(r"([0-9.]+) kB", found["experts that are read"])
+    assert float(step) == pytest.approx(mean * one / 1000, rel=0.01)
+    assert (float(whole), float(alone)) == (round(5 * one / 1000, 1), round(2 * one / 1000, 1))
+
+
+@pytest.mark.parametrize(("room", "words"), [(70_000, "enough"), (20_000, "too little")])
+def test_a_mixture_fits_if_what_a_step_reads_does(room, words, tmp_path, capsys, monkeypatch):
+    """The file is larger than the memory that is said to be free."""
+    sizes = {"n_experts": 60, "n_experts_used": 1}
+    path = write_base(tmp_path / "base.gguf", "qwen3moe", **sizes)
+    assert path.stat().st_size > 10 * 70_000
+    monkeypatch.setattr("toynn.cli.info.free_memory", lambda: room + 70_000)
+    assert words in told(path, capsys, "--seq", "1")["free here"]

@@ -152,6 +152,10 @@ def _adapters(file: Source, opts: RecipeOptions) -> Lines:
         return [("training adapters", f"not possible: {error}")]
     copied = sum(info.nbytes for name, info in file.tensors.items() if file.is_copied(name))
     mapped = max(0, file.nbytes - copied)
+    experts, touched = engines.expert_bytes(file, opts.t_batch * opts.t_seq)
+    read = max(0, mapped - experts + touched)
+    _, alone = engines.expert_bytes(file, 1)
+    step = f"{size(touched)} of {size(experts)} in a step, {size(alone)} for a token alone"
     form = f"{size(copied)}, in another form there: a part of the peak"
     return [
         (
@@ -159,24 +163,25 @@ def _adapters(file: Source, opts: RecipeOptions) -> Lines:
             f"rank {ADAPTER_RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens",
         ),
         ("  mapped, not in memory", f"{size(mapped)}, read as it is used"),
+        *([("  experts that are read", f"{step}, if chosen evenly")] if experts else []),
         *([("  copied into memory", form)] if copied else []),
         ("  peak beside the file", size(plain)),
         ("  with checkpointing", size(recomputed)),
-        *_room(mapped, plain, recomputed),
+        *_room(read, plain, recomputed),
     ]
 
 
-def _room(mapped: int, plain: int, recomputed: int) -> Lines:
-    """Return whether a file and what is beside it fit into what is free here."""
+def _room(read: int, plain: int, recomputed: int) -> Lines:
+    """Return whether what a step reads of a file, and what is beside it, fit into what is free."""
     free = free_memory()
     if free is None:
         return []
-    if mapped + recomputed > free:
+    if read + recomputed > free:
         fits = "too little: parts of the file would be read again in every step"
         if recomputed > free:
             fits = "too little, even with checkpointing"
     else:
-        fits = "enough" if mapped + plain <= free else "enough with checkpointing"
+        fits = "enough" if read + plain <= free else "enough with checkpointing"
     return [("  free here", f"{size(free)}: {fits}")]
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "ViTEngine",
     "active_parameters",
     "engine_for",
+    "expert_bytes",
     "frozen",
     "memory_for",
 ]
@@ -72,6 +73,21 @@ def active_parameters(file: Source) -> int:
     engine = engine_for(file)
     cfg, options = files.config_of(file, engine.architectures, engine.__name__)
     return ARCHITECTURES[file.architecture].active(cfg, RecipeOptions(**options))
+
+
+def expert_bytes(file: Source, tokens: int) -> tuple[int, int]:
+    """Return the bytes of all experts in a file, and of those that so many tokens are to use.
+
+    The latter is what is expected where each token chooses its experts evenly and by itself: of E
+    experts, of which it uses K, a token leaves one out with 1 - K/E. Both are 0 without experts.
+    Raises GGUFError for a file that is no model of an architecture.
+    """
+    engine = engine_for(file)
+    cfg, _ = files.config_of(file, engine.architectures, engine.__name__)
+    left_out = (1 - ARCHITECTURES[file.architecture].used(cfg)) ** tokens
+    stacks = (info for info in file.tensors.values() if info.name.endswith("_exps.weight"))
+    nbytes = sum(info.nbytes for info in stacks)
+    return nbytes, round(nbytes * (1 - left_out))
 
 
 def frozen(
