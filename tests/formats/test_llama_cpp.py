@@ -7,7 +7,7 @@ from shared import DATA
 import toynn
 from toynn.data.text import Corpus
 from toynn.engines import frozen
-from toynn.engines.converting import unlike
+from toynn.engines.converting import convert, unlike
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.evaluation import perplexity
@@ -266,6 +266,19 @@ def test_windows_of_an_exaone_by_its_64_blocks(tmp_path):
     assert unlike(tmp_path / "model.gguf") == []
     ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
     assert nmse(model.logits(ids), judged_logits(tmp_path / "model.gguf", ids)) < 1e-8
+
+
+@pytest.mark.parametrize("config", [Olmo2Config, OLMoEConfig, GptOssConfig])
+def test_a_tied_head_that_llama_cpp_wants_for_itself(config, tmp_path):
+    """Exported, and converted from a folder."""
+    sizes = GQA | {"n_kv_heads": 4, "d_ff": 64}
+    model = trained(LlamaSeqEngine(), config(**sizes))
+    model.export_gguf(tmp_path / "a.gguf")
+    model.export_hf(tmp_path / "model")
+    convert(tmp_path / "model", tmp_path / "b.gguf", "f32")
+    ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
+    for name in ("a.gguf", "b.gguf"):
+        assert nmse(model.logits(ids), judged_logits(tmp_path / name, ids)) < 1e-8
 
 
 @pytest.mark.parametrize(("config", "reads"), [(LlamaConfig, False), (Ministral3Config, True)])

@@ -24,7 +24,7 @@ from toynn.formats.fuse import Fused, fuse
 from toynn.formats.gguf import OUTTYPES, Deferred, stored_as
 from toynn.formats.hf import HFModel
 from toynn.formats.tokenizer.folder import has_tokenizer
-from toynn.models import architecture, check_tensors
+from toynn.models import HEAD, TABLE, architecture, check_tensors
 from toynn.options import RecipeOptions
 
 __all__ = ["convert", "fuse_into", "unlike"]
@@ -76,16 +76,20 @@ def convert(
     gguf.check_target(Path(out), overwrite=overwrite)
     with hf.open(folder) as model:
         metadata = _metadata(model, outtype, tokenizer)
-        types = {name: stored_as(name, info.shape, outtype) for name, info in model.tensors.items()}
+        sources = {name: name for name in model.tensors}
+        if architecture(model.architecture).needs_head:
+            sources.setdefault(HEAD, TABLE)
+        shapes = {name: model.tensors[source].shape for name, source in sources.items()}
+        types = {name: stored_as(name, shape, outtype) for name, shape in shapes.items()}
         names = list(types)
 
         def read(number: int) -> Floats:
             if progress is not None:
                 progress(number, len(names), names[number])
-            return model[names[number]]
+            return model[sources[names[number]]]
 
         tensors = {
-            name: (_deferred(model.tensors[name].shape, read, number), types[name])
+            name: (_deferred(shapes[name], read, number), types[name])
             for number, name in enumerate(names)
         }
         gguf.write(out, metadata, tensors, overwrite=overwrite, check=model.check_unchanged)
@@ -109,12 +113,17 @@ def fuse_into(
     A folder's file gets its tokenizer, or the one whose path is given; a GGUF file has its own.
 
     Raises what ``fuse`` does, and ConfigError, DataError as ``convert``; ConfigError for a
-    tokenizer beside a GGUF file.
+    tokenizer beside a GGUF file, and for a folder whose head is tied where llama.cpp wants one.
     """
     if tokenizer is not None and not isinstance(base, HFModel):
         raise ConfigError(f"fuse: tokenizer: {base.path} is a GGUF file, and keeps what it has")
     if not isinstance(base, HFModel):
         return fuse(base, adapter, out, outtype=outtype, overwrite=overwrite)
+    if architecture(base.architecture).needs_head and HEAD not in base:
+        raise ConfigError(
+            f"fuse: {base.path} has a tied head, and llama.cpp reads {base.architecture} with one "
+            "of its own: `toynn convert` writes it; fuse into that file"
+        )
     chosen = _most(base) if outtype is None else outtype
     metadata = _metadata(base, chosen if chosen in OUTTYPES else "f32", tokenizer)
     fused = fuse(base, adapter, out, outtype=chosen, overwrite=overwrite, metadata=metadata)

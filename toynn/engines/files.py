@@ -19,7 +19,7 @@ from toynn.formats.gguf import OUTTYPES, stored_as
 from toynn.formats.tokenizer import ByteTokenizer, Given, Tokenizer, TokenType
 from toynn.formats.tokenizer.folder import FolderKeys
 from toynn.formats.tokenizer.vocab import PREFIX
-from toynn.models import ARCHITECTURES, Hyper, SequenceModel, Source, refuse
+from toynn.models import ARCHITECTURES, HEAD, TABLE, Hyper, SequenceModel, Source, refuse
 from toynn.options import RecipeOptions
 
 __all__ = [
@@ -144,9 +144,11 @@ def write_gguf(path: StrPath, engine: Writable, outtype: str, *, overwrite: bool
         f"{architecture}.vocab_size": cfg.vocab,
     }
     metadata |= {f"{architecture}.{key}": value for key, value in hyper.items()}
+    weights = model.exported(cfg, engine.weights()) | model.beside(cfg)
+    if model.needs_head:
+        weights.setdefault(HEAD, weights[TABLE])
     tensors = {
-        name: (values, stored_as(name, values.shape, outtype))
-        for name, values in (model.exported(cfg, engine.weights()) | model.beside(cfg)).items()
+        name: (values, stored_as(name, values.shape, outtype)) for name, values in weights.items()
     }
     gguf.write(path, metadata, tensors, overwrite=overwrite)
 

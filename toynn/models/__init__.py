@@ -31,7 +31,7 @@ from toynn.models.qwen35 import Qwen35Config
 from toynn.models.qwen35moe import Qwen35MoEConfig
 from toynn.models.registry import ARCHITECTURES, architecture, register
 from toynn.models.seed_oss import SeedOss
-from toynn.models.sequence import Folder, SequenceConfig, SequenceModel
+from toynn.models.sequence import HEAD, TABLE, Folder, SequenceConfig, SequenceModel
 from toynn.models.smollm3 import SmolLM3
 from toynn.models.starcoder2 import Starcoder2Config
 from toynn.models.table import Row, Shapes, Sizes, experts, matrix, norm, router, table
@@ -39,6 +39,8 @@ from toynn.models.vit import VIT, ViTConfig
 
 __all__ = [
     "ARCHITECTURES",
+    "HEAD",
+    "TABLE",
     "VIT",
     "Cohere2Config",
     "Ernie45",

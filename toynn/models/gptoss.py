@@ -72,6 +72,7 @@ class GptOss(Mixture):
     """The architecture."""
 
     config_type = GptOssConfig
+    needs_head = True
     biases_are_fixed = "always have"
     mlp_norm = "post_attention_norm"
     table = (

@@ -59,6 +59,7 @@ class Olmo2(Windowed):
     """The architecture."""
 
     config_type = Olmo2Config
+    needs_head = True
     wide_norms = True
     table = (
         *EMBEDDING,

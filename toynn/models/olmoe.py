@@ -30,6 +30,7 @@ class OLMoE(Mixture):
     """The architecture."""
 
     config_type = OLMoEConfig
+    needs_head = True
     normalized = False
     wide_norms = True
     table = with_experts(Llama.table)

@@ -57,6 +57,8 @@ class SequenceModel(Model[S]):
     #: Whether ``forward`` leaves out rows that nobody wants: its first sum of a block, of what
     #: came of attention, is ``Layers.residual``. Said by the class that has ``forward``.
     narrows: bool = False
+    #: Whether llama.cpp wants an output.weight, also of a model whose head is tied.
+    needs_head: bool = False
     #: Tensors of ``beside`` that ``folder`` puts into config.json.
     config_says: frozenset[str] = frozenset()
 
