@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["asked", "finish", "loaded", "make", "pytest_words", "run", "runtime"]
+__all__ = ["asked", "finish", "loaded", "make", "pytest_words", "run", "runtime", "steady"]
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,6 +78,14 @@ def finish(
         stdout=subprocess.PIPE if capture else None,
         text=True,
     )
+
+
+def steady() -> list[str] | None:
+    """Return what runs a command at addresses that stay, which ThreadSanitizer needs; or None."""
+    words = ["setarch", "-R"]
+    if shutil.which(words[0]) is None or subprocess.run([*words, "true"]).returncode:
+        return None
+    return words
 
 
 def runtime(name: str) -> str:

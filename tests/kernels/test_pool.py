@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hang import HANG
 
+from tests.sanitized import steady
 from toynn import _kernels
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions, options_of
@@ -68,8 +69,8 @@ def test_all_shares_are_computed_once(built, case, spin):
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory):
     """A sanitizer's flag, and what starts its programs; skip where one of them cannot be had."""
-    flag, steady = "-fsanitize=thread", ["setarch", "-R"]  # it needs addresses that stay
-    if shutil.which("setarch") is None or subprocess.run([*steady, "true"]).returncode:
+    flag, front = "-fsanitize=thread", steady()
+    if front is None:
         pytest.skip("needs setarch -R, which this system lacks or refuses")
     folder = tmp_path_factory.mktemp("sanitizer")
     (folder / "least.c").write_text("int main(void) { return 0; }")
@@ -77,14 +78,14 @@ def sanitized(tmp_path_factory):
     done = subprocess.run(words, capture_output=True, text=True, timeout=HANG)
     if done.returncode:
         pytest.skip(f"no sanitizer: {done.stderr[-200:]}")
-    return flag, steady
+    return flag, front
 
 
 @pytest.mark.parametrize("case", range(3), ids=CASES[:3])
 def test_the_thread_sanitizer_sees_no_race(built, sanitized, case):
     """Without fork: the sanitizer starts no threads in a forked child."""
-    flag, steady = sanitized
-    run([*steady, built(flag, "-DTN_SPIN=20000"), str(case)])
+    flag, front = sanitized
+    run([*front, built(flag, "-DTN_SPIN=20000"), str(case)])
 
 
 @pytest.mark.parametrize("most", [0, 3])

@@ -35,9 +35,20 @@ def test_the_build_of_tsan_is_that_of_the_sources_but_for_a_planted_race(
     built = (tmp_path / ("build-planted" if flags else "build") / PARALLEL).read_text()
     assert (built != own) == bool(flags)
     assert built.replace("d.block, d.n)\n", f"d.block, {tsan.STRETCH})\n") == own
-    assert ran[0][1] == {"TOYNN_SANITIZE": "thread", "TOYNN_LEVELS": "generic"}
+    assert ran[1][1] == {"TOYNN_SANITIZE": "thread", "TOYNN_LEVELS": "generic"}
     assert ran[-1][0][:2] == ["setarch", "-R"] and ran[-1][0][-2:] == ["-k", "some"]
     assert "libtsan.so" in ran[-1][1]["LD_PRELOAD"]
+
+
+@pytest.mark.parametrize("found", [None, "/usr/bin/setarch"])
+def test_tsan_says_where_addresses_cannot_stay(found, tmp_path, monkeypatch):
+    """The program is not there, or the system refuses it: nothing is built."""
+    monkeypatch.setattr(sys, "argv", ["tsan", "--build", str(tmp_path / "build")])
+    monkeypatch.setattr(sanitized.shutil, "which", lambda name: found)
+    monkeypatch.setattr(sanitized.subprocess, "run", lambda *a, **k: SimpleNamespace(returncode=1))
+    with pytest.raises(SystemExit, match="needs setarch -R"):
+        tsan.main()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_build_of_asan_is_one_for_all_levels(ran, tmp_path, monkeypatch):
