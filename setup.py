@@ -40,7 +40,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
-MSVC = sys.platform == "win32"
+WINDOWS = sys.platform == "win32"  # compiled by clang-cl: its code has the same bits as clang's
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 ARM = platform.machine().lower() in ("aarch64", "arm64")
 JOBS = os.cpu_count() or 1
@@ -58,18 +58,19 @@ LINKED = sorted(path.as_posix() for path in KERNELS.rglob("*.c"))
 
 # Flags per level, worst first.
 LEVELS: dict[str, list[str]] = {"generic": []}
-if X86 and not MSVC:
+if X86:
     LEVELS["avx2"] = ["-mavx2", "-mfma"]
     LEVELS["avx512"] = [
         *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
         "-mprefer-vector-width=512",
     ]
-    LEVELS["amx"] = [
-        *LEVELS["avx512"],
-        "-mavx512bf16",
-        *(SOFTWARE_TILES or ["-mamx-tile", "-mamx-bf16"]),
-    ]
-if ARM and not MSVC:
+    if SOFTWARE_TILES or not WINDOWS:  # which nobody asks to keep tiles yet: see cpu.pyx
+        LEVELS["amx"] = [
+            *LEVELS["avx512"],
+            "-mavx512bf16",
+            *(SOFTWARE_TILES or ["-mamx-tile", "-mamx-bf16"]),
+        ]
+if ARM:
     LEVELS["neon"] = ["-DTN_NEON"]  # every such CPU has it
 
 # What no level has of its own: what the CPU can do, tables, the thread pool.
@@ -83,9 +84,7 @@ BELOW = {"amx": "avx512", "neon": "generic"}
 
 # Never -ffast-math: NaN must stay NaN. These only drop errno and floating-point traps.
 COMPILE = ["-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-pthread"]
-if MSVC:
-    COMPILE = ["/O2", "/std:c11", "/experimental:c11atomics"]
-LINK = [] if MSVC else ["-pthread"]
+LINK = [] if WINDOWS else ["-pthread"]
 if SANITIZE:
     LINK += [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"]
     COMPILE += [*LINK, "-O1", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer"]
@@ -124,7 +123,8 @@ NEEDS = """
     Fedora          dnf install gcc python3-devel
     Alpine          apk add gcc musl-dev python3-dev
     macOS           xcode-select --install
-    Windows         "Desktop development with C++" of the Build Tools for Visual Studio
+    Windows         "Desktop development with C++" of the Build Tools for Visual Studio, and of
+                    its components "C++ Clang tools for Windows"
     conda           conda install c-compiler python"""
 
 #: Commands of setup.py that compile.
@@ -136,17 +136,29 @@ ENTRY = re.compile(r'^(\w+) = entry\(\s*<kernel_fn>[\w\[\]]+,\s*((?:"[^"]*"\s*)+
 
 
 def compiler() -> list[str]:
-    """Return the command of the C compiler."""
+    """Return the command of the C compiler; on Windows clang-cl, LLVM's or Visual Studio's."""
+    if WINDOWS:
+        found = os.environ.get("CC") or shutil.which("clang-cl")
+        places = ("LLVM/bin", "Microsoft Visual Studio/*/*/VC/Tools/Llvm/x64/bin")
+        for name in ("ProgramFiles", "ProgramFiles(x86)"):
+            for place in places:
+                each = sorted(Path(os.environ.get(name, "C:/")).glob(f"{place}/clang-cl.exe"))
+                found = found or (each and str(each[-1]))
+        return [found or "clang-cl"]
     return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
 
 
-def expect_compiler() -> None:
-    """End the build where there is no C compiler, or it lacks a header that all modules need.
+def spelled(flags: list[str]) -> list[str]:
+    """Return flags of GCC and clang as clang-cl takes them, on Windows."""
+    if not WINDOWS:
+        return flags
+    own = ("-f", "-m", "-O")
+    flags = [flag for flag in flags if flag not in ("-pthread", "-g0")]
+    return [f"/clang:{flag}" if flag.startswith(own) else flag for flag in flags]
 
-    Where there is no Visual Studio, setuptools says so.
-    """
-    if MSVC:
-        return
+
+def expect_compiler() -> None:
+    """End the build where there is no C compiler, or it lacks a header that all modules need."""
     program = compiler()[0]
     if not shutil.which(program):
         sys.exit(
@@ -173,7 +185,9 @@ def probe(text: str, *flags: str) -> Exception | None:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.c")
         source.write_text(text)
-        command = [*compiler(), *flags, source, "-o", Path(folder, "probe")]
+        out = Path(folder, "probe")
+        made = ["/c", f"/Fo{out}"] if WINDOWS else ["-o", out]
+        command = [*compiler(), *spelled([*flags]), source, *made]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=HANG)
         except (OSError, subprocess.SubprocessError) as error:
@@ -202,8 +216,8 @@ def levels() -> dict[str, list[str]]:
 
 
 def known(flags: list[str]) -> list[str]:
-    """Return the flags if the compiler knows them, else none: clang and MSVC lack some of GCC's."""
-    if MSVC or probe(PLAIN, "-Werror", *flags):
+    """Return the flags if the compiler knows them, else none: clang lacks some of GCC's."""
+    if WINDOWS or probe(PLAIN, "-Werror", *flags):
         return []
     return flags
 
@@ -264,7 +278,7 @@ def per_level(kernel: Extension, levels: dict[str, list[str]]) -> list[Extension
                 f"toynn._kernels.{level}.{op}",
                 [source.as_posix()],
                 include_dirs=INCLUDE,
-                extra_compile_args=[*COMPILE, *flags, *more],
+                extra_compile_args=spelled([*COMPILE, *flags, *more]),
                 extra_link_args=LINK,
                 depends=kernel.depends,
             )
@@ -279,6 +293,12 @@ class Build(build_ext):
 
     def build_extensions(self) -> None:
         """Have each module of a level link the level's archive, and that of the one below."""
+        if WINDOWS:
+            self.compiler.initialize()
+            self.compiler.cc = compiler()[0]
+            self.compiler.compile_options = [
+                each for each in self.compiler.compile_options if each != "/GL"
+            ]
         count, jobs = len(self.extensions), self.parallel or 1
         print(f"toynn: {count} modules to build, {jobs} at a time: minutes of a core", flush=True)
         modules = {level: [] for level in LEVELS}
@@ -310,7 +330,7 @@ class Build(build_ext):
                 [source for source in LINKED if not own or Path(source).stem in own],
                 output_dir=folder,
                 include_dirs=module.include_dirs,
-                extra_postargs=[*COMPILE, *LEVELS[level]],
+                extra_postargs=spelled([*COMPILE, *LEVELS[level]]),
             )
             self.compiler.create_static_lib(objects, "linked", output_dir=folder)
         return path
@@ -381,7 +401,7 @@ def extensions() -> list[Extension]:
     ]
     for extension in once:
         extension.include_dirs = ["toynn", *INCLUDE, "toynn/backends/cpu"]
-        extension.extra_compile_args = [*COMPILE, *SOFTWARE_TILES]
+        extension.extra_compile_args = spelled([*COMPILE, *SOFTWARE_TILES])
         extension.extra_link_args = LINK
     translated = cythonize(
         [*kernels, *once, *metal()],

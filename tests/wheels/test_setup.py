@@ -130,3 +130,30 @@ def test_on_a_mac_a_universal_python_compiles_for_one_cpu(given, monkeypatch):
     flags = {"CFLAGS": "-O2 -arch arm64 -arch x86_64 -g"}
     _osx_support._override_all_archs(flags)  # what distutils calls
     assert flags["CFLAGS"].split() == ["-O2", "-g", *(given or "-arch arm64").split()]
+
+
+def test_on_windows_clang_cl_gets_the_flags_that_decide_about_bits(monkeypatch, tmp_path):
+    """The levels and flags of Linux, but for AMX; spelled as clang-cl takes them."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("platform.machine", lambda: "AMD64")
+    linux = runpy.run_path("setup.py", run_name="setup_of_toynn")
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("CC", "")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("ProgramFiles", str(tmp_path))
+    windows = runpy.run_path("setup.py", run_name="setup_of_toynn")
+    assert list(linux["LEVELS"]) == ["generic", "avx2", "avx512", "amx"]
+    assert windows["LEVELS"] == {k: v for k, v in linux["LEVELS"].items() if k != "amx"}
+    spelled = windows["spelled"]
+    assert spelled(windows["COMPILE"]) == [
+        *("/clang:-O3", "/clang:-fno-math-errno", "/clang:-fno-trapping-math"),
+        "/clang:-ffp-contract=fast",
+    ]
+    assert spelled(windows["LEVELS"]["avx2"]) == ["/clang:-mavx2", "/clang:-mfma"]
+    assert spelled(["-DTN_SOFTWARE_TILES"]) == ["-DTN_SOFTWARE_TILES"] and windows["LINK"] == []
+    assert linux["spelled"](linux["COMPILE"]) == linux["COMPILE"]
+    with pytest.raises(SystemExit, match="needs a C compiler; 'clang-cl' is not found"):
+        windows["expect_compiler"]()
+    (tmp_path / "LLVM/bin").mkdir(parents=True)
+    (found := tmp_path / "LLVM/bin/clang-cl.exe").touch()
+    assert windows["compiler"]() == [str(found)]

@@ -12,7 +12,6 @@ line where a disk is full. Every command drops what it cannot write on stderr.
 import errno
 import os
 import re
-import shlex
 import sys
 import warnings
 from argparse import ArgumentParser, Namespace, _SubParsersAction
@@ -47,6 +46,7 @@ from toynn.jobs import peers
 from toynn.jobs.made import OPTIONS
 from toynn.jobs.peers import COMMANDS, FLAGS, VALUES
 from toynn.options import RENAMED, RecipeOptions
+from toynn.system.platform import in_shell
 from toynn.system.printing import print_line
 
 __all__ = ["main", "parsed"]
@@ -157,7 +157,7 @@ def _saves(arguments: Namespace) -> bool:
 
 def parsed(argv: Sequence[str]) -> Namespace:
     """Return the arguments that words are. Raises ConfigError for unknown ones."""
-    argv, typed = list(argv), shlex.join(["toynn", *argv])
+    argv, typed = list(argv), in_shell("toynn", *argv)
     if argv[:1] == ["train"]:
         argv[1:] = train.words_of(argv[1:])
         if argv[1:2] and argv[1].startswith("-") and argv[1] not in ("-h", "--help"):

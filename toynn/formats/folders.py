@@ -195,7 +195,7 @@ def _rename_all(sources: dict[Path, Path], *, set_aside: bool = False) -> None:
             _remove(target)
         for target, aside in asides.items():
             if os.path.lexists(aside):
-                os.rename(aside, target)
+                os.replace(aside, target)
         raise
     for aside in asides.values():
         _remove(aside)

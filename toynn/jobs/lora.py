@@ -1,6 +1,5 @@
 """``toynn train lora``: from a model's file or folder and data to an adapter of it in a run."""
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +29,7 @@ from toynn.jobs.text import METRICS, TextJob, TextOptions
 from toynn.jobs.weighted import STRICT
 from toynn.options import RecipeOptions, option
 from toynn.recipes import LoRA, Preference
+from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
 from toynn.train.folder import RunFolder
 from toynn.train.options import Figures, Result
@@ -187,7 +187,7 @@ class LoRAJob(TextJob):
         arch, more = self.file.architecture, ""
         for job in (GPT2Job, FromScratchJob):
             if arch in job.reads():
-                model = shlex.quote(str(self.base.model))
+                model = in_shell(self.base.model)
                 more = f", or train all weights: toynn train {job.name} --init-from {model}"
         return (
             f"{said} (for PEFT, or `toynn fuse`: the head is the table, and llama.cpp cannot load "
@@ -287,20 +287,20 @@ class LoRAJob(TextJob):
         yield from super().epilogue(folder, result)
         in_llama = folder.adapter.exists()
         paths = self.base.model, folder.adapter if in_llama else folder.path
-        model, adapter = (shlex.quote(str(path)) for path in paths)
+        model, adapter = (in_shell(path) for path in paths)
         chat = " --chat" if self.data.chats else ""
-        run = shlex.quote(str(folder.path))
+        run = in_shell(folder.path)
         yield f"try it      toynn generate --adapter {run}{chat} --prompt ..."
         if in_llama and not isinstance(self.tokenizer, ByteTokenizer):  # which llama.cpp lacks
             if Path(self.base.model).is_dir():
                 named = self.of_tokenizer
-                more = "" if named is None else f" --tokenizer {shlex.quote(named)}"
+                more = "" if named is None else f" --tokenizer {in_shell(named)}"
                 said = f"toynn convert {model}{more} --out model.gguf"
                 yield f"            {said}     # for llama.cpp"
                 model = "model.gguf"
             yield f"            llama-cli -m {model} --lora {adapter}"
         if not Path(self.base.model).is_dir() and not self.recipe.unwritten["peft"]:
-            own = shlex.quote(str(self.base.model))
+            own = in_shell(self.base.model)
             yield f"for PEFT    toynn export --to hf --model {own} --out FOLDER"
             yield '            base = AutoModelForCausalLM.from_pretrained("FOLDER")'
             yield f'            PeftModel.from_pretrained(base, "{folder.path}")'

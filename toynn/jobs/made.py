@@ -1,6 +1,5 @@
 """Make the job of any recipe from values of Python or a config.toml."""
 
-import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from toynn.jobs.models import FromScratchJob, GPT2Job, WarmStartJob
 from toynn.jobs.peers import FLAGS
 from toynn.jobs.vit import ViTJob
 from toynn.options import RENAMED
+from toynn.system.platform import in_shell
 
 __all__ = ["JOBS", "OPTIONS", "made"]
 
@@ -50,7 +50,7 @@ def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> J
     if command is None:
         typed = ((known[name], value) for name, value in values.items() if value is not None)
         words = [word for option, value in typed for word in option.typed(value)]
-        command = shlex.join(["toynn", "train", recipe, *words])
+        command = in_shell("toynn", "train", recipe, *words)
     config, resume = values.get("config"), values.get("resume")
     if config is not None or resume is not None:
         _, found, directory = read_config(config, resume, recipe, OPTIONS)

@@ -1,6 +1,5 @@
 """The recipes of ``toynn train`` that make a model of text: gpt2, from-scratch and warm-start."""
 
-import shlex
 from abc import abstractmethod
 from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from toynn.jobs.text import METRICS, SAMPLE_ON_THE_WAY, TextJob, TextOptions
 from toynn.models import architecture
 from toynn.options import Option, RecipeOptions, option, whole
 from toynn.recipes import GPT2, FromScratch, WarmStart
+from toynn.system.platform import in_shell
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import Result
 from toynn.train.protocols import Recipe
@@ -236,8 +236,8 @@ class ModelJob(TextJob):
     def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
         """Yield the loss of the test examples, and how to let the model write."""
         yield from super().epilogue(folder, result)
-        run = shlex.quote(str(folder.path))
-        more = "" if self._apart is None else f" --tokenizer {shlex.quote(self._apart)}"
+        run = in_shell(folder.path)
+        more = "" if self._apart is None else f" --tokenizer {in_shell(self._apart)}"
         chat = " --chat" if self.data.chats else ""
         yield f"try it      toynn generate --model {run}{more}{chat} --prompt ..."
 

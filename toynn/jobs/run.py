@@ -1,6 +1,5 @@
 """Carry out a job: from data to a trained model in a run folder, for every recipe."""
 
-import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -16,6 +15,7 @@ from toynn.jobs.job import Job
 from toynn.jobs.memory import check_fits
 from toynn.optim import AdamW, Schedule
 from toynn.options import absent, renamed
+from toynn.system.platform import in_shell
 from toynn.system.printing import counted, duration
 from toynn.train.boards import BOARDS
 from toynn.train.checkpoint import Checkpoint
@@ -226,7 +226,7 @@ def _print_result(
     """Print what a run came to; ``more`` is said of its best weights, which were chosen ``by``."""
     if result.interrupted:
         print(f"stopped     after {result.iterations} steps; the best weights are saved")
-        print(f"            go on with: toynn train --resume {shlex.quote(str(folder.path))}")
+        print(f"            go on with: toynn train --resume {in_shell(folder.path)}")
     if result.stopped_early:
         print(f"stopped     after {result.iterations} steps: {result.not_better} times no better")
     if result.empty_batches:

@@ -1,7 +1,6 @@
 """``toynn train vit``: from labelled pictures to a classifier in a run folder."""
 
 import math
-import shlex
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from toynn.jobs.job import Job
 from toynn.jobs.options import ShapeOptions, of_run
 from toynn.options import option, real, whole
 from toynn.recipes import VitTiny
+from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
 from toynn.train import classify
 from toynn.train.folder import RunFolder, Value
@@ -303,12 +303,12 @@ class ViTJob(Job):
 
     def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
         """Yield how to try the model: on a file that is held out, or on all pictures of arrays."""
-        run, found = shlex.quote(str(folder.path)), self.data.valid.pictures
+        run, found = in_shell(folder.path), self.data.valid.pictures
         if isinstance(found, Files):
-            yield f"try it      toynn predict --model {run} {shlex.quote(str(found.paths[0]))}"
+            yield f"try it      toynn predict --model {run} {in_shell(found.paths[0])}"
             return
         path = self.pictures.data
-        data = "" if path is None else f" --data {shlex.quote(path)}"
+        data = "" if path is None else f" --data {in_shell(path)}"
         yield f"try it      toynn eval --model {run}{data}"
 
     def show(self, folder: RunFolder, result: Result) -> str:

@@ -1,11 +1,11 @@
 """Commands that go on with a run, by the files in its folder."""
 
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from toynn.runs.record import CONFIG, METRICS, Record
+from toynn.system.platform import in_shell
 
 __all__ = ["commands"]
 
@@ -53,4 +53,4 @@ def _with_adapter(model: Any, run: str, folder: Path) -> Iterator[tuple[str, str
 
 
 def _quoted(path: object) -> str:
-    return shlex.quote(str(path))
+    return in_shell(path)

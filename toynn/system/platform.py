@@ -16,8 +16,10 @@ import ctypes
 import errno
 import os
 import platform as python
+import shlex
 import signal
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -32,6 +34,7 @@ __all__ = [
     "exchange",
     "give_owner",
     "in_child",
+    "in_shell",
     "is_at",
     "is_own",
     "limit",
@@ -170,36 +173,49 @@ def replace(source: PathLike, target: PathLike) -> None:
     if os.path.isdir(source) and os.path.isdir(target):
         os.rmdir(target)  # it is an error that it is not empty, as elsewhere
     for left in reversed(range(_TRIES)):
+        aside = None
         try:
             os.replace(source, target)
+            return
         except PermissionError:
-            if _make_way(source, target):
+            aside = _make_way(target)
+            if aside is None and not left:
+                raise
+        try:
+            if aside is None:
+                time.sleep(_PAUSE)
+            else:
+                os.rename(source, target)
                 return
+        except OSError:  # another thread or process was quicker, say
             if not left:
                 raise
-            time.sleep(_PAUSE)
-        else:
-            return
+        finally:
+            _clear(aside, target)
 
 
-def _make_way(source: PathLike, target: PathLike) -> bool:
-    """Rename what cannot be replaced, and give its name; return whether that worked."""
-    if os.path.isdir(target) or os.path.isdir(source):
-        return False
+def _make_way(target: PathLike) -> str | None:
+    """Rename a file that is open; return its new name, None where it has none."""
     head, name = os.path.split(os.fspath(target))
     aside = os.path.join(head, f".{name[:100]}.toynn-old-{os.urandom(8).hex()}")
-    try:
-        os.rename(target, aside)
-    except OSError:
-        return False
-    try:
-        os.rename(source, target)
-    except OSError:
-        os.rename(aside, target)
-        return False
-    with contextlib.suppress(OSError):  # while it is mapped it stays; see disk.sweep
-        os.unlink(aside)
-    return True
+    with contextlib.suppress(OSError):
+        if os.path.isfile(target):
+            os.rename(target, aside)
+            return aside
+    return None
+
+
+def _clear(aside: str | None, target: PathLike) -> None:
+    """Give a file that made way its name again where that is free; else remove it.
+
+    While it is mapped it may stay: see disk.sweep.
+    """
+    if aside is not None:
+        with contextlib.suppress(OSError):
+            if not os.path.lexists(target):
+                os.rename(aside, target)
+            else:
+                os.unlink(aside)
 
 
 def exchange(source: PathLike, target: PathLike) -> None:
@@ -232,6 +248,12 @@ def give_owner(descriptor: int, status: os.stat_result) -> None:
     with contextlib.suppress(PermissionError):
         os.fchown(descriptor, status.st_uid, status.st_gid)
     os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+
+
+def in_shell(*words: object) -> str:
+    """Return words as a line to type: quoted as this system's shell reads them."""
+    texts = [str(word) for word in words]
+    return subprocess.list2cmdline(texts) if sys.platform == "win32" else shlex.join(texts)
 
 
 def in_child(function: Callable[[], None]) -> None:
@@ -323,8 +345,6 @@ def processor() -> str:
             with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as key:
                 return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
     elif sys.platform == "darwin":
-        import subprocess
-
         words = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         told = subprocess.run(words, capture_output=True, text=True).stdout.strip()
         return told or python.processor()

@@ -7,7 +7,6 @@ The same is behind ``toynn train``. With a folder, reports go to metrics.jsonl, 
 far to its files, and every ``save_every`` steps a checkpoint, from which ``resume`` goes on.
 """
 
-import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
@@ -27,6 +26,7 @@ from toynn.errors import CheckpointError
 from toynn.formats.logs import Log
 from toynn.optim import AdamW, Schedule
 from toynn.system.critical import Section, uninterrupted
+from toynn.system.platform import in_shell
 from toynn.system.printing import print_line
 from toynn.train import checkpoint
 from toynn.train.boards import BOARDS
@@ -388,7 +388,7 @@ class Trainer:
         That of a signal is the last: it raises.
         """
         if self._place is not None:
-            self.group.hint(f"go on with: toynn train --resume {shlex.quote(self._place)}")
+            self.group.hint(f"go on with: toynn train --resume {in_shell(self._place)}")
         if self.folder is None or self._metrics is None:
             return
         try:

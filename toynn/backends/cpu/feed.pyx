@@ -70,12 +70,11 @@ cdef bint _fits(const Slot* slot, const Py_buffer* given) noexcept nogil:
         return kind == c"f" or (
             kind == c"d" and _stays_finite(<const double*>given.buf, slot.count)
         )
-    if kind == c"i" and given.itemsize == 4:
+    if kind != c"i" and kind != c"l" and kind != c"q":  # l has 4 bytes on Windows
+        return False
+    if given.itemsize == 4:
         return _is_bounded(slot, <const int*>given.buf)
-    return (
-        (kind == c"l" or kind == c"q") and given.itemsize == 8
-        and _is_bounded(slot, <const long long*>given.buf)
-    )
+    return given.itemsize == 8 and _is_bounded(slot, <const long long*>given.buf)
 
 
 cdef void _copy(const Slot* slot, const Py_buffer* given) noexcept nogil:
