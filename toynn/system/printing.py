@@ -92,9 +92,13 @@ class Lenient:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text, or drop it; return its length."""
+        """Write a text, or drop it; return its length. Letters that it lacks become escapes."""
         with self._forgiving():
-            self._stream.write(text)
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError as error:  # a file on Windows is cp1252
+                own = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+                self._stream.write(own)
         return len(text)
 
     def flush(self) -> None:
