@@ -47,9 +47,6 @@ def streams() -> Iterator[Output]:
     _open_descriptors()
     _drop_at_exit()
     before = sys.stdin, sys.stdout, sys.stderr
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        with suppress(OSError, ValueError):  # it is lost already
-            sys.stdout.reconfigure(errors="backslashreplace")  # print any path, any text
     if sys.stdin is None or sys.stdin.closed:
         sys.stdin = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     output = Output(sys.stdout)
