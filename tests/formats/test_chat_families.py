@@ -1,4 +1,4 @@
-"""Masks of conversations by the templates of five families: answers have loss.
+"""Masks of conversations by the templates of seven families: answers have loss.
 
 Where TRL is installed the templates are those that the models come with, as it ships them (in
 trl/chat_templates; SmolLM2's is not among them). Beside them, and where it is not, the essential
@@ -87,6 +87,19 @@ SMOLLM2 = (
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+LFM2 = (
+    "{{- bos_token -}}{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+ERNIE = (
+    "{{- bos_token -}}{%- for message in messages -%}"
+    "{%- if message['role'] == 'user' -%}{{- 'User: ' + message['content'] + '\\n' -}}"
+    "{%- elif message['role'] == 'assistant' -%}"
+    "{{- 'Assistant: ' + message['content'] + '<|end_of_sentence|>' -}}"
+    "{%- else -%}{{- message['content'] + '\\n' -}}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- 'Assistant: ' -}}{%- endif -%}"
+)
 #: Template, end of a turn, what may stand between it and the next turn.
 FAMILIES = {
     "qwen3": (QWEN3, "<|im_end|>"),
@@ -94,6 +107,8 @@ FAMILIES = {
     "gemma3": (GEMMA3, "<end_of_turn>"),
     "phi3": (PHI3, "<|end|>"),
     "smollm2": (SMOLLM2, "<|im_end|>"),
+    "lfm2": (LFM2, "<|im_end|>"),
+    "ernie4_5": (ERNIE, "<|end_of_sentence|>"),
 }
 CONTROLS = ["<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>"]
 CONTROLS += [
