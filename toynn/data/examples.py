@@ -36,7 +36,7 @@ FEW = 20
 
 
 class Example(NamedTuple):
-    """What a model reads, and what it should say after each token: two int32 arrays (n,)."""
+    """The tokens that a model reads, and the label of each: two int32 arrays (n,)."""
 
     ids: NDArray[np.int32]
     labels: NDArray[np.int32]
@@ -66,15 +66,15 @@ class Examples:
     Parameters
     ----------
     columns
-        Where they are put; in memory, if nothing is said. With ``of``, where they are already.
+        Where examples are stored, by default in memory. With ``of``, where they are stored already.
     """
 
     def __init__(self, seq: int, *, keep_end: bool = False, columns: Columns | None = None) -> None:
-        #: the most tokens that an example may have to read
+        #: the largest number of tokens that an example reads
         self.seq = seq
         #: whether what is longer loses its beginning, instead of its end
         self.keep_end = keep_end
-        #: of all that were added, how many were cut, and how many dropped
+        #: how many of the added examples were cut, and how many dropped
         self.cut, self.dropped = 0, 0
         self._columns = columns or Columns(array("i"), bytearray(), array("q"))
         self._order: NDArray[np.int64] | None = None  # of those that are here; None: all of them
@@ -115,14 +115,14 @@ class Examples:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The tokens that each of the examples has to read."""
+        """The number of tokens that each example reads."""
         begins = np.array(self._columns.begins, np.int64)
         lengths = begins[1:] - begins[:-1] - 1
         return lengths if self._order is None else lengths[self._order]
 
     @property
     def labels(self) -> int:
-        """How many labels count in these examples, which are all looked at."""
+        """The number of labels with loss; all examples are looked at."""
         if self._added is not None:
             return self._added
         begins, order = self._columns.begins, self._order
@@ -135,7 +135,7 @@ class Examples:
 
     @property
     def longest(self) -> int:
-        """The most tokens that one of the examples has to read."""
+        """The number of tokens that the longest example reads."""
         return int(self.lengths.max(initial=0))
 
     def __len__(self) -> int:

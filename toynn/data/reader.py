@@ -56,7 +56,7 @@ class Talk(NamedTuple):
 
 
 Row = Mapping[str, Any]
-#: What is said in a row, at a place; and what form it has.
+#: Functions that return what a row at a place says, and its form.
 Maker = Callable[[str, Row], Parts | Talk]
 FormOf = Callable[[str, Any], tuple[str, ...]]
 
@@ -64,7 +64,7 @@ Made = list[tuple[Sequence[int], bool]]  # ids of parts, and whether they have l
 
 
 class Encoder(Protocol):
-    """What turns texts into ids: a tokenizer."""
+    """Turns texts into ids: a tokenizer."""
 
     @property
     def bos(self) -> int | None:
@@ -84,10 +84,10 @@ class Encoder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """What tells it from another one."""
+        """A text that differs for every other tokenizer."""
 
     def encode_many(self, texts: Sequence[tuple[str, bool]]) -> Sequence[Sequence[int]]:
-        """Return the ids of texts, each with whether it follows another."""
+        """Return the ids of texts; each has a flag: whether it continues the text before it."""
 
     def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int32]]:
         """Yield the ids of a long text that comes in blocks."""
@@ -103,28 +103,29 @@ class ReadOptions:
     Attributes
     ----------
     seq
-        The most tokens that an example has to read, or those of a window.
+        The largest number of tokens that an example reads; the tokens of a window.
     vocab_size
-        The model's; ids must be below it.
+        The model's vocabulary; every id must be below this.
     seed
-        Draws the examples that are held out where there is no validation part.
+        Draws the examples to hold out if the data have no validation part.
     holdout
-        How much is held out then: a share below 1, or so many examples, or tokens of a text; 0:
-        none. By default a tenth; of fewer examples than FEW none.
+        How much is held out then: a share below 1, a number of examples, or a number of tokens of a
+        text; 0: nothing. By default a tenth, or nothing of fewer than FEW examples.
     mask_prompt
-        Whether prompts, and what users say, carry no loss.
+        Whether prompts and users' messages carry no loss.
     keep_end
-        Whether what is too long loses its beginning, and not its end.
+        Whether examples that are too long lose their beginning instead of their end.
     packing
         Whether examples share rows.
     columns
-        Names of fields, each with the one that the data have for it.
+        The column of the data for each field that is named otherwise.
     bounds
-        The most bytes that a line may have, and that packed data may unpack to.
+        The largest bytes of a line, and of unpacked data.
     separator
-        What stands between the documents of a text.
+        The text between the documents of a text.
     store, progress
-        Where tokens go, by default into memory; what is told of the bytes read.
+        The store of the tokens, by default memory; a function that is told how many bytes were
+        read.
     """
 
     seq: int

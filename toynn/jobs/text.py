@@ -263,9 +263,10 @@ class TextJob(Job):
         return self.take(TokenizerOptions).tokenizer
 
     def read_text(self, seq: int) -> None:
-        """Read what --data names, without it the embedded text; windows have at most seq tokens.
+        """Read --data, by default the embedded text; windows have at most seq tokens.
 
-        Raises ConfigError for a validation part that contradicts the other options, or is lacking.
+        Raises ConfigError if the validation part contradicts other options, or is needed and
+        missing.
         """
         sources, store = self._sources(), self._store()
         with Reading() as reading:
@@ -291,7 +292,7 @@ class TextJob(Job):
     def _with_valid(
         self, found: Sequence[Dataset | PreferenceData], how: ReadOptions
     ) -> Dataset | PreferenceData:
-        """Return the data with what --valid names as the validation part."""
+        """Return the data with --valid as the validation part."""
         path = str(self.text.valid)
         if len(found) > 1:
             raise ConfigError(
@@ -302,7 +303,7 @@ class TextJob(Job):
         return found[0].with_valid(other, path)
 
     def _check_held_out(self) -> None:
-        """Raise ConfigError where something is chosen by data held out, and none are."""
+        """Raise ConfigError if a metric needs held-out data and nothing is held out."""
         if any(len(part.valid) for _, part in self.parts):
             return
         needed = [f"--metric {name}" for name in self.metrics if name not in self.of_questions]
@@ -348,7 +349,7 @@ class TextJob(Job):
         return jsonl.long_text(path, self.tokenizer, how)
 
     def check_metric(self) -> None:
-        """Read --questions. Raises ConfigError where --metric wants some, and there are none."""
+        """Read --questions. Raises ConfigError if --metric needs questions and none are named."""
         if self.text.questions is not None:
             questions = read_questions(self.text.questions)
             joint = self.text.question_delimiter
@@ -364,11 +365,11 @@ class TextJob(Job):
             )
 
     def extras(self) -> Sequence[Any]:
-        """Return what the model is measured by beside the data held out: the questions."""
+        """Return what is measured in addition to the held-out data: the questions."""
         return self.asked
 
     def measure(self, batch: Any) -> Figures:
-        """Return the figures of a batch, or of something else to be measured by.
+        """Return the figures of a batch, or of a question.
 
         If stop tokens have loss, their mean loss and that of all other labels are among them.
         """
@@ -388,7 +389,7 @@ class TextJob(Job):
         return self.measures_ends and self._counts(self.valid())[ends.STOP] > 0
 
     def _counts(self, batches: Iterable[Any]) -> dict[str, int]:
-        """Return how many labels are stop tokens, and how many are others."""
+        """Return the number of labels that are stop tokens, and of all other labels."""
         found = ends.added(ends.sums(each.labels, self.tokenizer.eog) for each in batches)
         return {name: count for name, (_, count) in found.items()}
 
@@ -419,7 +420,7 @@ class TextJob(Job):
             yield fact("", self.advice_on_ends)
 
     def _means_of_ends(self, result: Result, batches: Sequence[Any]) -> dict[str, float] | None:
-        """Return the losses that the best weights were reported with, or else have; None: late."""
+        """Return the losses of the best weights, as reported or measured now; None: too late."""
         names = (ends.STOP, ends.REST)
         for report in reversed(result.reports):
             told = report.figures or {}
@@ -439,11 +440,11 @@ class TextJob(Job):
         return "train longer (--steps), or with a higher --lr"
 
     def notes(self) -> dict[str, Any]:
-        """Return what was said of the data, too."""
+        """Add the notes about the data."""
         return {**super().notes(), "said": list(self.data.notes)}
 
     def _store(self) -> TokenCache | None:
-        """Return where tokens are kept: of much data, or where --cache says; None: in memory."""
+        """Return the token cache, for much data or by --cache; None keeps tokens in memory."""
         folder = self.text.cache
         if folder is None:
             folder = str(self.beside / TOKENS)
@@ -457,7 +458,7 @@ class TextJob(Job):
         self.data.check_unchanged()
 
     def tables(self) -> dict[str, Mapping[str, Value]]:
-        """Return what config.toml says of the data: the name, and tokens of a text or examples."""
+        """Return config.toml's table of the data: name, numbers of tokens or examples."""
         data = self.data
         if isinstance(data, Mixture):
             return {"data": self._mixed(data)}
@@ -476,7 +477,7 @@ class TextJob(Job):
         return {"data": {**whole, **counts}}
 
     def _mixed(self, data: Mixture) -> dict[str, Value]:
-        """Return what config.toml says of each of several sources, in lists."""
+        """Return config.toml's table of several sources, in lists."""
         parts = data.sources
         return {
             "name": ", ".join(map(self.directory.word, data.names)),
@@ -550,7 +551,7 @@ class TextJob(Job):
         return self.data.valid_batches(self.recipe_options().t_batch, EVAL_BATCHES)
 
     def show(self, folder: RunFolder, result: Result) -> str:
-        """Let the model continue the validation data; print and keep what it writes."""
+        """Let the model continue the validation data; print and save what it writes."""
         is_late, texts = late(result), []
         for name, part in self.parts:
             prompt = self._prompt(part)
@@ -574,7 +575,7 @@ class TextJob(Job):
         yield stream.end()
 
     def _new(self, prompt: Sequence[int], count: int) -> Iterator[int]:
-        """Yield the tokens by which the model continues a prompt."""
+        """Yield the tokens that the model writes after a prompt."""
         seed, stop = self.recipe_options().seed, self.tokenizer.eog
         return generate(self.recipe.engine, prompt, count, seed=seed, stop=stop)
 

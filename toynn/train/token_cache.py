@@ -132,7 +132,7 @@ class TokenCache:
         made_of = {"format": FORMAT, "sha256": digest(path), "types": dict(types), **told}
         text = json.dumps(made_of, sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()[:KEY]
-        folder = self._folder / f"{path.name[:100]}-{key}"
+        folder = self._folder / f"{path.name[:100].replace('*', '_')}-{key}"
         if folder.is_dir():
             try:
                 return _opened(folder, types, json.loads(text))
