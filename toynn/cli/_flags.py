@@ -26,6 +26,8 @@ __all__ = [
 FIELDS = {"n_heads": "heads", "n_kv_heads": "kv_heads", "n_layers": "layers", "context": "seq"}
 FIELDS |= {"t_seq": "seq", "t_batch": "batch", "image": "image_size"}
 
+#: Headings that brief_help does not name.
+PLAIN = (None, "options", "positional arguments", "most used")
 #: Attribute of a parser: the options that --help shows, of many.
 FIRST = "_first"
 
@@ -74,9 +76,11 @@ def brief_help(parser: ArgumentParser) -> str | None:
     shown = [action for action in parser._actions if action.dest in first]
     rest = len(parser._actions) - len(shown) - 2  # without --help and --help-all
     titles = [group.title for group in parser._action_groups if group._group_actions]
-    heads = [str(title) for title in titles if title not in (None, "options", "most used")]
+    heads = [str(title) for title in titles if title not in PLAIN]
     formatter = parser._get_formatter()
-    usual = [f"{each.option_strings[-1]} {each.metavar}" for each in shown if each.required]
+    usual = [
+        " ".join([*each.option_strings[-1:], str(each.metavar)]) for each in shown if each.required
+    ]
     formatter.add_usage(" ".join([parser.prog, *usual, "[options]"]), [], [])
     formatter.add_text(parser.description)
     formatter.start_section("most used")

@@ -9,7 +9,7 @@ from typing import Any
 
 from toynn import explorer
 from toynn.backends.threads import get_num_threads
-from toynn.cli._flags import add
+from toynn.cli._flags import add, show_first
 from toynn.errors import ConfigError
 from toynn.formats.files import write_atomically
 from toynn.jobs import JOBS
@@ -66,6 +66,8 @@ def add_parser(commands: Any) -> None:
     for name in SHAPING:
         option = known[name]
         add(parser, replace(option, help=option.help.partition(" (default")[0], default=None))
+    first = ("what", "html", "json", "time", "values", "follow", "compare")
+    show_first(parser, first, "toynn tape xor --html step.html --values")
     parser.set_defaults(run=run, saves="html")
 
 
