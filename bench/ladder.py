@@ -147,7 +147,8 @@ def compiled(name: str, folder: Path) -> Callable[..., None]:
     source, library = folder / "rung.c", folder / f"{name.replace(' ', '_')}.so"
     source.write_text(text(name))
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    command = [*compiler, *FLAGS, f"-I{GEMM}", "-shared", "-fPIC", source, "-o", library]
+    folders = [f"-I{path}" for path in (GEMM, GEMM.parent)]
+    command = [*compiler, *FLAGS, *folders, "-shared", "-fPIC", source, "-o", library]
     subprocess.run(command, check=True)
     function = ctypes.CDLL(str(library)).rung
     pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
