@@ -6,6 +6,7 @@ repository, the site does with a page of its own for each such file: it works wi
 
 import posixpath
 import re
+import runpy
 import shutil
 from pathlib import Path
 
@@ -23,6 +24,8 @@ nb_execution_mode = "cache"  # -D nb_execution_mode=off: notebooks are shown and
 nb_execution_raise_on_error = nb_execution_show_tb = True
 nb_execution_timeout = 120  # seconds for each
 html_theme = "furo"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_title = f"toynn {version}"
 html_show_copyright = False
 myst_heading_anchors = 3
@@ -42,7 +45,7 @@ nitpick_ignore_regex = [
 
 #: Where pages are made from files that are not in docs.
 MADE = "_pages"
-LINK = re.compile(r"(\]\()(?!https?:|#)([^)#\s]+)")
+LINK = re.compile(r"(\]\()(?!https?:|#|/)([^)#\s]+)")
 LANGUAGES = {".py": "python", ".pyx": "cython", ".pxd": "cython", ".h": "c", ".c": "c"}
 LANGUAGES |= {".m": "objective-c", ".metal": "c++"}
 
@@ -82,8 +85,18 @@ def make_pages(app: Sphinx) -> None:
     """Write a page for each file outside of docs to which a page of the site links."""
     made = Path(app.srcdir) / MADE
     shutil.rmtree(made, ignore_errors=True)
+    kernels = runpy.run_path(str(ROOT / "docs" / "kernel_pages.py"))
+    folder = Path(app.srcdir) / kernels["FOLDER"]
+    folder.mkdir(parents=True)
+    for op, picture in kernels["pictures"]().items():
+        (folder / f"{op}.svg").write_text(picture)
+    linked: set[str] = set()
+    for name, text in kernels["pages"]().items():  # with links as pages in docs have them
+        linked |= targets("docs/kernels.md", text)
+        page = redirected(text, "docs/kernels.md", f"{kernels['FOLDER']}/{name}")
+        (folder / f"{name}.md").write_text(page)
     pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/notebooks/*.md")]
-    todo = [str(page.relative_to(ROOT)) for page in sorted(pages)]
+    todo = sorted({str(page.relative_to(ROOT)) for page in pages} | linked)
     seen = set(todo)
     while todo:
         path = todo.pop()
@@ -98,17 +111,22 @@ def make_pages(app: Sphinx) -> None:
         todo += [link for link in sorted(found) if not link.startswith("docs/")]
 
 
-def redirect(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Turn a page's links to files into links to their pages on the site."""
-    path = origin(docname)
+def redirected(text: str, path: str, docname: str) -> str:
+    """Return the text of a file of the repository with links for a page of the site."""
     here = posixpath.dirname(docname)
 
     def there(link: re.Match[str]) -> str:
         file = posixpath.normpath(posixpath.join(posixpath.dirname(path), link[2]))
         return link[1] + posixpath.relpath(page_of(file), here)
 
+    return LINK.sub(there, text)
+
+
+def redirect(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Turn a page's links to files into links to their pages on the site."""
+    path = origin(docname)
     if path.endswith(".md") and (ROOT / path).exists():
-        source[0] = LINK.sub(there, source[0])
+        source[0] = redirected(source[0], path, docname)
 
 
 def as_rst(app: Sphinx, what: str, name: str, obj: object, options: object, doc: list[str]) -> None:

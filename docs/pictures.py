@@ -196,7 +196,155 @@ def layers():
     return d
 
 
-PICTURES = (step, packing, q4_k, loops, layers)
+def _grid(d, x, y, rows, columns, side, kinds):
+    """Draw a matrix of cells, each of the kind that ``kinds(row, column)`` says."""
+    for i in range(rows):
+        for j in range(columns):
+            d.box(x + j * side, y + i * side, side, side, kind=kinds(i, j))
+
+
+def loops_rows():
+    """Draw rows dealt to threads."""
+    d = Drawing(760, 190, "Rows, dealt to threads")
+    _grid(d, 10, 30, 8, 14, 18, lambda i, j: "abcd"[i // 2])
+    d.text(10, 20, "N rows of C channels")
+    for k, kind in enumerate("abcd"):
+        d.box(300, 30 + 36 * k, 110, 30, f"thread {k}", kind, small=True)
+        d.arrow(268, 48 + 36 * k - 3, 298, 48 + 36 * k - 3)
+    d.text(440, 60, "A thread has whole rows, one beside another.", small=True)
+    d.text(440, 80, "What a row needs (a maximum, a sum) is", small=True)
+    d.text(440, 100, "computed by one thread: the same bits on any.", small=True)
+    d.text(440, 120, "A row stays in cache between its passes.", small=True)
+    return d
+
+
+def loops_columns():
+    """Draw the two loops of a backward: rows for dx, blocks of columns for the weights."""
+    d = Drawing(760, 210, "Rows for dx, columns for the weights")
+    _grid(d, 10, 30, 8, 14, 18, lambda i, j: "abcd"[i // 2])
+    d.text(10, 20, "1. y and dx: threads have rows")
+    _grid(d, 400, 30, 8, 14, 18, lambda i, j: "abcd"[j // 4])
+    d.text(400, 20, "2. dw: threads have blocks of 64 columns")
+    d.box(400, 182, 252, 18, "dw: sums over all rows", "none", small=True)
+    for k in range(4):
+        d.arrow(
+            436 + 72 * k - (18 if k == 3 else 0), 175, 436 + 72 * k - (18 if k == 3 else 0), 181
+        )
+    d.text(280, 80, "all rows are read", small=True)
+    d.text(280, 96, "a second time,", small=True)
+    d.text(280, 112, "rows ascending", small=True)
+    return d
+
+
+def loops_elements():
+    """Draw elements in blocks of 4096."""
+    d = Drawing(760, 130, "Elements, in blocks of 4096")
+    for k in range(12):
+        d.box(10 + 61 * k, 30, 61, 34, f"{4096 * k}", "abcd"[k // 3], small=True)
+    d.text(10, 20, "n elements, whatever their shape")
+    for k, kind in enumerate("abcd"):
+        d.box(10 + 183 * k, 76, 183, 26, f"thread {k}", kind, small=True)
+    d.text(
+        10,
+        122,
+        "A thread begins at a multiple of 4096. Each element depends on itself alone.",
+        small=True,
+    )
+    return d
+
+
+def loops_sums():
+    """Draw a sum in fixed tasks."""
+    d = Drawing(760, 190, "A sum in tasks that do not depend on threads")
+    for k in range(8):
+        d.box(
+            10 + 92 * k, 30, 84, 34, f"task {k}" if k < 7 else "... 255", "abcd"[k % 4], small=True
+        )
+        d.arrow(52 + 92 * k, 64, 52 + 92 * k, 92)
+        d.box(10 + 92 * k, 94, 84, 26, "its sum", "e", small=True)
+    d.text(10, 20, "rows or elements, cut into tasks: the number is fixed, threads take any")
+    d.parts.append('<path d="M52 120 v14 h644 v-14"/>')
+    d.arrow(374, 134, 374, 148)
+    d.box(264, 150, 220, 28, "one thread adds them, in order", "c", small=True)
+    return d
+
+
+def loops_attention():
+    """Draw the blocks of scores that attention visits."""
+    d = Drawing(760, 240, "Blocks of scores")
+    shown = lambda i, j: "none" if j > i else "b" if i == j else "a"  # noqa: E731
+    _grid(d, 10, 30, 6, 6, 32, shown)
+    d.text(10, 20, "keys, in blocks of 64")
+    d.arrow(205, 126, 240, 126)
+    d.text(250, 60, "forward, for 64 queries: from the left to the diagonal, keep for each")
+    d.text(250, 78, "row the largest score m, the sum l and the unfinished result a")
+    d.box(
+        250,
+        92,
+        490,
+        30,
+        "s = q k^T;  m' = max(m, s);  l, a shrink by e^(m - m');  a += e^(s - m') v",
+        "a",
+        small=True,
+    )
+    d.text(250, 150, "backward, for 64 keys: down from the diagonal, each block again from lse")
+    d.box(
+        250,
+        160,
+        490,
+        30,
+        "p = e^(s - lse);  dv += p^T do;  ds = p (do v^T - delta);  dk += ds^T q;  dq += ds k",
+        "c",
+        small=True,
+    )
+    d.text(
+        250,
+        212,
+        "dashed: never visited; on the diagonal a part; no T x T matrix exists",
+        small=True,
+    )
+    return d
+
+
+def loops_scan():
+    """Draw a state that goes through the rows, and is saved now and then."""
+    d = Drawing(760, 200, "A state that goes through the rows")
+    for k in range(8):
+        d.box(10 + 92 * k, 60, 62, 40, f"row {k}", "b" if k % 4 == 0 else "e", small=True)
+        if k < 7:
+            d.arrow(72 + 92 * k, 80, 100 + 92 * k, 80)
+        if k % 4 == 0:
+            d.arrow(41 + 92 * k, 60, 41 + 92 * k, 40)
+            d.box(6 + 92 * k, 14, 70, 24, "S saved", "b", small=True)
+    d.text(
+        10,
+        130,
+        "forward: S goes from row to row; before every 32nd row it is saved (here every 4th)",
+    )
+    d.arrow(745, 150, 10, 150)
+    d.text(
+        10,
+        176,
+        "backward: 32 states are computed again from the saved one, then dL/dS goes through them",
+    )
+    return d
+
+
+def loops_once():
+    """Draw a kernel of one thread."""
+    d = Drawing(760, 100, "One thread, once through a few numbers")
+    for k in range(16):
+        d.box(10 + 34 * k, 30, 34, 34, kind="a")
+    d.arrow(10, 80, 554, 80)
+    d.text(570, 50, "one thread, in order: a few", small=True)
+    d.text(570, 66, "numbers, no sum to share", small=True)
+    return d
+
+
+PICTURES = (
+    *(step, packing, q4_k, loops, layers, loops_rows, loops_columns, loops_elements),
+    *(loops_sums, loops_attention, loops_scan, loops_once),
+)
 
 
 def main():

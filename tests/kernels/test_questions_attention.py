@@ -1,0 +1,307 @@
+"""What breaks if ...? Questions about what mixes rows, each with its answer and a test of it.
+
+The first line of a docstring is the question, the rest the answer: docs/kernel_pages.py shows them.
+"""
+
+import numpy as np
+from ask import draw, run
+
+# -- attention
+
+
+def attended(q, k, v, **more):
+    """Return o of one sequence and one head."""
+    return run("attention.forward", q=q, k=k, v=v, B=1, T=len(q), H=1, KV=1, **LD(q), **more).o
+
+
+def LD(q):
+    """Return the row strides."""
+    return dict.fromkeys(("ldq", "ldk", "ldv"), q.shape[1])
+
+
+def qkv(T, D):
+    """Return queries, keys and values."""
+    return (draw(T, D, seed=n) for n in range(3))
+
+
+def test_attention_without_the_causal_bound():
+    """What breaks if rows see what comes after them?
+
+    The label of a row is the token behind it, so a row could copy its label. The loss falls to 0 in
+    training, and in generation, where nothing comes after, the model writes nonsense. With the
+    bound, changing the last row changes no row before it, not by a bit.
+    """
+    q, k, v = qkv(9, 8)
+    later = v.copy()
+    later[-1] += 1
+    assert np.array_equal(attended(q, k, v)[:-1], attended(q, k, later)[:-1])
+    assert np.abs(attended(q, k, v, causal=0) - attended(q, k, later, causal=0))[:-1].min() > 0
+
+
+def test_attention_without_its_scale():
+    """What breaks without the factor 1 / sqrt(D)?
+
+    A score is a sum of D products, so its deviation is sqrt(D): 8 for D = 64. Softmax of such
+    scores gives nearly everything to one key, where its slope is nearly 0. Training is slow to
+    begin with. The factor makes the deviation 1.
+    """
+    T = D = 64
+    q, k, _ = qkv(T, D)
+    v = np.eye(T, dtype=np.float32)  # so o is p
+    largest, sharp = (attended(q, k, v, causal=0, **s).max(1) for s in ({}, {"scale": 1.0}))
+    assert largest.mean() < 0.2 and sharp.mean() > 0.7
+
+
+def test_attention_of_packed_examples():
+    """What breaks if examples packed into one row see each other?
+
+    The answer to one example would depend on what happens to stand before it. `first` says for each
+    row where its example begins; then an example has the same bits as alone.
+    """
+    q, k, v = qkv(10, 8)
+    first = np.int32([0] * 4 + [4] * 6)
+    packed = attended(q, k, v, first=first)
+    assert np.array_equal(packed[4:], attended(q[4:], k[4:], v[4:]))
+    assert np.abs(packed[4:] - attended(q, k, v)[4:]).max() > 0.01
+
+
+# -- cached_attention
+
+
+def cached(q, k, v, cache, past):
+    """Return o of new rows, and the cache with them."""
+    given = {"q": q, "k": k, "v": v, "kc": cache[0], "vc": cache[1], "past": np.int32([past])}
+    found = run("cached_attention.forward", **given, B=1, T=len(q), H=1, KV=1, **LD(q))
+    return found.o, (found.kc, found.vc)
+
+
+def empty(D, rows=64, fill=0.0):
+    """Return an empty cache."""
+    return tuple(np.full((1, 1, rows, D), fill, np.float32) for _ in range(2))
+
+
+def test_cached_attention_a_row_at_a_time():
+    """What breaks if a text is read one token at a time?
+
+    Nothing: keys and values of earlier rows never change, because no row sees a later one. So they
+    are kept, and a step computes one row in place of all.
+    """
+    q, k, v = qkv(7, 8)
+    cache, rows = empty(8), []
+    for t in range(7):
+        o, cache = cached(q[t : t + 1], k[t : t + 1], v[t : t + 1], cache, t)
+        rows.append(o)
+    assert np.allclose(np.concatenate(rows), attended(q, k, v), atol=1e-5)
+
+
+def test_cached_attention_with_a_wrong_past():
+    """What breaks if `past` is too small by one?
+
+    The new row overwrites the last one in the cache, and does not see it. The text goes on as if
+    its last token had not been there. Nothing fails, which makes it hard to find.
+    """
+    q, k, v = qkv(5, 8)
+    _, cache = cached(q[:4], k[:4], v[:4], empty(8), 0)
+    right, _ = cached(q[4:], k[4:], v[4:], cache, 4)
+    wrong, _ = cached(q[4:], k[4:], v[4:], cache, 3)
+    whole = attended(q, k, v)[4:]
+    without = attended(q[[0, 1, 2, 4]], k[[0, 1, 2, 4]], v[[0, 1, 2, 4]])[3:]
+    assert np.allclose(right, whole, atol=1e-5) and np.allclose(wrong, without, atol=1e-5)
+    assert np.abs(right - wrong).max() > 0.01
+
+
+def test_cached_attention_does_not_read_beyond():
+    """What stands in the cache behind the rows that are there?
+
+    Anything: rows of an earlier text, or padding of a prompt's last chunk. They are not read, not
+    even NaN. So a cache need not be cleared between texts.
+    """
+    q, k, v = qkv(3, 8)
+    clean, _ = cached(q, k, v, empty(8), 0)
+    dirty, _ = cached(q, k, v, empty(8, fill=np.nan), 0)
+    assert np.array_equal(clean, dirty)
+
+
+# -- shortconv
+
+
+def test_shortconv_sees_the_last_rows_alone():
+    """How far back does a row see?
+
+    L rows, its own included: with 3 taps the first row has no effect beyond the third. Many such
+    blocks see further, each 2 rows more. What is far away is left to the few blocks of attention.
+    """
+    x, w = draw(6, 4), draw(4, 3, seed=1)
+    other = x.copy()
+    other[0] += 1
+    y, moved = (run("shortconv.forward", x=a, w=w, B=1, P=1).y for a in (x, other))
+    assert (np.abs(y - moved).max(1) > 0).tolist() == [True] * 3 + [False] * 3
+
+
+def test_shortconv_with_taps_in_the_wrong_order():
+    """What breaks if the taps are reversed?
+
+    The newest row would get the weight of the oldest. Some programs store taps in the order of
+    time, others as a convolution is written; all shapes fit. Here the last tap is that of the row
+    itself.
+    """
+    x = draw(5, 2)
+    own = np.float32([[0, 0, 1]] * 2)
+    y = run("shortconv.forward", x=x, w=own, B=1, P=1).y
+    late = run("shortconv.forward", x=x, w=own[:, ::-1].copy(), B=1, P=1).y
+    assert np.array_equal(y, x)
+    assert np.array_equal(late[2:], x[:-2]) and (late[:2] == 0).all()
+
+
+def test_shortconv_at_the_beginning_of_a_sequence():
+    """What breaks if sums run over the beginning of a sequence?
+
+    The first rows of a sequence would see the last ones of another. Each sequence begins with
+    nothing before it. Two sequences give the same bits side by side as alone.
+    """
+    x, w = draw(8, 4), draw(4, 3, seed=1)
+    both = run("shortconv.forward", x=x, w=w, B=2, P=1).y
+    assert np.array_equal(both[4:], run("shortconv.forward", x=x[4:], w=w, B=1, P=1).y)
+    one = run("shortconv.forward", x=x, w=w, B=1, P=1).y
+    assert (np.abs(one - both).max(1) > 0).tolist() == [False] * 4 + [True] * 2 + [False] * 2
+
+
+# -- delta
+
+
+def ruled(q, k, v, g=0.0, c=30.0):
+    """Return y of one sequence, one head; c large: a row writes all of the difference."""
+    T, D = q.shape
+    x = np.concatenate([q, k, v], 1)
+    full = {"g": np.full((T, 1), g, np.float32), "c": np.full((T, 1), c, np.float32)}
+    found = run("delta.forward", x=x, **full, B=1, T=T, V=1, K=1, D=D, E=v.shape[1], S=1)
+    return found.y.reshape(T, -1)
+
+
+def test_delta_overwrites_what_is_under_a_key():
+    """What breaks if values are added under a key and not replaced?
+
+    A key that comes twice would give the sum of both values. The rule first looks up what is there
+    and writes only the difference, so the last value is found. That is the "delta".
+    """
+    D = 4
+    key = np.tile(np.eye(D, dtype=np.float32)[0], (2, 1))
+    v = np.float32([[1, 2, 3, 4], [5, 0, 0, 1]])
+    y = ruled(key, key, v) * np.sqrt(D)
+    assert np.allclose(y, v, atol=1e-4)
+    assert not np.allclose(y[1], v.sum(0), atol=0.5)
+
+
+def test_delta_forgets():
+    """What does g do?
+
+    The state is multiplied by e^g before each row. With g = 0 nothing is forgotten: a value is
+    found after any number of rows. With g = -20 the state is empty before each row, and each row
+    sees itself alone.
+    """
+    q, k, v = (draw(5, 4, seed=n) for n in range(3))
+    keeps, forgets = ruled(q, k, v), ruled(q, k, v, g=-20.0)
+    alone = np.concatenate([ruled(q[t : t + 1], k[t : t + 1], v[t : t + 1]) for t in range(5)])
+    assert np.allclose(forgets, alone, atol=1e-6)
+    assert np.abs(keeps[1:] - alone[1:]).max() > 0.05
+
+
+def test_delta_of_a_longer_key():
+    """What breaks if keys are not made of length 1?
+
+    Writing under k and looking it up again multiplies by |k|^2. For a key of length 2 the rule
+    would write four times too much, then correct it by more than it wrote: the state would grow
+    without bound. The kernel normalizes q and k, so their length has no effect.
+    """
+    q, k, v = (draw(6, 4, seed=n) for n in range(3))
+    assert np.allclose(ruled(q, k, v), ruled(q, 3 * k, v), atol=1e-4)
+    state, grown = np.zeros((4, 4)), []
+    for _ in range(30):
+        for key, value in zip(2 * k, v, strict=True):
+            state = state + np.outer(key, value - state.T @ key)
+        grown.append(np.abs(state).max())
+    assert grown[-1] > 1e6 * np.abs(v).max()
+
+
+# -- decay
+
+
+def decayed(x, w=-1.0, b=0.0):
+    """Return y of one head."""
+    given = {"x": np.float32(x).reshape(-1, 1), "w": np.float32([w]), "b": np.float32([b])}
+    return run("decay.forward", **given).y.ravel()
+
+
+def test_decay_of_a_large_number():
+    """What breaks if log(1 + e^x) is computed as it is written?
+
+    e^100 is infinite in float32, and so is its logarithm. The state would be multiplied by e^-inf =
+    0 where it should shrink by e^-100; with a weight of -0.001 that is 0.9. For x > 0 the kernel
+    adds x to log(1 + e^-x).
+    """
+    with np.errstate(over="ignore"):
+        naive = -0.001 * np.log1p(np.exp(np.float32(100)))
+    assert np.isinf(naive)
+    assert np.allclose(decayed([100.0], w=-0.001), -0.1)
+
+
+def test_decay_never_grows():
+    """What breaks if w is positive?
+
+    The factor e^y would be above 1 and the state would grow with each row, by more than any float
+    after some hundred. Since w < 0 and log(1 + e^x) > 0, the factor is at most 1.
+    """
+    x = np.linspace(-20, 20, 41)
+    assert (np.exp(decayed(x)) <= 1).all() and (np.diff(decayed(x)) <= 0).all()
+    with np.errstate(over="ignore"):
+        assert np.isinf(np.exp(decayed([3.0], w=1.0)) ** np.float32(200))
+
+
+def test_decay_of_a_head_that_keeps_everything():
+    """What happens far below 0?
+
+    y is nearly 0, so the state is kept. The slope is nearly 0, too: such a head needs many steps
+    before it forgets again. At x = 0 a row forgets half: e^-log 2.
+    """
+    given = {"x": np.float32([[-15], [0]]), "w": np.float32([-1]), "b": np.zeros(1, np.float32)}
+    slope = run("decay.backward", dy=np.ones((2, 1)), **given).dx.ravel()
+    assert abs(decayed([-15.0])[0]) < 1e-6 and abs(slope[0]) < 1e-6
+    assert np.isclose(np.exp(decayed([0.0])[0]), 0.5) and np.isclose(slope[1], -0.5)
+
+
+# -- gated
+
+
+def test_gated_heads_at_first():
+    """What does a gate of 0 let through?
+
+    Half: sigmoid(0) is 1/2. So a new model begins with half of what attention gives, and the gate
+    has its steepest slope, 1/4.
+    """
+    o, x = draw(2, 3, 4), np.zeros((2, 3, 2, 4), np.float32)
+    assert np.array_equal(run("gated.forward", o=o, x=x).y, o / 2)
+    assert np.allclose(run("gated.backward", dy=np.ones_like(o), o=o, x=x).dx[:, :, 1], o / 4)
+
+
+def test_gated_heads_that_are_closed():
+    """What does a closed gate learn?
+
+    Next to nothing: its slope is 0, and what is behind it gets no gradient either. So a head that
+    was closed by one large step stays closed.
+    """
+    o, x = draw(2, 3, 4), np.full((2, 3, 2, 4), -100, np.float32)
+    back = run("gated.backward", dy=np.ones_like(o), o=o, x=x)
+    assert np.abs(back.dx).max() < 1e-30 and np.abs(back.do).max() < 1e-30
+
+
+def test_gated_heads_are_stored_side_by_side():
+    """What breaks if queries and gates are read as the halves of a row?
+
+    The gate of each head stands right behind its query. Read as halves, heads would take the
+    queries of others for their gates. All shapes fit.
+    """
+    x = draw(2, 4, 2, 3)
+    q = run("gated.queries", x=x).q
+    halves = x.reshape(2, 2, 4, 3)[:, 0]
+    assert np.array_equal(q, x[:, :, 0])
+    assert np.array_equal(q[:, 0], halves[:, 0]) and not np.array_equal(q[:, 1:], halves[:, 1:])

@@ -1,0 +1,374 @@
+"""What breaks if ...? Questions about losses and the update, each with its answer and a test of it.
+
+The first line of a docstring is the question, the rest the answer: docs/kernel_pages.py shows them.
+"""
+
+import numpy as np
+from ask import draw, exact, run
+
+import toynn._kernels as kernels
+
+# -- cross_entropy
+
+
+def test_cross_entropy_of_large_logits():
+    """What breaks if the loss is lse minus the label's logit?
+
+    With logits near 10000 both have no digits left for a fraction: float32 numbers there are 0.001
+    apart. The kernel adds the logarithm of the sum to top - logit, both of which are small.
+    """
+    logits = np.float32([[10000, 10001, 9999.5]])
+    loss = run("cross_entropy.forward", logits=logits, labels=[1]).loss[0]
+    true = exact("cross_entropy.forward", logits=logits, labels=[1]).loss
+    lse = np.float32(10001) + np.log(np.exp(logits - 10001).sum())
+    assert abs(loss - true) < 1e-6 < 1e-4 < abs(np.float32(lse) - logits[0, 1] - true)
+
+
+def test_cross_entropy_gradient_pushes_one_logit_up():
+    """Which logits rise in a step, and which fall?
+
+    The label's rises, all others fall, each by its probability. Their changes add up to 0, since
+    probabilities add up to 1. A row that is right and sure gets nearly no gradient.
+    """
+    logits, labels = draw(4, 6), np.array([5, 0, 2, 2])
+    ahead = run("cross_entropy.forward", logits=logits, labels=labels)
+    given = {"dloss": np.ones(1), "logits": logits, "labels": labels}
+    back = run("cross_entropy.backward", **given, lse=ahead.lse, rows=ahead.rows).dlogits
+    assert np.array_equal(back < 0, np.eye(6)[labels] == 1)
+    assert np.abs(back.sum(1)).max() < 1e-6
+
+
+def test_cross_entropy_of_rows_without_a_label():
+    """What breaks if rows without a label count as rows?
+
+    The loss is divided by too many rows. The more padding a batch has, the smaller are its loss and
+    its gradients, so batches of short texts would teach less. Rows with the label -100 count
+    neither above nor below.
+    """
+    logits = draw(4, 6)
+    some = run("cross_entropy.forward", logits=logits, labels=[1, -100, -100, 3])
+    two = run("cross_entropy.forward", logits=logits[[0, 3]], labels=[1, 3])
+    assert some.rows[0] == 2 and np.array_equal(some.loss, two.loss)
+
+
+# -- chunked_cross_entropy
+
+
+def test_chunked_cross_entropy_of_any_chunks():
+    """What breaks if the rows are cut in other places?
+
+    Nothing, to the bit. The loss and gradient of a row depend on its own logits alone, and on one
+    number of all rows: how many have a label.
+    """
+    logits, labels = draw(6, 9), np.array([1, 3, -100, 8, 0, 2])
+    given = {"dloss": np.ones(1), "rows": np.array([5.0])}
+    kernel = "chunked_cross_entropy.backward"
+    whole = run(kernel, logits=logits, labels=labels, **given)
+    parts = [
+        run(kernel, logits=logits[p], labels=labels[p], **given) for p in (np.s_[:2], np.s_[2:])
+    ]
+    assert np.array_equal(whole.dlogits, np.concatenate([part.dlogits for part in parts]))
+    assert np.array_equal(whole.losses, np.concatenate([part.losses for part in parts]))
+
+
+def test_chunked_cross_entropy_counts_all_rows():
+    """What breaks if each chunk divides by its own rows?
+
+    The loss becomes a mean of means. A chunk of one valid row then counts as much as one of 500, so
+    the gradient is another one whenever labels are not spread evenly. So `count` goes through all
+    labels first.
+    """
+    logits, labels = draw(4, 5), np.array([1, 0, -100, 2])
+    rows = run("chunked_cross_entropy.count", labels=labels, V=5).rows
+    losses = run("chunked_cross_entropy.forward", logits=logits, labels=labels).losses
+    loss = run("chunked_cross_entropy.mean", losses=losses, rows=rows).loss
+    assert rows[0] == 3
+    assert np.allclose(loss, run("cross_entropy.forward", logits=logits, labels=labels).loss)
+    assert not np.isclose((losses[:2].mean() + losses[3]) / 2, loss[0])
+
+
+def test_chunked_cross_entropy_overwrites_the_logits():
+    """What breaks if the gradient overwrites the logits?
+
+    Nothing, if the loss was taken from them before: backward computes both while a row is in cache.
+    So a chunk needs one array, not two. The losses have the bits of the forward.
+    """
+    logits, labels = draw(3, 7), np.array([6, 0, 3])
+    given = {"dloss": np.ones(1), "labels": labels, "rows": np.array([3.0])}
+    apart = run("chunked_cross_entropy.backward", logits=logits, **given)
+    ahead = run("chunked_cross_entropy.forward", logits=logits, labels=labels)
+    assert np.array_equal(apart.losses, ahead.losses)
+    sure = np.exp(logits - logits.max(1, keepdims=True))
+    right = (sure / sure.sum(1, keepdims=True) - np.eye(7)[labels]) / 3
+    assert np.abs(apart.dlogits - right).max() < 1e-6
+
+
+# -- token_sums
+
+
+def test_token_sums_leave_padding_out():
+    """What breaks if the sum of a sequence runs over its padding?
+
+    The log probability of a completion would depend on what it was padded with. Here bounds say
+    where each part begins and ends, and no other row is read, not even a NaN.
+    """
+    losses = np.float32([1, 2, 4, np.nan, 8])
+    sums = run("token_sums.forward", losses=losses, bounds=[0, 1, 3]).sums
+    assert sums.tolist() == [[1, 6]]
+
+
+def test_token_sums_give_each_token_the_same_gradient():
+    """How does a preference loss reach single tokens?
+
+    As one number: each token of a completion gets the same gradient, since a sum has the slope 1
+    everywhere. Which token made the completion good or bad, the loss does not know.
+    """
+    back = run("token_sums.backward", dsums=np.float32([[0, 0.5]]), bounds=[0, 2, 5], N=6).dlosses
+    assert back.tolist() == [0, 0, 0.5, 0.5, 0.5, 0]
+
+
+def test_token_sums_of_an_empty_part():
+    """What happens to a sequence without a prompt?
+
+    Its bounds are equal, so the sum is 0 and no token gets a gradient. A mean would be 0 / 0 there.
+    """
+    sums = run("token_sums.forward", losses=np.float32([3, 5]), bounds=[0, 0, 2]).sums
+    assert sums.tolist() == [[0, 8]]
+
+
+# -- dpo
+
+
+def dpo(chosen, rejected, references=(0, 0), beta=0.1, smoothing=0.0):
+    """Return the loss of one pair, and the gradient of the chosen completion's sum."""
+    sums = np.float32([[0, -chosen], [0, -rejected]])
+    given = {"sums": sums, "reference": np.float32(references), "count": [2]}
+    given |= {"beta": beta, "smoothing": smoothing}
+    back = run("dpo.backward", dloss=np.ones(1), **given).dsums
+    return run("dpo.forward", **given).loss[0], back[0, 1], back[1, 1]
+
+
+def test_dpo_begins_at_log_2():
+    """What is the first loss of a run?
+
+    log 2 = 0.693, whatever the data: at first the model is its own reference, so the margin is 0
+    and the choice a coin's. A run that begins elsewhere has another reference than itself.
+    """
+    loss, *_ = dpo(-40, -55, references=(-40, -55))
+    assert abs(loss - np.log(2)) < 1e-6
+
+
+def test_dpo_without_a_reference():
+    """What breaks without the reference?
+
+    The loss would reward what is likely anyway: short completions have fewer factors, so a short
+    chosen answer looks better than a long one before anything is learned. The reference takes that
+    out: only the change counts.
+    """
+    short, long = -10, -80
+    free, *_ = dpo(short, long)
+    held, *_ = dpo(short, long, references=(short, long))
+    assert free < 0.01 and abs(held - np.log(2)) < 1e-6
+
+
+def test_dpo_of_a_pair_that_is_learned():
+    """What becomes of the gradient of a pair that the model has learned?
+
+    It fades: its factor is sigmoid(-m), which falls to 0 as the margin m grows. So pairs that are
+    still wrong decide the step. With label smoothing the gradient turns round at a large margin,
+    which keeps the margin finite.
+    """
+    wrong, unsure, sure = (abs(dpo(m, 0, beta=1.0)[1]) for m in (-5, 0, 5))
+    assert wrong > 0.99 > unsure == 0.5 > sure > 0
+    assert sure < 0.01
+    assert dpo(5, 0, beta=1.0)[1] > 0 > dpo(5, 0, beta=1.0, smoothing=0.1)[1]
+
+
+# -- kto
+
+
+def kto(gain, wanted, kl=0.0, beta=0.1, good=1.0, bad=1.0):
+    """Return the loss of a completion that gained so much, and the gradient of its sum."""
+    given = {"sums": np.float32([[0, -gain]]), "reference": np.zeros(1), "kl": np.float32([kl])}
+    given |= {"wanted": np.int32([wanted]), "count": [1], "beta": beta, "good": good, "bad": bad}
+    loss = run("kto.forward", **given).loss[0]
+    return loss, run("kto.backward", dloss=np.ones(1), **given).dsums[0, 1]
+
+
+def test_kto_needs_no_pairs():
+    """What can be learned from a single completion without a rival?
+
+    Whether it should gain on the reference, or lose. A wanted one gets a positive gradient of its
+    sum of losses, so its losses fall. An unwanted one gets the same with the other sign.
+    """
+    assert kto(0, 1)[1] == -kto(0, 0)[1] > 0
+    assert kto(0, 1)[0] == kto(0, 0)[0] == 0.5
+
+
+def test_kto_saturates_on_both_sides():
+    """What becomes of the gradient far from the reference?
+
+    It fades on both sides, unlike DPO's: a completion that is hopeless is given up, just as one
+    that is learned. So a few wrong labels do not take over the run.
+    """
+    middle, far, hopeless = (kto(gain, 1)[1] for gain in (0, 80, -80))
+    assert middle > 50 * far > 0 and middle > 50 * hopeless > 0
+
+
+def test_kto_measures_from_the_kl():
+    """What breaks if the term kl is left out?
+
+    If the model has moved away from its reference as a whole, all completions have gained or lost.
+    kl says by how much, and only what goes beyond counts. Without it every completion would look
+    learned at once.
+    """
+    moved = 50.0
+    assert kto(moved, 1, kl=moved)[0] == 0.5
+    assert kto(moved, 1)[0] < 0.01
+
+
+# -- orpo
+
+
+def orpo(chosen, rejected, lengths=(4, 4), beta=1.0):
+    """Return the loss of one pair, given the sums of log probabilities, and the gradients."""
+    bounds = np.cumsum([0, 1, lengths[0], 1, lengths[1]])
+    given = {"sums": np.float32([[0, -chosen], [0, -rejected]]), "bounds": bounds, "count": [2]}
+    back = run("orpo.backward", dloss=np.ones(1), beta=beta, **given).dsums
+    return run("orpo.forward", beta=beta, **given).loss[0], back
+
+
+def test_orpo_needs_no_reference():
+    """What replaces the reference?
+
+    The cross-entropy of the chosen completion, a part of the same loss. It keeps the model a model
+    of language. With beta 0 it is all that is left: ordinary fine-tuning on what was chosen.
+    """
+    plain, back = orpo(-6, -3, beta=0.0)
+    assert abs(plain - 6 / 5) < 1e-6  # five rows of the chosen one: its prompt's, too
+    assert (back[1] == 0).all() and back[0, 1] > 0
+
+
+def test_orpo_compares_means():
+    """What breaks if sums are compared instead of means over tokens?
+
+    A longer completion would be less likely by its length alone. With means a completion of eight
+    tokens and one of four are alike if their tokens are.
+    """
+    same, other = orpo(-4, -8, lengths=(4, 8), beta=1.0)[0], orpo(-4, -4, beta=1.0)[0]
+    assert abs(same - other) < 1e-6
+    assert abs(orpo(-4, -8, beta=1.0)[0] - other) > 0.1
+
+
+def test_orpo_of_a_certain_completion():
+    """What breaks if a completion has the probability 1?
+
+    Its odds are 1 / 0. The logarithm of them is infinite, and the gradient NaN. The kernel takes
+    the mean log probability as at most -1e-12, so the loss stays finite.
+    """
+    loss, back = orpo(0.0, -4)
+    assert np.isfinite(back).all() and 0 <= loss < 0.01
+
+
+# -- grad_norm
+
+
+def norm(g, most=1.0, inverse=1.0):
+    """Return the norm, and the factor for AdamW."""
+    found = run("grad_norm.forward", g=np.float32(g), control=np.float32([most, inverse]))
+    return found.norm[0], found.scale[0]
+
+
+def test_grad_norm_of_a_gradient_that_is_not_finite():
+    """What breaks if a NaN in a gradient goes unnoticed?
+
+    AdamW would write it into a weight and into both moments, where it stays for ever. Here the
+    norm shows it, the factor becomes NaN, and AdamW writes nothing. The session names the gradient.
+    """
+    assert np.isnan(norm([1, np.nan, 2])[1])
+    assert np.isnan(norm([1, np.inf, 2])[1])
+
+
+def test_grad_norm_below_the_limit():
+    """Does clipping make small gradients larger?
+
+    No: the factor is at most 1. Above the limit all gradients shrink by the same factor, so their
+    direction stays. Clipping each number by itself would turn it.
+    """
+    assert norm([0.3, 0.4])[1] == 1
+    found, scale = norm([30, 40])
+    assert found == 50 and abs(scale * found - 1) < 1e-4
+    assert norm([30, 40], most=0.0)[1] == 1  # no limit
+
+
+def test_grad_norm_of_micro_batches():
+    """What breaks if gradients of micro-batches are added and not divided?
+
+    The norm grows with their number, so the limit would cut more the more micro-batches there are.
+    weight_inverse, 1 over all valid rows, is a factor of both norm and scale: four micro-batches
+    and one large batch give the same step.
+    """
+    once, four = norm([0.3, 0.4]), norm(4 * np.float32([0.3, 0.4]), inverse=0.25)
+    assert np.allclose(once[0], four[0]) and np.allclose(four[1], 0.25)
+    assert norm(4 * np.float32([0.3, 0.4]))[1] < 0.7
+
+
+# -- adamw
+
+
+def adamw(g, w=1.0, steps=1, scale=1.0, lr=1e-2, decay=0.0, correct=True):
+    """Return w, m and v after some steps of one gradient."""
+    state = {"w": np.float32([w]), "m": np.zeros(1, np.float32), "v": np.zeros(1, np.float32)}
+    for t in range(1, steps + 1):
+        corrections = [1 / (1 - 0.9**t), 1 / (1 - 0.999**t)] if correct else [1, 1]
+        hp = np.float32([lr, 0.9, 0.999, 1e-8, decay, *corrections])
+        found = run("adamw.step", **state, g=np.float32([g]), hp=hp, scale=np.float32([scale]))
+        state = vars(found)
+    return state
+
+
+def test_adamw_first_step_without_correction():
+    """What breaks without the bias correction?
+
+    m and v begin at 0 and are too small at first, v far more: after one step m is a tenth of the
+    gradient and sqrt(v) a thirtieth. So the first step is three times as long as lr, before
+    anything is known. The corrections make it lr.
+    """
+    assert abs(1 - adamw(5.0)["w"][0] - 0.01) < 1e-5
+    assert abs(1 - adamw(5.0, correct=False)["w"][0] - 0.01 * 0.1 / np.sqrt(0.001)) < 1e-4
+
+
+def test_adamw_step_does_not_depend_on_the_size_of_gradients():
+    """What changes if all gradients are a thousand times larger?
+
+    Nothing: m grows by a thousand and so does sqrt(v). A loss that is a sum and not a mean gives
+    the same steps. So lr alone says how far a weight moves, and gradients say where to.
+    """
+    small, large = adamw(0.01, steps=5)["w"], adamw(10.0, steps=5)["w"]
+    assert np.allclose(small, large, atol=1e-5)
+
+
+def test_adamw_decay_beside_the_gradient():
+    """What breaks if weight decay is added to the gradient?
+
+    v would divide it away: weights with large gradients would hardly decay. Here decay acts on the
+    weight itself, by the factor 1 - lr decay, whatever the gradients are. That is the W of AdamW.
+    """
+    for g in (1e-3, 10.0):
+        plain, decayed = adamw(g, w=2.0)["w"], adamw(g, w=2.0, decay=0.1)["w"]
+        assert np.allclose(plain - decayed, 2 * 0.01 * 0.1, atol=1e-6)
+
+
+def test_adamw_of_a_refused_step():
+    """What does AdamW write if the factor is NaN?
+
+    Nothing: weight and both moments keep their bits. So a batch with a bad number costs one step,
+    and training goes on from where it was.
+    """
+    g, hp = draw(3), np.float32([0.1, 0.9, 0.999, 1e-8, 0, 1, 1])
+    for scale, writes in ((np.nan, False), (1, True)):
+        state = [draw(3), draw(3, seed=1), np.abs(draw(3, seed=2))]
+        before = [array.copy() for array in state]
+        kernels.adamw.step(*state, g, hp, np.float32([scale]))
+        changed = [not np.array_equal(a, b) for a, b in zip(state, before, strict=True)]
+        assert changed == [writes] * 3
