@@ -62,6 +62,10 @@ def test_adapters_over_a_file_and_a_run_of_them(tmp_path, capsys):
     assert main(["tape", str(out), "--json", str(tmp_path / "step.json")]) == 0
     told = json.loads((tmp_path / "step.json").read_text())
     assert told["sections"][1:-1] == ["blk.0", "blk.1"] and not capsys.readouterr().out
+    words = ["--checkpointing", "--compare", "checkpointing", "--html", str(page)]
+    assert main(["tape", str(out), *words]) == 0
+    other, plain = data_of(page)["tapes"][0], data_of(page)["tapes"][1]
+    assert plain["name"] == "no checkpointing" and other["memory"]["peak"] < plain["memory"]["peak"]
     values = ["--values", "--compare", "none", "--batch", "1", "--html", str(page)]
     assert main(["tape", str(out), *values]) == 0
     data = data_of(page)
@@ -77,7 +81,8 @@ def test_adapters_over_a_file_and_a_run_of_them(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("nothing", "expected one of gpt2, from-scratch, warm-start, lora, vit, a model's file"),
+        ("nothing", "nothing: expected one of gpt2, from-scratch, vit, a model's file or folder"),
+        ("lora", "a model's file or folder (for adapters over it), or a run's folder"),
         ("xor --values", "are shown on a page: add --html FILE"),
         ("xor --html a.html --compare batch", "XOR is recorded in one way only"),
         ("xor --html a.html --follow w3[0]", "there is no tensor 'w3'; weights are w1, w2"),

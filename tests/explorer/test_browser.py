@@ -9,7 +9,7 @@ from chromium import absent, opened
 
 import toynn
 from toynn import Session, ops
-from toynn.explorer import page
+from toynn.explorer import Page, page
 from toynn.testing.xor import Xor
 
 #: Names as a hostile file may have them: each would run, or end the data, if it were markup.
@@ -97,8 +97,6 @@ def test_hostile_names_are_shown_and_never_run(show):
 
 def test_the_policy_stops_a_script_that_were_written_into_the_page(show, browser):
     made = page(Xor().ready()[0])
-    from toynn.explorer import Page
-
     broken = Page(made.html.replace("<noscript>", "<script>window.ran = 1</script><noscript>"))
     show(broken)
     assert browser.execute_script("return window.ran") is None
@@ -185,3 +183,14 @@ def test_numbers_are_shown_as_they_are(show):
     assert np.float32(rows[2].split("\t")[4]) == session.download(w1)[3, 1]
     press(browser, "arrow_right")
     assert browser.execute_script("return view.at") == 1
+
+
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own(show, browser, tmp_path):
+    s = hostile()
+    frame = Page(f"<!DOCTYPE html><title>notebook</title>{page(s, title=HOSTILE[0])._repr_html_()}")
+    show(frame)
+    browser.switch_to.frame(0)
+    assert text(browser, "h1") == HOSTILE[0]
+    assert browser.execute_script("return window.ran") is None
+    assert len(browser.execute_script("return [...document.querySelectorAll('.head')]")) == 6
+    browser.switch_to.default_content()

@@ -1,6 +1,6 @@
 """``toynn tape WHAT``: the training step of a model, as a table, as JSON, or as a page."""
 
-from argparse import Namespace
+from argparse import SUPPRESS, Namespace
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,9 +12,8 @@ from toynn.backends.threads import get_num_threads
 from toynn.cli._flags import add, show_first
 from toynn.errors import ConfigError
 from toynn.formats.files import write_atomically
-from toynn.jobs import JOBS
 from toynn.jobs.made import OPTIONS
-from toynn.jobs.tapes import VARIANTS, shown
+from toynn.jobs.tapes import RECIPES, VARIANTS, shown
 from toynn.options import names_of
 from toynn.system.printing import harmless, size
 
@@ -40,11 +39,11 @@ def add_parser(commands: Any) -> None:
     help_ = "show the training step of a model: every kernel call, its memory, its numbers"
     parser = commands.add_parser("tape", help=help_, description=help_, allow_abbrev=False)
     what = (
-        f"{XOR}, a recipe ({', '.join(JOBS)}), a model's file or folder (adapters over it), or a "
-        "run's folder"
+        f"{XOR}, a recipe ({', '.join(RECIPES)}), a model's file or folder (adapters over it), or "
+        "a run's folder"
     )
     chosen: Any = parser.add_argument("what", metavar="WHAT", help=what)
-    chosen.words = (XOR, *JOBS)
+    chosen.words = (XOR, *RECIPES)
     page = "write a page that shows graph, memory and numbers (default: print a table)"
     parser.add_argument("--html", type=Path, metavar="FILE", help=page)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the step as JSON, too")
@@ -65,7 +64,8 @@ def add_parser(commands: Any) -> None:
     known = {each.name: each for options in OPTIONS.values() for each in options}
     for name in SHAPING:
         option = known[name]
-        add(parser, replace(option, help=option.help.partition(" (default")[0], default=None))
+        plain = replace(option, help=option.help.partition(" (default")[0])
+        add(parser, plain, default=SUPPRESS)
     first = ("what", "html", "json", "time", "values", "follow", "compare")
     show_first(parser, first, "toynn tape xor --html step.html --values")
     parser.set_defaults(run=run, saves="html")
@@ -75,7 +75,7 @@ def run(arguments: Namespace) -> int:
     """Write the page, and the JSON, or print the tape."""
     if arguments.html is None and (arguments.time or arguments.values or arguments.follow):
         raise ConfigError("--time, --values and --follow are shown on a page: add --html FILE")
-    given = {name: value for name in SHAPING if (value := getattr(arguments, name)) is not None}
+    given = {name: value for name, value in vars(arguments).items() if name in SHAPING}
     step = _xor() if arguments.what == XOR else shown(arguments.what, given)
     values = arguments.values or arguments.follow is not None or arguments.what == XOR
     session, more = None, {}

@@ -15,9 +15,11 @@ from toynn.jobs.models import ModelJob
 from toynn.jobs.text import TextJob, rows_within
 from toynn.options import RecipeOptions
 
-__all__ = ["VARIANTS", "Shown", "shown"]
+__all__ = ["RECIPES", "VARIANTS", "Shown", "shown"]
 
 CONFIG = "config.toml"
+#: Recipes that need no file.
+RECIPES = tuple(name for name in JOBS if not any(each.required for each in OPTIONS[name]))
 #: What a step may be compared with, by name: what is changed.
 VARIANTS = ("checkpointing", "packing", "batch")
 
@@ -117,17 +119,17 @@ def shown(what: str, given: Mapping[str, Any]) -> Shown:
     Raises ConfigError for what is none of them.
     """
     path, own = Path(what), dict(given)
-    if what in JOBS:
+    if what in RECIPES:
         return Shown(f"toynn train {what}", lambda: made(what, {"batch": 1, **own}))
     if (path / CONFIG).is_file():
         file = str(path / CONFIG)
         recipe, _, _ = read_config(file, None, None, OPTIONS)
         return Shown(path.absolute().name, lambda: made(recipe, {"config": file, **own}), path)
     if not path.exists():
-        names = ", ".join(JOBS)
+        names = ", ".join(RECIPES)
         raise ConfigError(
-            f"{what}: expected one of {names}, a model's file or folder, or a run's folder; there "
-            "is no such file"
+            f"{what}: expected one of {names}, a model's file or folder (for adapters over it), "
+            "or a run's folder; there is no such file"
         )
     # Its data are not read, and so it does not matter which they are.
     base = {"model": what, "data": what, "batch": 1}
