@@ -109,6 +109,8 @@ def questions() -> dict[str, list[Question]]:
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 own = [op for op in OPS if node.name.startswith(f"test_{op}_")]
+                if not own:
+                    raise ValueError(f"{file.name}: {node.name} names no op: expected test_OP_...")
                 asked, _, answer = (ast.get_docstring(node) or "").partition("\n\n")
                 lines = text.splitlines()
                 body = lines[(node.body[0].end_lineno or 0) : node.end_lineno]
