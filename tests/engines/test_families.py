@@ -10,9 +10,10 @@ from lora_bases import rewritten
 from safetensors.numpy import load_file, save_file
 
 from toynn.engines import LlamaSeqEngine, frozen
-from toynn.engines.converting import unlike
+from toynn.engines.converting import fuse_into, unlike
 from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import bases, gguf, hf
+from toynn.formats.adapters import Adapter
 from toynn.options import RecipeOptions
 
 LISTS = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 7.0]}
@@ -470,6 +471,16 @@ def test_the_logarithm_of_a_ministrals_yarn_divides_its_magnitude(tmp_path):
     path = rewritten(tmp_path / "a.gguf", tmp_path / "b.gguf", np.copy, told)
     found = LlamaSeqEngine.from_gguf(path).config
     assert found.yarn_magnitude == pytest.approx(1 / (1 + 0.1 * np.log(4)))  # so RoPE's is 1
+
+
+def test_a_tied_folder_is_not_fused_where_llama_cpp_wants_a_head(tmp_path):
+    make("olmoe-one").engine.export_hf(tmp_path / "model")
+    with hf.open(tmp_path / "model") as base:
+        ends = {"lora_a": np.zeros((1, 24)), "lora_b": np.zeros((24, 1))}
+        pair = {f"blk.0.attn_q.weight.{end}": w.astype(np.float32) for end, w in ends.items()}
+        adapter = Adapter("olmoe", 1.0, pair)
+        with pytest.raises(ConfigError, match=r"has a tied head, and llama\.cpp reads olmoe with"):
+            fuse_into(base, adapter, tmp_path / "fused.gguf")
 
 
 def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):

@@ -24,7 +24,7 @@ from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
 from toynn.models.hyper import Hyper
 from toynn.models.llama import LlamaConfig
-from toynn.models.mixture import EXPERTS, USED, Mixture, MixtureConfig
+from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED, Mixture, MixtureConfig
 from toynn.models.registry import register
 from toynn.models.rope import factors_of, rope_scaling
 from toynn.models.rows import EMBEDDING, OUTPUT
@@ -39,7 +39,7 @@ Floats = NDArray[np.float32]
 ALPHA, LIMIT = 1.702, 7.0  # llama.cpp has no others, and files no keys for them
 _LAYER = "model.layers.{n}"
 _MLP = f"{_LAYER}.mlp.experts"
-_WINDOW, _EXPERT_WIDTH = "attention.sliding_window", "expert_feed_forward_length"
+_WINDOW = "attention.sliding_window"
 _WIDTH = "feed_forward_length"
 _PERIOD = 2  # blocks, of which the first has a window
 _BASE = 150000.0  # of RoPE, where config.json does not say
@@ -120,13 +120,13 @@ class GptOss(Mixture):
         """Return the configuration of a file's model, and the options that it calls for."""
         cfg, options = super().read(hyper)
         hyper.expect("attention.sliding_window_pattern", _PERIOD)
-        width, window = hyper.whole(_EXPERT_WIDTH, cfg.d_ff), hyper.whole(_WINDOW)
+        width, window = hyper.whole(EXPERT_WIDTH, cfg.d_ff), hyper.whole(_WINDOW)
         cfg = replace(cfg, d_ff=width, window=window, output_bias=False)  # it always has one
         return cfg, options | {"qkv_bias": False}
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        return super().write(cfg) | {_EXPERT_WIDTH: cfg.d_ff, _WINDOW: cfg.window}
+        return super().write(cfg) | {EXPERT_WIDTH: cfg.d_ff, _WINDOW: cfg.window}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read what config.json says of RoPE and of windows."""
@@ -139,7 +139,7 @@ class GptOss(Mixture):
         given = kinds if isinstance(kinds, list) else []
         if kinds is not None and (given != _kinds(len(given)) or len(given) < count):
             config.refuse(f"layer_types must be a window in every other layer; got {kinds!r}")
-        found.setdefault(_EXPERT_WIDTH, found.get(_WIDTH, 1))
+        found.setdefault(EXPERT_WIDTH, found.get(_WIDTH, 1))
         quantized = config.get("quantization_config") or {}
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         if quantized and method != "mxfp4":

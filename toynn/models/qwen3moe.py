@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from toynn.formats.hf.config import Config
 from toynn.models.hyper import Hyper
 from toynn.models.llama import Llama
-from toynn.models.mixture import USED, Mixture, MixtureConfig, with_experts
+from toynn.models.mixture import EXPERT_WIDTH, USED, Mixture, MixtureConfig, with_experts
 from toynn.models.registry import register
 
 __all__ = ["Qwen3MoE", "Qwen3MoEConfig"]
 
-_WIDTH, _EXPERT_WIDTH = "feed_forward_length", "expert_feed_forward_length"
+_WIDTH = "feed_forward_length"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Qwen3MoE(Mixture):
     hf = replace(
         Mixture.hf,
         model_type="qwen3_moe",
-        keys={**Mixture.hf.keys, _EXPERT_WIDTH: "moe_intermediate_size"},
+        keys={**Mixture.hf.keys, EXPERT_WIDTH: "moe_intermediate_size"},
         optional=Mixture.hf.optional | {_WIDTH},
         fixed={**Mixture.hf.fixed, "decoder_sparse_step": (1,)},
     )
@@ -48,18 +48,18 @@ class Qwen3MoE(Mixture):
         """Return the configuration of a file's model, and the options that it calls for."""
         cfg, options = super().read(hyper)
         usual = max(1, cfg.d_ff // cfg.n_experts_used)  # as llama.cpp has it
-        return replace(cfg, d_ff=hyper.whole(_EXPERT_WIDTH, usual)), options
+        return replace(cfg, d_ff=hyper.whole(EXPERT_WIDTH, usual)), options
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file; as an MLP's width all that a token uses."""
-        widths = {_WIDTH: cfg.d_ff * cfg.n_experts_used, _EXPERT_WIDTH: cfg.d_ff}
+        widths = {_WIDTH: cfg.d_ff * cfg.n_experts_used, EXPERT_WIDTH: cfg.d_ff}
         return super().write(cfg) | widths
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
         """Refuse weights that do not add up to 1, which is what config.json means by default."""
         if config.get("norm_topk_prob", False) is not True:
             config.refuse("norm_topk_prob must be true: GGUF files have no place for another")
-        found.setdefault(_WIDTH, found.get(_EXPERT_WIDTH, 1) * found.get(USED, 1))
+        found.setdefault(_WIDTH, found.get(EXPERT_WIDTH, 1) * found.get(USED, 1))
         return super().complete(config, found)
 
     def folder(
