@@ -55,9 +55,11 @@ exec %(clang)s -static-libgcc -shared "$@" -L"%(root)s" -lpython%(tag)s %(librar
     -Wno-unused-command-line-argument
 """
 PYTHON = """\
-#!/bin/sh
+#!/bin/bash
+# Wine gives CPython no handle of a stream that is a file.
+set -o pipefail
 unset PYTHONUNBUFFERED PYTHONHOME PYTHONPATH
-exec wine "%(root)s/python.exe" "$@" < /dev/null
+wine "%(root)s/python.exe" "$@" < /dev/null 2>&1 | cat
 """
 PROGRAM = """\
 #include <wchar.h>
@@ -175,8 +177,8 @@ def unpack_sources(folder: Path, root: Path, apt: str) -> None:
     words = [word for name, what in told.items() for word in ("-o", f"Dir::Etc::{name}={what}")]
     words += ["-o", f"Dir::State::lists={state / 'lists'}"]
     run([apt, "-qq", *words, "update"], folder, {})
-    source = [apt, "-qq", *words, "source", "--download-only", f"python{VERSION}"]
-    run(source, state / "fetched", {})
+    source = [apt, "-qq", *words, "source", "--download-only", "--tar-only"]
+    run([*source, f"python{VERSION}"], state / "fetched", {})
     archive = next((state / "fetched").glob("*.orig.tar.*"))
     run(["tar", "-xf", str(archive), "--strip-components=1", "--one-top-level=src"], root, {})
     shutil.copytree(root / "src/Include", root / "include")

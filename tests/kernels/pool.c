@@ -1,10 +1,15 @@
 /* Calls toynn/_kernels/pool.h as test_pool.py tells it; ends with 0 if all was as it should be.
 
-   A case that hangs is ended by SIGALRM: no outcome depends on how long one takes. */
+   A case that hangs is ended by SIGALRM: no outcome depends on how long one takes. Windows has the
+   cases without fork and signals (tests/windows.py). */
+#include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <unistd.h>
+#ifndef _WIN32
+#include <sys/wait.h>
+#endif
 
 #ifdef TN_REFUSE /* so many threads are started, and no more */
 #include <errno.h>
@@ -107,6 +112,11 @@ static void several_callers(void) { /* each has workers of its own */
     REQUIRE(atomic_load(&tn_started) <= 1 + 2 + 1 + 3);
 }
 
+#ifdef _WIN32
+static void fork_in_the_middle(void) {}
+static void signals(void) {}
+static void alarm(int seconds) { (void)seconds; }
+#else
 static void* call_for_ever(void* n) {
     for (;;)
         call(*(int*)n);
@@ -158,6 +168,8 @@ static void signals(void) { /* are the program's own threads' to handle, but for
     tn_run_on_threads(note_signals, &came, 4);
     REQUIRE(came == 4);
 }
+
+#endif
 
 static void no_more_threads(void) {
 #ifdef TN_REFUSE

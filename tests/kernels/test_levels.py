@@ -40,3 +40,14 @@ def test_why_a_level_is_not_used(monkeypatch, capsys, supported, refusal, forced
 
 def test_the_level_in_use_is_not_among_them():
     assert toynn._kernels.level not in _kernels.unused_levels()
+
+
+def test_a_cpu_older_than_all_levels_has_generic(monkeypatch):
+    """Where another level is asked for, one line says which there are."""
+    monkeypatch.setattr(_kernels, "built_levels", lambda: ["generic", "avx2"])
+    monkeypatch.setattr(_kernels, "supported_levels", lambda: ["generic"])
+    monkeypatch.delenv("TOYNN_ISA", raising=False)
+    assert _kernels._choose() == "generic"
+    monkeypatch.setenv("TOYNN_ISA", "avx2")
+    with pytest.raises(ImportError, match=r"^TOYNN_ISA=avx2: this CPU .* usable here: generic$"):
+        _kernels._choose()

@@ -1,0 +1,54 @@
+"""An installed toynn: beside PyTorch, and in a folder that nobody may write."""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import toynn
+
+PRODUCT = """
+import numpy as np
+from toynn import _kernels
+def product():
+    x, w, y = np.full((64, 512), 2, "f4"), np.eye(512, dtype="f4"), np.empty((64, 512), "f4")
+    _kernels.matmul.forward(y, None, x, w, None, n_threads=2)
+    assert (y == 2).all()
+"""
+TORCH = "import torch; assert (torch.ones(512, 512) @ torch.ones(512, 512) == 512).all()"
+
+
+def run(code, **settings):
+    words = [sys.executable, "-B", "-c", code]
+    done = subprocess.run(words, env=os.environ | settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parity
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+@pytest.mark.parametrize("before", [True, False])
+def test_torch_is_imported_before_and_after(before):
+    """Each has threads of its own, and both compute, the first one again behind the second."""
+    first, second = (TORCH, "product()") if before else ("product()", TORCH)
+    run(f"{PRODUCT}\n{first}\n{second}\n{first}")
+
+
+def test_nothing_is_written_beside_the_package(tmp_path):
+    """site-packages may be read-only: nothing in it is new or changed behind a command."""
+    package = tmp_path / "site/toynn"
+    skipped = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(toynn.__file__).parent, package, ignore=skipped, copy_function=os.link)
+    for folder in [package, *(path for path in package.rglob("*") if path.is_dir())]:
+        folder.chmod(0o555)
+
+    def state():
+        return {path: os.lstat(path).st_mtime_ns for path in (tmp_path / "site").rglob("*")}
+
+    before = state()
+    code = f"import toynn; assert toynn.__file__.startswith({str(package)!r})\n{PRODUCT}\nproduct()"
+    run(code, PYTHONPATH=str(tmp_path / "site"))
+    assert state() == before
