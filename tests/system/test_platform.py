@@ -9,6 +9,7 @@ import errno
 import io
 import os
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -298,3 +299,24 @@ def test_nor_does_what_is_called_from_python():
     with cp1252() as written, lenient():
         print("run folder", "Ω│é")
     assert written.getvalue().split() == [b"run", b"folder", rb"\u03a9\u2502" + b"\xe9"]
+
+
+def test_threads_that_replace_one_file(windows, tmp_path):
+    """Each is whole, and none fails, though each finds the other's file open."""
+    if windows is not None:
+        pytest.skip("the simulation is for one thread")
+    failed = []
+
+    def write(value):
+        try:
+            for _ in range(20):
+                write_atomically(tmp_path / "file", bytes([value]) * 3000)
+        except CheckpointError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(value,)) for value in (1, 2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not failed and set(read(tmp_path)["file"]) in ({1}, {2})

@@ -63,7 +63,7 @@ def replacing(path: Path, what: str, error: type[ToynnError]) -> Iterator[Writer
     other's file. Until then the file is at ``file.name``.
     """
     target = through_links(path, error)
-    if target.exists() and not target.is_file():
+    if (old := _status(target)) and not stat.S_ISREG(old.st_mode):
         raise error(f"{path}: cannot write: it is a folder, or no regular file")
     try:
         disk.sweep(target.parent)
@@ -86,6 +86,14 @@ def through_links(path: Path, error: type[ToynnError]) -> Path:
     if target.is_symlink():
         raise error(f"{path}: cannot write: symbolic links that lead in a circle")
     return target
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Return what a path is, or None: in one call, for another thread may replace it meanwhile."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def free_space(folder: Path) -> str:
@@ -128,7 +136,7 @@ def finish(file: Writer) -> None:
 @contextlib.contextmanager
 def temporary(target: Path) -> Iterator[Writer]:
     """Open a new file beside a target, with its mode; it goes again if it keeps its name."""
-    old = target.stat() if target.exists() else None
+    old = _status(target)
     while True:
         path = disk.temporary_name(target)
         file = open_new(path, stat.S_IMODE(old.st_mode) & 0o777 if old else 0o666)
