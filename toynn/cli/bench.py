@@ -177,7 +177,7 @@ def run_lora_step(limits: "Limits") -> dict[str, Any]:
     from toynn.testing import lora_step, steps
 
     shape = lora_step.SHAPES[LORA]
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows: it is mapped
         path = Path(folder, "base.gguf")
         lora_step.write_file(path, shape)
         recipe = lora_step.recipe_over(path, shape)

@@ -95,7 +95,7 @@ def _kernels_of_levels() -> Iterator[Found]:
 
 def recipes(name: str) -> Iterator[Found]:
     """Train each recipe a few steps here and ``beside``; yield what their losses are."""
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows: it is mapped
         for recipe, train in _RECIPES.items():
             try:
                 losses = train(name, Path(folder))
@@ -188,7 +188,7 @@ def resumed(name: str) -> Iterator[Found]:
 
     The weights have the bits of a run that was never killed.
     """
-    with TemporaryDirectory() as given:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as given:
         folder = Path(given)
         (folder / "text.txt").write_text("".join(f"{k} times {k} is {k * k}. " for k in range(999)))
         whole, cut = folder / "whole", folder / "cut"
