@@ -40,7 +40,7 @@ def test_each_puzzle_has_five_wrong_answers_and_all_else():
     assert wrong.keys() == PUZZLES.keys() and len(PUZZLES) >= 20
     assert list(ROADS) == ["gradients", "engine", "speed", "bugs"]
     for name, puzzle in PUZZLES.items():
-        assert len(wrong[name]) == 5, name
+        assert len(wrong[name]) >= 5, name
         assert len(puzzle.wanted.splitlines()) <= 3, name
         assert max(map(len, puzzle.blank.splitlines())) <= 100, name
         assert len(puzzle.hints) >= 3 and puzzle.seconds <= 120, name

@@ -14,6 +14,7 @@ WRONG = {
             "grad[result]",
             r"line \d+: grad\[name\] = .*\nKeyError: 'unused'",
         ),
+        ("grad = {loss: 1.0}", "grad = {loss: 0.0}", r"grad\['d'\] .*the loss itself is 1: begin"),
         ("return grad", "return grad[tape[0][0]]", r"return a dictionary. It returned float"),
     ],
     "accumulation": [
@@ -57,6 +58,8 @@ WRONG = {
             "m, v",
             r"w\[0\] .*step 1.*the corrections",
         ),
+        ("m / (1 - beta1**t), v", "m, v", r"w\[0\] .*m is not corrected"),
+        ("v / (1 - beta2**t)", "v", r"w\[0\] .*v is not corrected"),
         ("w - lr * decay * w", "w - decay * w", r"the decay is not multiplied by lr"),
         ("(1 - beta2) * g * g", "(1 - beta2) * g", r"v\[0\] .*g is not squared"),
         ("(np.sqrt(square) + eps)", "np.sqrt(square + eps)", r"eps stands under the root"),
@@ -107,6 +110,21 @@ WRONG = {
     ],
     "packing": [
         ("row * length + at\n", "row * length\n", r"first\[0, 3\] .*one start for the whole row"),
+        (
+            "range(len(example))",
+            "[i * (example is not rest) for i in range(len(example))]",
+            r"positions\[1, 7\] .*padding has positions",
+        ),
+        (
+            "row * length + at\n",
+            "(row * length + at) * (example is not rest)\n",
+            r"first\[1, 6\] .*padding has a first",
+        ),
+        (
+            "row * length + at\n",
+            "at * (example is not rest)\n",
+            r"first\[1, 0\] .*the column of the start.*padding has none",
+        ),
         ("range(len(example))", "range(at, end)", r"positions\[0, 3\] .*count along the row"),
         (
             "labels[row, at : end - 1] = example[1:]",
@@ -120,6 +138,7 @@ WRONG = {
         ("values[:, past] = v", "pass", r"values\[:, past\]\[0, 0\] .*not written into the cache"),
         (" / np.sqrt(D)", "", r"o\[0, 0\] .*1 / sqrt\(D\) is missing"),
         ("g = h // (H // KV)", "g = h % KV", r"o\[1, 0\] .*heads are served in turn"),
+        ("g = h // (H // KV)", "g = h // KV", r"o\[2, 0\] .*not h // KV"),
         ("keys[g, : past + 1]", "keys[g, :past]", r"line \d+: o\[h\] = .*\nValueError"),
         (
             "keys[g, : past + 1] @ q[h] / np.sqrt(D)\n        p = np.exp(scores - scores.max())\n"
@@ -131,6 +150,7 @@ WRONG = {
     ],
     "q4_k": [
         (" - dmin * least", "", r"x\[0\] .*the minimum is missing"),
+        ("s[j - 4] >> 6 << 4", "s[j - 4] >> 6", r"x\[128\] .*belong above the 4 low ones"),
         ("s[j + 4] & 15 | s[j - 4] >> 6 << 4", "s[j + 4] & 15", r"x\[128\] .*high bits of scale"),
         (
             "part >> 4 if j % 2 else part & 15",

@@ -19,7 +19,7 @@ CYTHON = {
 }
 C = {
     "register_tile": [
-        ("K + k] * b1;", "K + k] * b0;", r"c\[0, \d+\] is wrong.*only index \d+, .* of axis 1"),
+        ("K + k] * b1;", "K + k] * b0;", r"c\[0, \d+\] is wrong.*at index \d+, .* of axis 1"),
         ("k < K; k++) {", "k < K - 1; k++) {", r"the last of the K terms is missing"),
         ("*(vec*)(c + i * N + V) = sum[i][1];", "", r"c\[0, (16|8)\] is nan"),
         (BOTH, BOTH.replace("+=", "="), r"only the last of the K terms is there"),

@@ -60,7 +60,7 @@ class Answer:
                 )[i]
                 raise Wrong(
                     f"{name} changed its argument {named}. Others still need {named}: "
-                    f"make a new array in place of `{named} -= ...` or `{named}[...] = ...`."
+                    f"make a new array, as by `{named} = {named} - ...`, not by `{named} -= ...`."
                 )
         return result
 

@@ -161,7 +161,7 @@ def _patterns(
                 f"axis {axis} is missing or wrong."
             )
         finite = np.isfinite(ratio).all() and right.shape[axis] > 2
-        if finite and np.ptp(ratio, axis).max() <= 1e-6 * np.abs(ratio).max():
+        if finite and (np.ptp(ratio, axis) <= 1e-6 * np.abs(ratio).max(axis)).all():
             yield f"along axis {axis} all elements have the same wrong factor."
 
 
@@ -185,8 +185,8 @@ def _places(wrong: Array) -> str:
         there = np.flatnonzero(wrong.any(axis=others))
         if there.size <= wrong.shape[axis] // 2:
             shown = ", ".join(map(str, there[:6])) + (", ..." if there.size > 6 else "")
-            last = f" (the last is {wrong.shape[axis] - 1})"
-            return f"only index {shown} of axis {axis} is wrong{last}: what is special there?"
+            last = wrong.shape[axis] - 1
+            return f"all errors are at index {shown} of axis {axis} (0 to {last}). Why there?"
     return ""
 
 

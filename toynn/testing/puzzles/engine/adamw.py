@@ -54,7 +54,7 @@ def check(answer: Answer) -> None:
             where=where,
             suspects={
                 "g is not squared.": BETA2 * v + (1 - BETA2) * g,
-                "beta1 is used in place of beta2.": BETA1 * v + (1 - BETA1) * g * g,
+                "beta1 is used where beta2 is wanted.": BETA1 * v + (1 - BETA1) * g * g,
             },
         )
         mean, square = right["m"] * c1, right["v"] * c2
@@ -67,6 +67,12 @@ def check(answer: Answer) -> None:
                 "the corrections are missing: m and v begin at 0, and are too small at first.": (
                     updated(g, 1.0, 1.0, DECAY)["w"]
                 ),
+                "m is not corrected: the third line has m', not m.": updated(g, 1.0, c2, DECAY)[
+                    "w"
+                ],
+                "v is not corrected: the third line has v', not v.": updated(g, c1, 1.0, DECAY)[
+                    "w"
+                ],
                 "the decay is missing.": plain,
                 "the decay is not multiplied by lr.": w - DECAY * w - LR * moved,
                 "eps stands under the root; it is added to the root.": w
@@ -83,7 +89,7 @@ def check(answer: Answer) -> None:
 PUZZLE = Puzzle(
     title="AdamW",
     wanted="""\
-Return the new w, m and v of one step of AdamW. w, m, v and the gradient g have one shape.
+Return new arrays: w, m and v after one step of AdamW. They and the gradient g have one shape.
 t is the number of the step: 1 in the first, when m and v are 0. decay is the weight decay.""",
     formula="""\
 m = beta1 m + (1 - beta1) g                 m' = m / (1 - beta1^t)

@@ -54,8 +54,8 @@ def check(answer: Answer) -> None:
         most = _live(tensors, fullest) * 11 // 10
         if size > most:
             fail(
-                f"the arena takes {size} bytes{where}; {most} are enough. In step {fullest}, its "
-                f"fullest, tensors of {_live(tensors, fullest)} bytes are live.",
+                f"the arena takes {size} bytes{where}. In step {fullest}, the fullest, tensors of "
+                f"{_live(tensors, fullest)} bytes are live. With a tenth more, {most} are allowed.",
                 "no memory is used twice."
                 if size >= together - ALIGN
                 else "holes: place large tensors first, each at the lowest offset that is free.",
@@ -85,7 +85,7 @@ PUZZLE = Puzzle(
     wanted="""\
 Return a list of byte offsets, one for each tensor: (bytes, first, last), live from step first
 to step last, both included. Tensors that are live in the same step must not overlap.
-Offsets are multiples of 64. The arena may be a tenth larger than its fullest step.""",
+Offsets are multiples of 64. The arena may be a tenth larger than what its fullest step needs.""",
     formula="""\
 plan([(100, 0, 1), (64, 1, 2), (100, 2, 3)]) may return [0, 128, 0]
          the first and the third are never live together

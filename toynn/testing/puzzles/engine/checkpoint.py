@@ -89,10 +89,11 @@ def check(answer: Answer) -> None:
 PUZZLE = Puzzle(
     title="checkpointing",
     wanted="""\
-Return dx, the gradient of x, through a chain of n layers. dy is the gradient of the last result.
-In the forward pass keep only the inputs of layers 0, every, 2 every, ... In the backward pass go
-segment by segment: compute the inputs of its `every` layers once more, use them, drop them.""",
+Return dx, the gradient of layer 0's input x. dy is the gradient of the result of layer n - 1.
+`every` layers are a segment. In the forward pass keep only each segment's first input. Then, from
+the last segment to the first: compute the inputs of its layers once more, use them, drop them.""",
     formula="""\
+the segments begin at layers 0, every, 2 * every, ...; n is a multiple of every
 y  = forward(i, x)               what layer i makes of x, i = 0 ... n - 1
 dx = backward(i, x, dy)          its gradient, from its input x and the gradient of its result""",
     code="""

@@ -10,7 +10,7 @@ from toynn.testing.puzzles.answer import Answer
 from toynn.testing.puzzles.compare import compare
 from toynn.testing.puzzles.puzzle import Puzzle
 
-H, KV, D, MOST = 4, 2, 3, 6
+H, KV, D, MOST = 6, 3, 4, 6
 
 
 def check(answer: Answer) -> None:
@@ -24,8 +24,7 @@ def check(answer: Answer) -> None:
 
         attended = partial(_attended, keys, values, k, v, past)
         right = attended(q, D**-0.5)
-        order = [0, 2, 1, 3]  # heads 0 and 2 with k's head 0
-        crossed = attended(q[order], D**-0.5)["o"][order]
+        spread = partial(_spread, q, right["keys"], right["values"])
         swapped = dict(zip(("keys", "values"), (keys.copy(), values.copy()), strict=True))
         o = answer("attend", swapped["keys"], swapped["values"], past, q, k, v, changes=(0, 1))
         where = f", with {past} tokens in the cache"
@@ -43,20 +42,27 @@ def check(answer: Answer) -> None:
             )
         suspects = {
             "the factor 1 / sqrt(D) is missing.": attended(q, 1.0)["o"],
-            "heads are served in turn (h % KV). H / KV heads side by side share one: h // (H / KV)."
-            "": crossed,
+            "heads are served in turn (h % KV). Heads side by side share one: h // (H // KV).": (
+                spread([h % KV for h in range(H)], past + 1)
+            ),
+            "the cache of head h is h // (H // KV), not h // KV.": spread(
+                [h // KV for h in range(H)], past + 1
+            ),
             "rows after the new token are read: nothing was written there yet.": np.full_like(
                 right["o"], np.nan
             ),
         }
         if past:
             heads = [h // (H // KV) for h in range(H)]
-            scores = np.einsum("hd,hnd->hn", q, keys[heads, :past]) * D**-0.5
-            p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-            suspects["the new token does not see itself."] = np.einsum(
-                "hn,hnd->hd", p, values[heads, :past]
-            )
+            suspects["the new token does not see itself."] = spread(heads, past)
         compare("o", o, right["o"], where=where, suspects=suspects)
+
+
+def _spread(q: Array, keys: Array, values: Array, heads: list[int], rows: int) -> Array:
+    """Attend with these caches' first rows, heads[h] for head h."""
+    scores = np.einsum("hd,hnd->hn", q, keys[heads, :rows]) * D**-0.5
+    p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    return np.asarray(np.einsum("hn,hnd->hd", p, values[heads, :rows]))
 
 
 def _attended(
@@ -83,7 +89,7 @@ Write the new token's k and v (KV, D) into row `past` of the caches keys and val
 Then return o (H, D): the attention of the H heads of q (H, D) over rows 0 ... past. Later rows hold
 garbage. H / KV heads side by side share one of the KV caches.""",
     formula="""\
-g    = h // (H / KV)                                        the cache of head h
+g    = h // (H // KV)                                       the cache of head h
 o[h] = softmax(keys[g, :past + 1] q[h] / sqrt(D)) values[g, :past + 1]""",
     code="""
 import numpy as np

@@ -7,21 +7,21 @@ from toynn.testing.puzzles.compare import compare
 from toynn.testing.puzzles.puzzle import Puzzle
 
 LENGTH = 8
-EXAMPLES = [[11, 12, 13], [21, 22, 23, 24, 25], [31, 32], [41, 42, 43, 44], [51]]
-#: What they become: two rows, of which the second has one token of padding.
-IDS = [[11, 12, 13, 21, 22, 23, 24, 25], [31, 32, 41, 42, 43, 44, 51, 0]]
-FIRST = [[0, 0, 0, 3, 3, 3, 3, 3], [8, 8, 10, 10, 10, 10, 14, 15]]
-ENDS = [[2, 7], [1, 5, 6, 7]]
+EXAMPLES = [[11, 12, 13], [21, 22, 23, 24, 25], [31, 32], [41, 42, 43], [51]]
+#: What they become: two rows, of which the second has two tokens of padding.
+IDS = [[11, 12, 13, 21, 22, 23, 24, 25], [31, 32, 41, 42, 43, 51, 0, 0]]
+FIRST = [[0, 0, 0, 3, 3, 3, 3, 3], [8, 8, 10, 10, 10, 13, 14, 14]]
+ENDS = [[2, 7], [1, 4, 5, 6, 7]]
 
 
 def check(answer: Answer) -> None:
     """Compare the four arrays in the order in which they are made."""
     ids, first = np.array(IDS), np.array(FIRST)
     flat = np.arange(ids.size).reshape(ids.shape)
-    labels = np.roll(ids, -1, axis=1)
+    labels, padding = np.roll(ids, -1, axis=1), ids == 0
     crossing = labels.copy()
     crossing[:, -1] = -100
-    crossing[1, 6:] = -100
+    crossing[1, 5:] = -100
     for row, ends in enumerate(ENDS):
         labels[row, ends] = -100
     got = answer.several("pack", "ids, labels, positions, first", EXAMPLES, LENGTH)
@@ -32,6 +32,9 @@ def check(answer: Answer) -> None:
         flat - first,
         suspects={
             "positions count along the row; each example begins at 0.": flat % LENGTH,
+            "padding has positions, too: 0, 1, 2, ... as one more example.": np.where(
+                padding, 0, flat - first
+            ),
             "positions count from 1; the first is 0.": flat - first + 1,
         },
     )
@@ -40,11 +43,15 @@ def check(answer: Answer) -> None:
         got["first"],
         first,
         suspects={
+            "padding has a first, too: where the padding begins.": np.where(padding, 0, first),
+            "the column of the start, where that in the whole batch is wanted; padding has none.": (
+                np.where(padding, 0, first - flat // LENGTH * LENGTH)
+            ),
             "one start for the whole row: examples see each other.": flat // LENGTH * LENGTH,
             "the column of the start; the number in the whole batch is wanted.": first
             - flat // LENGTH * LENGTH,
             "the number of the example, where its first token's number is wanted.": np.array(
-                [[0] * 3 + [1] * 5, [2] * 2 + [3] * 4 + [4, 5]]
+                [[0] * 3 + [1] * 5, [2] * 2 + [3] * 3 + [4, 5, 5]]
             ),
         },
     )
@@ -68,15 +75,16 @@ PUZZLE = Puzzle(
     title="pack examples into rows",
     wanted="""\
 Return ids, labels, positions and first: whole-number arrays (rows, length). Put examples side by
-side into a row. An example that is longer than what is left of the row begins a new one. What is
-left is padding: ids 0, labels -100, positions and first as of one more example.""",
+side into a row. An example that does not fit into the rest of its row begins a new row. A row's
+rest is padding: ids 0, labels -100. Its positions and first are those of one more example.""",
     formula="""\
 labels      the next token of the same example; -100 at its last token
 positions   0, 1, 2, ... within each example
 first       where the token's example begins, counted over all rows: row * length + column
 
-length = 4, examples [5, 6], [7], [8, 9, 10]:     ids    [5, 6, 7, 0], [8, 9, 10, 0]
-                                                  first  [0, 0, 2, 3], [4, 4, 4, 7]""",
+length = 5, examples [5, 6], [7], [8, 9, 10]:     ids        [5, 6, 7, 0, 0], [8, 9, 10, 0, 0]
+                                                  positions  [0, 1, 0, 0, 1], [0, 1, 2, 0, 1]
+                                                  first      [0, 0, 2, 3, 3], [5, 5, 5, 8, 8]""",
     code="""
 import numpy as np
 

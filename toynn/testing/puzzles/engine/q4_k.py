@@ -20,6 +20,7 @@ def check(answer: Answer) -> None:
         numbers = nibbles.reshape(8, 32)
         pairs = np.stack([block[16:] & 15, block[16:] >> 4], -1).reshape(8, 32)
         swapped = numbers.reshape(4, 2, 32)[:, ::-1].reshape(8, 32)
+        unshifted = np.array([*scales[:4], *(block[12:16] & 15 | block[4:8] >> 6)], float)
         low = np.array([*scales[:4], *(block[12:16] & 15)], float)
 
         def value(scales: np.ndarray, mins: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -34,6 +35,9 @@ def check(answer: Answer) -> None:
                 "the minimum is missing: - dmin min[j].": value(scales, 0 * mins, numbers),
                 "the minimum is added; it is subtracted.": value(scales, -mins, numbers),
                 "the high bits of scale[4] ... scale[7] are missing.": value(low, mins, numbers),
+                "the high bits of scale[4] ... scale[7] belong above the 4 low ones.": value(
+                    unshifted, mins, numbers
+                ),
                 "low and high halves of the bytes are swapped.": value(scales, mins, swapped),
                 "both halves of a byte are taken for neighbours. The 32 low halves come first, "
                 "then the 32 high ones.": value(scales, mins, pairs),

@@ -36,7 +36,7 @@ def check(answer: Answer) -> None:
                 ahead[name] = ahead.get(name, 0.0) + slope * ahead.get(out, 0.0)
         if loss not in got:
             fail(f"the gradient of the loss itself, {loss!r}, is missing. It is 1: begin with it.")
-        for name in sorted(right, key=lambda name: (right[name] == 0, name)):
+        for name in sorted(right, key=lambda name: (name != loss, right[name] == 0, name)):
             if name not in got and right[name]:
                 fail(f"the gradient of {name!r} is missing, in {what}. It is {right[name]:g}.")
             compare(
@@ -45,6 +45,11 @@ def check(answer: Answer) -> None:
                 right[name],
                 where=f", in {what}",
                 suspects={
+                    **(
+                        {"the gradient of the loss itself is 1: begin with it.": 0.0}
+                        if name == loss
+                        else {}
+                    ),
                     "a gradient is overwritten. Where several ways lead from the loss to a "
                     "number, their gradients are added.": last.get(name, 0.0),
                     "the tape is walked from its beginning. Begin at its end: a gradient must be "

@@ -49,15 +49,15 @@ def _compare(answer: Answer, case: Expected, where: str) -> None:
             "the sign: a loss is -log of a probability.": -loss,
         },
     )
+    given = np.asarray(got["dlogits"])
     case = Expected(case.given, case.function, np.ones(()), {"dlogits": right}, {"rows": rows})
     case.compare(
         {"dlogits": got["dlogits"]},
         dlogits={
-            "rows with label -100 have a gradient. They need 0.": np.where(
-                counting[:, None], everywhere, p
-            )
-            / rows,
             "-100 is taken for a label, counted from the end.": everywhere / rows,
+            "rows with label -100 have a gradient. They need 0.": np.where(
+                counting[:, None], right, given if given.shape == right.shape else np.nan
+            ),
             "1 is not subtracted at the label.": p * counting[:, None] / rows,
         },
     )

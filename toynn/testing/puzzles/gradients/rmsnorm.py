@@ -23,6 +23,10 @@ def check(answer: Answer) -> None:
                 * w
                 * dy
                 - x * r**2 * k,
+                "w is missing: it stands between dy and x r.": r * dy
+                - x * r**3 * (dy * x).mean(1, keepdims=True),
+                "the second term is added. r falls where x^2 rises: subtract it.": r * w * dy
+                + x * r**3 * k,
                 "w is missing inside of the mean.": r * w * dy
                 - x * r**3 * (dy * x).mean(1, keepdims=True),
             },

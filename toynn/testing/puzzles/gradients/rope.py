@@ -28,7 +28,7 @@ def check(answer: Answer) -> None:
             "neighbours are paired (0 with 1). Here channel j belongs to channel j + D / 2.": (
                 neighbours
             ),
-            "the row number is used in place of positions[n].": rows,
+            "the row number is used where positions[n] is wanted.": rows,
             "dy is returned as it came.": case.dy,
         },
     )

@@ -18,6 +18,10 @@ def check(answer: Answer) -> None:
                 "the sum runs over all rows; each row has its own.": y * (dy - total),
                 "y is not applied to the whole difference.": y * dy
                 - (y * dy).sum(1, keepdims=True),
+                "y is missing inside of the sum.": y * (dy - dy.sum(1, keepdims=True)),
+                "only the way from x[c] to y[c]. x[c] moves every other y of its row, too.": y
+                * (1 - y)
+                * dy,
             },
         )
 
