@@ -202,7 +202,9 @@ def test_what_things_look_like(files):
     assert repr(ByteTokenizer()) == "ByteTokenizer(Bytes, 256 tokens)"
     ids = np.arange(8, dtype=np.int32)
     recipe.step(ids, None, ids, toynn.AdamW.for_lora().hp_for_step(0), True)
-    for shown in (session.tape, session.profile(), session.memory()):
+    folded = session.tape._repr_html_()
+    assert folded.startswith("<pre") and folded.count("<details>") == folded.count("</details>") > 1
+    for shown in (session.profile(), session.memory()):
         html = shown._repr_html_()
         assert html.startswith("<pre") and html.endswith("</pre>") and "<" not in html[4:-6]
     session.close()

@@ -104,7 +104,7 @@ def test_what_does_not_exist_is_refused_with_what_does(arch, target):
         ({"targets": None}, "targets must be"),
         ({"use_dora": 1}, "use_dora must be True or False; got 1"),
         ({"init": "pissa_niter_"}, "init must be one of normal, peft, pissa, pissa_niter_N; got"),
-        ({"init": "pissa", "use_dora": True}, "use_dora: its magnitudes are those of the matrix"),
+        ({"init": "pissa", "use_dora": True}, "use_dora needs the whole matrix; got init 'pissa'"),
     ],
 )
 def test_options_out_of_range_are_refused_by_name(wrong, message):

@@ -34,7 +34,7 @@ def code(tmp_path_factory):
     def compiled(name):
         if name not in made:
             built = folder / f"{name}.o"
-            words = [GCC, "-fPIC", *flags(), f"-I{GEMM}", "-c", GEMM / f"{name}.c", "-o", built]
+            words = [GCC, "-fPIC", *flags(), "-c", GEMM / f"{name}.c", "-o", built]
             subprocess.run(words, check=True)
             words = [OBJDUMP, "-d", "--no-show-raw-insn", built]
             made[name] = functions(
@@ -50,7 +50,8 @@ def flags():
         patch.setattr(platform, "machine", lambda: "aarch64")
         patch.delenv("TOYNN_SANITIZE", raising=False)
         setup = runpy.run_path(str(ROOT / "setup.py"))
-    return [*setup["COMPILE"], *setup["LEVELS"]["neon"]]
+    folders = [f"-I{ROOT / folder}" for folder in setup["INCLUDE"]]
+    return [*setup["COMPILE"], *setup["LEVELS"]["neon"], *folders]
 
 
 def functions(listing):

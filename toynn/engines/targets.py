@@ -148,7 +148,7 @@ class AdapterOptions:
         alpha = self.rank if self.alpha is None else self.alpha
         if self.use_dora and self.is_principal:
             raise ConfigError(
-                "LoRA: use_dora needs the whole matrix; got init {self.init!r}, which subtracts a "
+                f"LoRA: use_dora needs the whole matrix; got init {self.init!r}, which subtracts a "
                 "part of it: use one of the two"
             )
         named = isinstance(targets, Sequence) and all(isinstance(t, str) and t for t in targets)
