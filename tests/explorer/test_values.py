@@ -1,6 +1,8 @@
 """The numbers of a step, call by call, against a session that keeps every activation."""
 
 import base64
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,11 +11,10 @@ from tiny import Tiny
 
 import toynn
 from toynn.errors import ConfigError, LifecycleError
-from toynn.explorer.values import MOST, followed, recorded
+from toynn.explorer.values import MOST, followed, recorded, unchanged
 from toynn.graph.described import described, numbered
 from toynn.graph.tape import Role
 from toynn.session import Session
-from toynn.session.looking import run_looking
 from toynn.testing.xor import Xor
 
 T = 6
@@ -109,12 +110,31 @@ def test_numbers_are_those_that_download_gives(make, tmp_path, monkeypatch):
     }, "every tensor that the step computes"
 
 
-def test_the_reference_goes_step_by_step_too_and_others_refuse(tmp_path):
+def test_the_reference_goes_step_by_step_too_and_others_refuse(tmp_path, monkeypatch):
     session, take = gpt2("reference", tmp_path)
     take()
     assert recorded(session, numbered(session.tape))["nodes"]
+    tiny = Tiny()
+    compiled = tiny.s._compiled[tiny.s.tape]
+    monkeypatch.setitem(tiny.s._compiled, tiny.s.tape, replace(compiled, program=object()))
     with pytest.raises(ConfigError, match="object runs whole segments only"):
-        run_looking(object(), session.tape, "FBU", False, {}, print)
+        tiny.s.run("grads", look=print)
+    assert not tiny.s.pending, "nothing waits for an update"
+
+
+def test_a_look_that_raises_leaves_no_micro_batch():
+    tiny = Tiny()
+    with pytest.raises(ZeroDivisionError):
+        tiny.s.run("grads", look=lambda *_: 1 / 0)
+    assert not tiny.s.pending
+    tiny.s.run()
+
+
+def test_no_other_thread_steps_before_weights_are_put_back():
+    tiny = Tiny()
+    with ThreadPoolExecutor(1) as pool, unchanged(tiny.s):
+        assert isinstance(pool.submit(tiny.s.run).exception(), LifecycleError)
+    tiny.s.run()
 
 
 def test_what_cannot_be_recorded_says_so():

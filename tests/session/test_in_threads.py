@@ -87,6 +87,7 @@ def test_a_call_of_an_engine_is_one_threads_wholly(monkeypatch):
         "evaluate()": lambda batch: engine.evaluate(batch),
         "logits()": lambda batch: engine.logits(batch.inputs),
         "Decoder.read()": lambda batch: decoder.read(batch.inputs[:1]),
+        "decoder()": lambda batch: engine.decoder(),
         "weights()": lambda batch: engine.weights(),
         "gradients()": lambda batch: engine.gradients(),
         "load_weights()": lambda batch: engine.load_weights(weights),

@@ -79,8 +79,9 @@ class Decoding:
                 f"batch_decoder: expected 1 or more sequences, with room for 1 to {context} "
                 f"tokens, the context; got {batch} and {room}"
             )
-        self.begun[batch, room] = self.begun.get((batch, room), 0) + 1
-        self.use((batch, room))
+        with self.engine.session.exclusively("decoder()"):
+            self.begun[batch, room] = self.begun.get((batch, room), 0) + 1
+            self.use((batch, room))
         return BatchDecoder(self, batch, room)
 
     @uninterrupted
@@ -90,8 +91,8 @@ class Decoding:
         self._kept.move_to_end(key)
         while len(self._kept) > MOST_KEPT:
             oldest = next(iter(self._kept))
-            self.begun[oldest] += 1
             self.engine.session.release(self._kept[oldest].values())
+            self.begun[oldest] += 1
             del self._kept[oldest]
 
     def rewinds(self, key: tuple[int, int]) -> bool:

@@ -172,6 +172,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
         found = self._weights.adapters
         return {} if found is None else found.layers
 
+    @exclusive
     def init_adapters(self, init: str, seed: int, init_scale: float) -> None:
         """Draw every A, each with a stream of its own, as ``init`` says; set every B to zero.
 

@@ -147,8 +147,11 @@ class SequenceEngine(FileEngine[C], Generic[C]):
     def label_losses(self) -> NDArray[np.float32]:
         """Return the loss of each label that counts of the batch that was evaluated last, (rows,).
 
-        In the order of the labels; ``evaluate`` has returned their mean. Raises LifecycleError
-        where ``RecipeOptions.label_losses`` does not ask for them, or no such batch was evaluated.
+        In the order of the labels; ``evaluate`` has returned their mean. Where threads share an
+        engine, ``session.exclusively`` keeps others out between the two calls.
+
+        Raises LifecycleError where ``RecipeOptions.label_losses`` does not ask for them, or no such
+        batch was evaluated.
         """
         step, rows = self._evaluated or (None, 0)
         if step is None or step.losses is None:

@@ -74,14 +74,18 @@ def recorded(session: Any, numbers: dict[Tensor, int]) -> dict[str, Any]:
 
 @contextmanager
 def unchanged(session: Any) -> Iterator[None]:
-    """Put weights and moments back behind steps that are taken here. Takes a copy of them."""
-    updated = [tensor for tensor in session.tape.roots if tensor.role in _UPDATED]
-    before = {tensor: session.download(tensor) for tensor in updated}
-    try:
-        yield
-    finally:
-        for tensor, values in before.items():
-            session.upload(tensor, values)
+    """Put weights and moments back after steps that are taken here. Takes a copy of them.
+
+    Until then no other thread uses the session: LifecycleError there.
+    """
+    with session.exclusively("looking at a step", signals=True):
+        updated = [tensor for tensor in session.tape.roots if tensor.role in _UPDATED]
+        before = {tensor: session.download(tensor) for tensor in updated}
+        try:
+            yield
+        finally:
+            for tensor, values in before.items():
+                session.upload(tensor, values)
 
 
 def followed(element: str, numbers: dict[Tensor, int]) -> dict[str, Any]:

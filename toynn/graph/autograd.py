@@ -64,12 +64,14 @@ class Backward:
 
     def _back(self, nodes: Iterable[tuple[Node, Node]]) -> None:
         """Record the backward of nodes, each given with the one whose tensors it is to read."""
-        for node, read in nodes:
-            output = node.outputs[0]
-            if output in self._parts and output in self._active and node.op.gradient:
-                self.tape.current_block = node.block  # of the backward, too
-                node.op.gradient(self, read, self._sum(output))
-        self.tape.current_block = None
+        try:
+            for node, read in nodes:
+                output = node.outputs[0]
+                if output in self._parts and output in self._active and node.op.gradient:
+                    self.tape.current_block = node.block  # of the backward, too
+                    node.op.gradient(self, read, self._sum(output))
+        finally:
+            self.tape.current_block = None
 
     def _again(self, block: Sequence[Node]) -> None:
         """Record the backward of a block, and before it what it reads of the block's forward."""

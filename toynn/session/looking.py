@@ -11,29 +11,30 @@ from toynn.graph.storage import values_at
 from toynn.graph.tape import Tape, Tensor
 from toynn.graph.tensor import place_of
 
-__all__ = ["Look", "Read", "run_looking"]
+__all__ = ["Look", "Read", "check_stops", "run_looking"]
 
 Read = Callable[[Tensor], NDArray[Any]]
 Look = Callable[[int, bool, Read], object]  # node, whether it has run, what reads memory
 
 
+def check_stops(program: Program) -> None:
+    """Raise ConfigError where the backend's programs run whole segments only."""
+    if not isinstance(program, Stepping):
+        raise ConfigError(
+            f"run(look=...): {type(program).__name__} runs whole segments only; the backends cpu "
+            "and reference stop at each node"
+        )
+
+
 def run_looking(
-    program: Program,
+    program: Any,
     tape: Tape,
     segments: str,
     accumulate: bool,
     buffers: Mapping[str, Buffer],
     look: Look,
 ) -> None:
-    """Run the nodes of these segments of a compiled tape one at a time; see Session.run.
-
-    Raises ConfigError where the backend's programs run whole segments only.
-    """
-    if not isinstance(program, Stepping):
-        raise ConfigError(
-            f"run(look=...): {type(program).__name__} runs whole segments only; the backends cpu "
-            "and reference stop at each node"
-        )
+    """Run the nodes of these segments of a compiled tape one at a time; see Session.run."""
 
     def read(tensor: Tensor) -> NDArray[Any]:
         place = place_of(tensor, tape.places)

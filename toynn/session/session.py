@@ -36,7 +36,7 @@ from toynn.numerics.adamw_row import SLOTS
 from toynn.optim import AdamW
 from toynn.options import checked_prepack
 from toynn.session.feeding import compiled_feed, passes_checks
-from toynn.session.looking import Look, run_looking
+from toynn.session.looking import Look, check_stops, run_looking
 from toynn.session.memory import MemoryUse
 from toynn.session.step import Step
 from toynn.session.updates import Updates
@@ -502,7 +502,8 @@ class Session:
 
         ``look(i, done, read)`` is called before and after each node i that runs; ``read(tensor)``
         returns what is in the memory of any tensor of the tape then. Such a run takes one call of
-        Python for each node. Raises ConfigError for a backend that runs whole segments only.
+        Python for each node. If ``look`` raises, the micro-batches are forgotten, and an update may
+        be half done. Raises ConfigError for a backend that runs whole segments only.
         """
         tape = tape or self.tape
         compiled = self._check_realized("run()", tape)
@@ -517,6 +518,8 @@ class Session:
         if not compiled.needed[to] <= self._known:
             missing = sorted(t.name for t in compiled.needed[to] - self._known)
             _refuse("run()", f"before upload({missing[0]})")
+        if look is not None:
+            check_stops(compiled.program)
         accumulate = self.pending
         if to in ("grads", "update"):
             self.trained = tape
@@ -526,7 +529,13 @@ class Session:
             compiled.program.run(compiled.segments[to], accumulate)
         else:
             buffers = {**self._storage.buffers, "arena": compiled.arena}
-            run_looking(compiled.program, tape, compiled.segments[to], accumulate, buffers, look)
+            try:
+                run_looking(
+                    compiled.program, tape, compiled.segments[to], accumulate, buffers, look
+                )
+            except BaseException:  # of look
+                self._forget()
+                raise
         self.changes += to in ("update", "apply")
         self._known |= compiled.written[to]
         if self._updates.norm in compiled.written[to] and (why := self._updates.refused()):

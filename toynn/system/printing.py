@@ -32,7 +32,7 @@ TURNING = frozenset(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
 def harmless(text: str, kept: str = "\n\t") -> str:
     """Return a text without control characters but those kept: line breaks and tabs.
 
-    All other characters become U+FFFD, also those that change the direction of text. So no escape
+    All others of them become U+FFFD, also those that change the direction of text. So no escape
     sequence reaches the terminal, and no name can pose as another.
     """
     return "".join(
@@ -97,8 +97,8 @@ class Lenient:
             try:
                 self._stream.write(text)
             except UnicodeEncodeError as error:  # a file on Windows is cp1252
-                own = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
-                self._stream.write(own)
+                own = getattr(self._stream, "encoding", None) or error.encoding  # or "charmap"
+                self._stream.write(text.encode(own, "backslashreplace").decode(own))
         return len(text)
 
     def flush(self) -> None:

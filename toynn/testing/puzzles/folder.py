@@ -26,6 +26,7 @@ __all__ = ["PROGRESS", "Folder", "Verdict"]
 PROGRESS = "progress.json"
 PRINTED = 2**16  # bytes of what a program prints that are kept
 GRACE = 600  # seconds to start a process on a busy machine, beside the time of the check
+DRAIN = 2  # seconds for what it printed: a process that it has started may print for ever
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def checked(puzzle: Puzzle, path: Path, seconds: float | None = None) -> Verdict
         )
         assert process.stdout is not None
         kept = bytearray()
-        reader = threading.Thread(target=_keep, args=(process.stdout, kept))
+        reader = threading.Thread(target=_keep, args=(process.stdout, kept), daemon=True)
         reader.start()
         try:
             code = process.wait(seconds + GRACE)
@@ -144,8 +145,9 @@ def checked(puzzle: Puzzle, path: Path, seconds: float | None = None) -> Verdict
                 raise
             code = None
         finally:
-            reader.join()
-            process.stdout.close()
+            reader.join(DRAIN)
+            if not reader.is_alive():
+                process.stdout.close()
         printed = kept.decode(errors="replace")
         if said.is_file() and code == 0:
             return Verdict(**json.loads(said.read_bytes()), printed=printed)
