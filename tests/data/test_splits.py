@@ -1,5 +1,7 @@
 """Which files are a split of a data set: of a repository's names, and of a folder's."""
 
+import hashlib
+
 import pytest
 
 from toynn.data import jsonl
@@ -31,13 +33,33 @@ NAMES = [
     (SAMPLES, "sample/10BT", None, "sample/10BT/*.parquet"),
     (["a.jsonl", "b.jsonl", "c_test.jsonl"], "", None, "got 2: name one: a.jsonl, b.jsonl"),
     (["a.bin"], "", None, "expected files (.parquet, .jsonl, "),
+    (CONVERTED, "de/", None, "de/train/*.parquet"),
+    (["x_test.csv"], "x_test.csv", "test", "x_test.csv is one file, without splits: leave :test"),
 ]
+ONLY = " in the cache (connect to a network for others): name one behind a "
+#: The same where other names may be missing: being the only one is no reason to be taken.
+CACHED = [
+    (["x.parquet"], "", None, "x.parquet"),
+    (["only_test.json"], "", None, f"no split is called train{ONLY}colon: test"),
+    (["only_test.json"], "", "test", "only_test.json"),
+    (["only_test.json"], "only_test.json", None, "only_test.json"),
+    (["only_test.json"], "", "dev", f"there is no split validation{ONLY}colon: test"),
+    (CONVERTED[2:], "", None, f"there is one configuration{ONLY}slash: de"),
+    (CONVERTED[2:], "", "train", f"there is one configuration{ONLY}slash: de"),
+    (CONVERTED[2:], "de", None, "de/train/*.parquet"),
+    (CONVERTED[2:], "de/train", None, "de/train/*.parquet"),
+    (["de/test/0.csv"], "de/test", None, "de/test/0.csv"),
+    (["de/test/0.csv"], "de", None, f"no split is called train{ONLY}colon: test"),
+    (CONVERTED[:2], "", None, "default/train/*.parquet"),
+    (["README.md"], "", None, "in the cache (connect to a network for others); there are README"),
+]
+BOTH = [(*each, False) for each in NAMES] + [(*each, True) for each in CACHED]
 
 
-@pytest.mark.parametrize(("names", "within", "split", "expected"), NAMES)
-def test_names_of_a_repository(names, within, split, expected):
+@pytest.mark.parametrize(("names", "within", "split", "expected", "cached"), BOTH)
+def test_names_of_a_repository(names, within, split, expected, cached):
     try:
-        found = choose("hf:o/n", names, within, split).path
+        found = choose("hf:o/n", names, within, split, cached=cached).path
     except DataError as error:
         found = str(error)
         assert found.startswith("hf:o/n: ")
@@ -104,6 +126,28 @@ def test_other_names_and_nested_folders(tmp_path):
     assert files_of(tmp_path / "qa/0001.parquet") == [tmp_path / "qa/0001.parquet"]
 
 
+def test_a_folder_of_texts_may_have_tables_below(tmp_path):
+    for name in ("README.md", "a.txt", "below/b.txt", ".cache/note.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("words")
+    (tmp_path / "picture.png").write_bytes(b"no text")
+    write(tmp_path / "tables/0000.parquet", "one")
+    assert len(read(tmp_path, holdout=0).train) == 4
+    assert parts_of(tmp_path) == {"train": tmp_path}
+    found = survey(tmp_path, ByteTokenizer(), 256)
+    assert (found.kind, found.bytes) == ("a folder of texts", 20)
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "below/b.txt").unlink()
+    with pytest.raises(DataError, match=r"its data are in folders: name one: [^,]*/tables$"):
+        read(tmp_path)
+
+
+def test_tables_in_hidden_folders_are_no_data(tmp_path):
+    write(tmp_path / ".cache/0000.parquet", "one")
+    with pytest.raises(DataError, match=r"expected train\.jsonl in it; got \.cache"):
+        read(tmp_path)
+
+
 def test_every_shard_counts_for_digests_and_cached_tokens(folder, tmp_path):
     series = folder / "data/train-*-of-00002.parquet"
     store = TokenCache(tmp_path / "tokens")
@@ -112,3 +156,24 @@ def test_every_shard_counts_for_digests_and_cached_tokens(folder, tmp_path):
     write(folder / "data/train-00001-of-00002.parquet", "three", "more")
     assert all(digest(path) != was for path, was in zip((series, folder), before, strict=True))
     assert len(read(series, holdout=0, store=store).train) == 4
+
+
+def test_a_text_beside_shards_does_not_count_for_digests(folder):
+    before = digest(folder), digest(folder / "data")
+    (folder / "README.md").write_text("# more")
+    (folder / "data" / "LICENSE.txt").write_text("any")
+    assert (digest(folder), digest(folder / "data")) == before
+    write(folder / "data/validation-00000-of-00001.parquet", "five")
+    assert digest(folder) != before[0] and digest(folder / "data") != before[1]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "train.jsonl", "model.safetensors"])
+def test_files_below_that_are_not_read_do_not_count_for_digests(tmp_path, name):
+    """As without data/ and shards: a run that was saved before they were known goes on."""
+    (tmp_path / name).write_text("words")
+    alone = hashlib.sha256(b"words").hexdigest()
+    expected = hashlib.sha256(f"{name}\0{alone}".encode()).hexdigest()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x.csv").write_text("a,b")
+    write(tmp_path / "tables/0000.parquet", "one")
+    assert digest(tmp_path) == expected

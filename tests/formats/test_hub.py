@@ -294,6 +294,28 @@ def test_shards_are_one_data_set_and_only_they_are_fetched(data, monkeypatch):
         local_data("hf:o/lines")
 
 
+@pytest.mark.parametrize("offline", [True, False])
+def test_the_only_split_in_the_cache_is_not_taken_for_another(data, monkeypatch, offline):
+    named, told = ("hf:o/words:validation", "hf:o/several/qa"), []
+    paths = [local_data(each) for each in named]
+    if offline:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    else:
+        monkeypatch.setattr(hub.HfApi, "list_repo_files", unreachable)
+    with pytest.raises(
+        DataError, match=r"no split is called train in the cache \(connect .* valid"
+    ):
+        local_data("hf:o/words")
+    with pytest.raises(DataError, match=r"there is one configuration in the cache .* slash: qa$"):
+        local_data("hf:o/several")
+    assert [local_data(each, lambda *said: told.append(said)) for each in named] == paths
+    for (part, said), text in zip(told, named, strict=True):
+        assert part == "data" and said.startswith(f"{text}: the hub cannot be reached: reads ")
+    told.clear()
+    local_data("hf:o/several/qa/train-00000-of-00001.parquet", lambda *said: told.append(said))
+    assert not told  # it is what was named
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -301,6 +323,7 @@ def test_shards_are_one_data_set_and_only_they_are_fetched(data, monkeypatch):
         ("hf:o/words/data/train-00001-of-00002-5852b56a.parquet", ["three"]),
         ("hf:o/several/qa", ["qa"]),
         ("hf:o/several/main:train", ["main"]),
+        ("hf:o/several/main/:train", ["main"]),
         ("hf:o/lines", ["x"]),
     ],
 )
@@ -315,6 +338,7 @@ def test_what_a_name_of_data_means(data, text, words):
         ("hf:o/words:test", "there is no split test: name one behind a colon: train, validation"),
         ("hf:o/several", "there are 2 configurations: name one behind a slash: main, qa"),
         ("hf:o/words/en", "expected files (.parquet, .jsonl, "),
+        ("hf:o/lines/a_eval.jsonl:test", "a_eval.jsonl is one file, without splits: leave :test"),
         ("hf:o/words:", "a split is named as in hf:OWNER/NAME:test"),
     ],
 )

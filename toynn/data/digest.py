@@ -2,11 +2,13 @@
 
 import hashlib
 import os
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from toynn.data._containers import texts
-from toynn.data.splits import files_of
+from toynn.data._containers import TEXTS, texts
+from toynn.data.splits import SPLITS, files_of, part_of
+from toynn.errors import DataError
 from toynn.system import platform
 from toynn.system.reading import readable
 
@@ -16,14 +18,14 @@ __all__ = ["digest", "listing"]
 def digest(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a file; of several or a folder, that of their names and bytes.
 
-    Files in data/, where the hub has them, count too. A folder without a train.jsonl or its like is
-    data as a tree of texts: those below count.
+    Shards in data/, where the hub has them, count too; texts beside shards do not. A folder with
+    neither a train.jsonl or its like nor shards is data as a tree of texts: those below count.
     Raises DataError if one cannot be read.
     """
     path = Path(path)
     with readable(path):
         if path.is_dir():
-            root, files = path, sorted({*_shown(path), *_shown(path / "data"), *_texts_below(path)})
+            root, files = path, sorted(_files_in(path))
         elif (files := files_of(path)) == [path]:
             return _of_file(path)
         else:
@@ -49,15 +51,17 @@ def listing(folder: str | os.PathLike[str]) -> str:
     return whole.hexdigest()
 
 
-def _shown(folder: Path) -> list[Path]:
-    inside = folder.iterdir() if folder.is_dir() else ()
-    return [each for each in inside if each.is_file() and each.name[0] != "."]
-
-
-def _texts_below(folder: Path) -> list[Path]:
-    if any(each.name.startswith("train.") for each in _shown(folder)):
-        return []
-    return list(texts(folder))
+def _files_in(folder: Path) -> set[Path]:
+    shown = {each for each in folder.iterdir() if each.is_file() and each.name[0] != "."}
+    parts: list[Path | None] = []
+    with suppress(DataError):  # it is no data, such as a model beside which data are
+        parts = [part_of(folder, name) for name in SPLITS]
+    named = any(each.name.startswith("train.") for each in shown)
+    if not named and not any(parts[:1]):
+        return shown.union(texts(folder))
+    if not named:
+        shown = {each for each in shown if each.suffix not in TEXTS}
+    return shown.union(*(files_of(part) for part in parts if part is not None))
 
 
 def _of_file(path: Path) -> str:

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from toynn.data._containers import LINES, PACKED, TABLES, kind_of
+from toynn.data._containers import LINES, PACKED, TABLES, kind_of, texts
 from toynn.errors import DataError
 from toynn.system.reading import readable
 from toynn.system.series import SHARD, series
 
-__all__ = ["Split", "choose", "files_of", "part_of"]
+__all__ = ["SPLITS", "Split", "choose", "files_of", "part_of"]
 
 #: Words in the names of files and folders, by the split that they mean.
 SPLITS = {
@@ -37,6 +37,8 @@ KINDS = tuple(dict.fromkeys((PARQUET, *LINES, *TABLES)))
 ABOUT = ("dataset_infos", "dataset_info", "dataset_dict", "state", "metadata")
 #: Folders of the configuration that is read where none is named.
 USUAL = ("", "data", "default")
+#: Names of texts that tell about data.
+NOTES = ("readme", "license", "licence")
 LISTED = 20  # names in an error
 
 
@@ -48,43 +50,58 @@ class Split(NamedTuple):
     others: list[str]
 
 
-def choose(what: str, names: Sequence[str], within: str = "", split: str | None = None) -> Split:
+def choose(
+    what: str,
+    names: Sequence[str],
+    within: str = "",
+    split: str | None = None,
+    *,
+    cached: bool = False,
+) -> Split:
     """Return the files of a split among the names in a repository; ``what`` begins an error.
 
     ``within`` is a file, or a folder to look in. Without ``split`` it is train, or the only one.
-    Raises DataError where there is no such split, or a choice.
+    ``cached`` says that there may be other names: then neither a configuration nor a split is taken
+    for being the only one. Raises DataError where there is no such split, or a choice.
     """
+    within = within.rstrip("/")
+    others = " in the cache (connect to a network for others)" if cached else ""
     if within in names:
+        if split is not None:
+            raise DataError(f"{what}: {within} is one file, without splits: leave :{split} out")
         return Split([within], within, [])
     here = [each for each in names if not within or each.startswith(f"{within}/")]
     data = [each for each in here if _kind(each) and Path(each).stem not in ABOUT]
     if not data:
         have = ", ".join((here or list(names))[:LISTED]) or "no files"
         where = f" in {within}" if within else ""
-        raise DataError(f"{what}: expected files ({', '.join(KINDS)}){where}; there are {have}")
+        raise DataError(
+            f"{what}: expected files ({', '.join(KINDS)}){where}{others}; there are {have}"
+        )
     first = min((_kind(each) for each in data), key=KINDS.index)
     groups: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for each in data:
         if _kind(each) == first:
             folder, own = _sorted(each)
             groups[folder][own].append(each)
-    folder = next(iter(groups))
-    if len(groups) > 1:
-        usual = [each for each in (within, *USUAL) if each in groups]
-        if not usual:
-            raise DataError(
-                f"{what}: there are {len(groups)} configurations: name one behind a slash: "
-                f"{', '.join(sorted(groups)[:LISTED])}"
-            )
-        folder = usual[0]
+    usual = [each for each in (within, *USUAL) if each in groups]
+    folder = usual[0] if usual else next(iter(groups))
+    deeper = within.startswith(f"{folder}/")
+    if not usual and (len(groups) > 1 or (cached and not deeper)):
+        there = f"are {len(groups)} configurations" if len(groups) > 1 else "is one configuration"
+        raise DataError(
+            f"{what}: there {there}{others}: name one behind a slash: "
+            f"{', '.join(sorted(groups)[:LISTED])}"
+        )
     splits = groups[folder]
     wanted = _canonical(split) if split is not None else TRAIN
     if split is None and len(splits) == 1:
-        wanted = next(iter(splits))
+        wanted = _sorted(f"{within}/")[1] if cached else next(iter(splits))
     if wanted not in splits:
         missing = f"there is no split {wanted}" if split is not None else "no split is called train"
         raise DataError(
-            f"{what}: {missing}: name one behind a colon: {', '.join(sorted(splits)[:LISTED])}"
+            f"{what}: {missing}{others}: name one behind a colon: "
+            f"{', '.join(sorted(splits)[:LISTED])}"
         )
     files = sorted(splits.pop(wanted))
     return Split(files, _together(what, files, data), sorted(splits))
@@ -94,7 +111,8 @@ def part_of(folder: Path, name: str) -> Path | None:
     """Return the path of a part of the data in a folder: train.jsonl, valid.jsonl, test.jsonl.
 
     It may also be train.parquet, train.csv.gz, ...; or the shards of a split, in the folder or in
-    data/ in it; for train also other .parquet files. Raises DataError for a choice.
+    data/ in it; for train also other .parquet files. Raises DataError for a choice, and where all
+    data are in folders; but a folder of texts may have .parquet files below.
     """
     stem = name.removesuffix(".jsonl")
     wanted = _canonical(stem)
@@ -111,8 +129,10 @@ def part_of(folder: Path, name: str) -> Path | None:
             files = [each for each in names if each.endswith(PARQUET) and _sorted(each)[1] == TRAIN]
         if files:
             return inside / _together(str(inside), sorted(files), names)
-    nested = {each.parent for each in folder.rglob(f"*{PARQUET}")} if wanted == TRAIN else set()
-    if nested:
+    if wanted != TRAIN:
+        return None
+    nested = {each.parent for each in folder.rglob(f"*{PARQUET}") if _shown(folder, each)}
+    if nested and not any(_shown(folder, x) and x.stem.lower() not in NOTES for x in texts(folder)):
         listed = ", ".join(str(each) for each in sorted(nested)[:LISTED])
         raise DataError(f"{folder}: its data are in folders: name one: {listed}")
     return None
@@ -184,6 +204,11 @@ def _kind(name: str) -> str:
     """Return the ending of a file of data; "" for others."""
     kind = kind_of(Path(name))
     return kind if kind in KINDS else ""
+
+
+def _shown(folder: Path, path: Path) -> bool:
+    """Whether neither a file nor a folder that it is in is hidden, from ``folder`` on."""
+    return not any(each.startswith(".") for each in path.relative_to(folder).parts)
 
 
 def _names(folder: Path) -> list[str]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data._containers import PACKED, is_array, is_container, kind_of
+from toynn.data._containers import PACKED, is_array, is_container, kind_of, texts
 from toynn.data._rows import attempts, form_of, line_of, where_of
 from toynn.data.bounds import USUAL, Bounds
 from toynn.data.jsonl import KINDS, TEST, TRAIN, VALID
@@ -216,15 +216,13 @@ def survey(
     """Go through a file, or a folder of texts. Raises DataError for one that cannot be read."""
     kind = "a folder of texts" if path.is_dir() else NAMES.get(kind_of(path), "unknown")
     packed = {".gz": "gzip", ".zst": "zstd"}[path.suffix] if path.suffix in PACKED else None
-    files = files_of(path)
-    if path.is_dir():
-        files = [each for each in path.rglob("*") if each.is_file()]
+    files = list(texts(path)) if path.is_dir() else files_of(path)
     with readable(path):
         size = sum(each.stat().st_size for each in files)
     found = Survey(path, kind, packed, size)
     if path.is_dir() or len(files) > 1:
         found.places = []
-    if len(files) > 1:
+    if len(files) > 1 and not path.is_dir():
         found.kind = f"{len(files)} files, {kind}"
     elif is_array(path):
         found.kind = "one JSON array"

@@ -48,8 +48,9 @@ class Name(NamedTuple):
     revision: str | None
 
 
-#: Says which of the files in a repository a name means, and where they are in it: one path.
-Choose = Callable[[Name, Sequence[str]], tuple[Sequence[str], str]]
+#: Says which of the files in a repository a name means, and where they are in it: one path. The
+#: files may be all, or (True) only those in the cache.
+Choose = Callable[[Name, Sequence[str], bool], tuple[Sequence[str], str]]
 
 
 def named(text: str, *, data: bool = False) -> Name:
@@ -117,7 +118,7 @@ def _fetched(
                 raise absent from error
             files = sorted(each.relative_to(cached).as_posix() for each in cached.rglob("*.*"))
             local = True
-        wanted, path = choose(name, files)
+        wanted, path = choose(name, files, local)
         return snapshot(wanted, local, None) / path
 
 
@@ -129,7 +130,7 @@ def _hub(text: str) -> Any:
     return huggingface_hub
 
 
-def _wanted(name: Name, files: Sequence[str]) -> tuple[Sequence[str], str]:
+def _wanted(name: Name, files: Sequence[str], _: bool) -> tuple[Sequence[str], str]:
     """Return the files to download: the one that is named, a .gguf, or those of a model's folder.
 
     Of a file in shards all are. The path is that of a file, or "" for the folder.

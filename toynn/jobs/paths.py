@@ -89,15 +89,18 @@ def model_file(text: str, _: Tell = silent) -> str:
 def local_data(text: str, tell: Tell = silent) -> str:
     """Return the path of data, with the weight behind it; hf:OWNER/NAME[:SPLIT] is downloaded.
 
-    ``tell`` is told which other splits there are. Raises ConfigError where the hub does not have
+    ``tell`` is told which other splits there are, and what is read where only the cache can say
+    which files there are. Raises ConfigError where the hub does not have
     it, DataError where it has no such split, or several data sets.
     """
     path, weight = path_and_weight(text, "--data")
     if not on_hub(str(path)):
         return text
 
-    def choose(name: hub.Name, files: Sequence[str]) -> tuple[Sequence[str], str]:
-        found = splits.choose(name.text, files, name.file or "", name.split)
+    def choose(name: hub.Name, files: Sequence[str], cached: bool) -> tuple[Sequence[str], str]:
+        found = splits.choose(name.text, files, name.file or "", name.split, cached=cached)
+        if cached and found.path != name.file:
+            tell("data", f"{name.text}: the hub cannot be reached: reads {found.path}, as cached")
         if name.split is None and found.others:
             other = "validation" if "validation" in found.others else found.others[0]
             whole, at, revision = name.text.partition("@")
