@@ -509,6 +509,24 @@ def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
             assert np.array_equal(frozen(file).logits(ids), engine.logits(ids))
 
 
+USUAL = {  # the number of dense blocks, where a folder's key is missing or null
+    "glm4moe": ("first_k_dense_replace", 1),
+    "ernie4_5-moe": ("moe_layer_start_index", 1),
+    "lfm2moe": ("num_dense_layers", 2),
+}
+
+
+@pytest.mark.parametrize("value", [..., None])
+@pytest.mark.parametrize("kind", USUAL)
+def test_as_many_blocks_are_dense_as_transformers_takes(kind, value, tmp_path):
+    make(kind).engine.export_hf(tmp_path / "model")
+    key, expected = USUAL[kind]
+    changes = {key: value, "num_nextn_predict_layers": value}
+    edit_object(tmp_path / "model" / "config.json", **changes)
+    with hf.open(tmp_path / "model") as file:
+        assert file.metadata[f"{kind}.leading_dense_block_count"] == expected
+
+
 def test_scales_of_a_granite():
     assert config("granite").attention_scale == pytest.approx(0.5)  # heads of 4
     assert config("granite", **SCALES).attention_scale == 0.3

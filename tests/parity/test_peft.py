@@ -1,6 +1,7 @@
 """PEFT as the judge of adapters: what toynn writes and it loads, and the other way round."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from some_adapters import RANKS, draw, matrices
 from test_hf_parity import IDS, their_model
 
+from toynn import RecipeOptions
 from toynn.engines import ENGINES
-from toynn.errors import AdapterError
+from toynn.errors import AdapterError, ConfigError
 from toynn.formats import adapters, gguf, hf
 from toynn.formats.fuse import fuse
+from toynn.recipes import LoRA
 
 pytestmark = [
     pytest.mark.parity,
@@ -78,9 +81,9 @@ def fused_logits(base, adapter, tmp_path):
 WRITTEN = [(kind, name) for kind in KINDS for name in ("all", "rslora-ranks")]
 WRITTEN += [("gpt-oss", "all"), ("qwen3moe", "rslora-ranks"), ("granitemoe", "ranks")]
 WRITTEN += [("olmoe", "all")]
+MIXED = ("lfm2moe", "glm4moe", "ernie4_5-moe", "qwen35moe")
 FAMILIES = ("ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan", "exaone4", "starcoder2")
-FAMILIES += ("cohere2", "glm4", "granite-biases", "lfm2moe", "glm4moe")
-FAMILIES += ("ernie4_5-moe", "qwen35moe")
+FAMILIES += ("cohere2", "glm4", "granite-biases", *MIXED)
 WRITTEN += [(kind, "rslora-ranks") for kind in FAMILIES]
 WRITTEN += [("llama", name) for name in ("rslora", "ranks", "no-alpha", "one-block")]
 
@@ -96,6 +99,39 @@ def test_peft_loads_what_toynn_writes(saved, name, tmp_path):
     plain = logits_of(model)
     theirs = logits_of(PeftModel.from_pretrained(model, tmp_path / "adapter").eval())
     assert np.abs(theirs - plain).max() > 0.1 * np.abs(plain).max()
+    assert_equal(fused_logits(base, adapter, tmp_path), theirs)
+    again = adapters.load(tmp_path / "adapter", base)
+    assert again.pairs.keys() == adapter.pairs.keys()
+    for weight, (a, b) in adapter.pairs.items():
+        read = again.pairs[weight]
+        assert_equal(again.scale(weight) * read[1] @ read[0], adapter.scale(weight) * b @ a)
+
+
+@pytest.mark.parametrize("saved", MIXED, indirect=True)
+def test_dora_is_refused_where_peft_has_no_place_for_it(saved, tmp_path):
+    """In modules called as those of experts are, which PEFT adapts by their parameters."""
+    _, model, base = saved
+    plain = [name for name in matrices(base) if not adapters.is_stack(name)]
+
+    def with_magnitudes(weights):
+        drawn = draw(base, weights)
+        rows = {name: base.tensors[name].shape[0] for name in weights}
+        more = {f"{n}.lora_magnitude": np.full(r, 0.7, np.float32) for n, r in rows.items()}
+        return replace(drawn, tensors={**drawn.tensors, **more})
+
+    refused = [
+        n for n in plain if adapters.no_peft(with_magnitudes([n]).tensors, base.architecture)
+    ]
+    assert refused == [name for name in plain if ".ffn_" in name]
+    with pytest.raises(AdapterError, match=r"ffn_\w+\.weight: expected A and B alone; got DoRA"):
+        adapters.write_peft(tmp_path / "refused", with_magnitudes(plain), base)
+    assert not (tmp_path / "refused").exists()
+    options = RecipeOptions(t_seq=len(IDS), t_batch=1)
+    with pytest.raises(ConfigError, match=r"no file could hold.*is called as matrices of experts"):
+        LoRA().realize(base.path, None, 2, options, 4.0, refused[:1], use_dora=True)
+    adapter = with_magnitudes([name for name in plain if name not in refused])
+    adapters.write_peft(tmp_path / "adapter", adapter, base)
+    theirs = logits_of(PeftModel.from_pretrained(model, tmp_path / "adapter").eval())
     assert_equal(fused_logits(base, adapter, tmp_path), theirs)
 
 

@@ -89,7 +89,8 @@ class Adapters:
     def unwritten(self) -> dict[str, str]:
         """Why they cannot be written as "gguf" and as "peft"; empty where they can be."""
         own = self.tensors
-        return {"gguf": adapters.no_gguf(own, self._file), "peft": adapters.no_peft(own)}
+        peft = adapters.no_peft(own, self._file.architecture)
+        return {"gguf": adapters.no_gguf(own, self._file), "peft": peft}
 
     # -- Values --------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from toynn.models.ernie4_5 import Ernie45
 from toynn.models.hyper import Hyper
 from toynn.models.llama import Floats
 from toynn.models.mixture import (
-    DENSE,
     EXPERT_WIDTH,
     EXPERTS,
     SHARED,
@@ -89,7 +88,6 @@ class Ernie45MoE(Sparse, Ernie45):
         count = config.get("moe_num_shared_experts", 2)
         count = config.number("moe_num_shared_experts", count, real=False, least=0)
         found[SHARED] = int(count) * found.get(EXPERT_WIDTH, 0)
-        found.setdefault(DENSE, 1)
         last, blocks = config.get(_LAST, -1), found.get("block_count", 0)
         if last not in (-1, blocks - 1):
             config.refuse(f"{_LAST} must be -1 or {blocks - 1}; got {last!r}")

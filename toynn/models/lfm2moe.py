@@ -64,7 +64,7 @@ class LFM2MoE(Sparse, LFM2):
 
     config_type = LFM2MoEConfig
     score, eps = "sigmoid", 1e-6
-    dense_key = "num_dense_layers"
+    dense_key, usually_dense = "num_dense_layers", 2
     table = with_experts(
         LFM2.table,
         "model.layers.{n}.feed_forward",

@@ -296,6 +296,8 @@ class Sparse(Mixture):
     config_type: ClassVar[type[Any]] = SparseConfig
     #: What config.json calls the number of the first blocks that are dense.
     dense_key = ""
+    #: How many they are in transformers, where config.json does not say.
+    usually_dense = 1
     #: Whether weights add up where a file does not say.
     usually_normalized = True
 
@@ -332,7 +334,9 @@ class Sparse(Mixture):
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read how many blocks are dense, and whether weights add up."""
         has = self.config_type.has
-        if "dense_blocks" in has and (count := config.get(self.dense_key)) is not None:
+        if "dense_blocks" in has:
+            count = config.get(self.dense_key)
+            count = self.usually_dense if count is None else count
             found[DENSE] = config.number(self.dense_key, count, real=False, least=0)
         if "normalized" in has:
             found[SUM] = config.flag("norm_topk_prob", True)

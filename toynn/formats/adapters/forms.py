@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 
 from toynn.formats.adapters.adapter import HEAD, LORA_M, TABLE, Base, is_stack, is_tied
+from toynn.formats.adapters.stacks import called_as_experts
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
 __all__ = ["no_gguf", "no_peft"]
 
@@ -31,13 +33,20 @@ def no_gguf(tensors: Iterable[str], base: Base | None = None) -> str:
     return ""
 
 
-def no_peft(tensors: Iterable[str]) -> str:
+def no_peft(tensors: Iterable[str], architecture: str) -> str:
     """Return why no PEFT folder can hold an adapter of these tensors; empty where one can."""
     names = list(tensors)
-    stacks = sorted(name.rpartition(".")[0] for name in names if is_stack(name))
-    if not stacks or not any(name.endswith(LORA_M) for name in names):
+    if not any(name.endswith(LORA_M) for name in names):
         return ""
-    return (
-        f"{stacks[0]}: expected A and B alone; got DoRA: in transformers the matrices of experts "
-        "are one parameter, for which PEFT has no magnitudes"
-    )
+    weights = sorted({name.rpartition(".")[0] for name in names})
+    mapping = NAME_MAPPINGS.get(architecture)
+    for weight in weights:
+        what = "the matrices of experts are one parameter" if is_stack(weight) else ""
+        if mapping and called_as_experts(mapping, weight):
+            what = "it is called as matrices of experts are, so that PEFT adapts its parameter"
+        if what:
+            return (
+                f"{weight}: expected A and B alone; got DoRA: in transformers {what}, for which "
+                "PEFT has no magnitudes: leave it out of the targets"
+            )
+    return ""

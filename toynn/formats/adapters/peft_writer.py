@@ -34,7 +34,7 @@ from toynn.formats.adapters.peft import (
     name_mapping_of,
     order_in,
 )
-from toynn.formats.adapters.stacks import wrapped
+from toynn.formats.adapters.stacks import called_as_experts, wrapped
 from toynn.formats.folders import write_together
 from toynn.formats.hf.name_mapping import NameMapping, module_of, pairs_apart
 from toynn.formats.hub import hub_name
@@ -66,7 +66,7 @@ def write_peft(
     mapping = name_mapping_of(folder, adapter.architecture)
     if base is not None:
         check(adapter, base)
-    if why := no_peft(adapter.tensors):
+    if why := no_peft(adapter.tensors, adapter.architecture):
         raise AdapterError(f"{os.fspath(adapter.path)}: {why}")
     stacks = wrapped(adapter, mapping)
     plain = [weight for weight in adapter.pairs if not is_stack(weight)]
@@ -91,9 +91,7 @@ def write_peft(
                 arrays[name] = np.ascontiguousarray(own[suffix])
     told = {"format": "pt", ARCHITECTURE: adapter.architecture, **_texts(adapter.metadata)}
     weights = safetensors.parts(arrays, told)
-    # PEFT takes a target module that is called as a matrix of experts is for theirs.
-    experts = {_last(hf_name) for hf_name in mapping.modules.values() if "{e}" in hf_name}
-    alike = [module for module in modules.values() if _last(module) in experts]
+    alike = [module for own, module in modules.items() if called_as_experts(mapping, own)]
     settings = _configuration(mapping, adapter, modules, base, alike)
     if stacks or alike:
         parameters = [own.parameter for own in stacks] + [f"{module}.weight" for module in alike]
@@ -102,10 +100,6 @@ def write_peft(
         settings["alpha_pattern"] |= {own.parameter: own.alpha for own in stacks}
     config = json.dumps(settings, indent=2) + "\n"
     write_together(folder, {WEIGHTS: weights, CONFIG: config.encode()}, AdapterError)
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _module(adapter: Adapter, mapping: NameMapping, weight: str) -> str:
@@ -165,15 +159,16 @@ def _configuration(
 ) -> dict[str, Any]:
     """Return what PEFT reads, and the rest of what it writes itself.
 
-    Modules ``alike`` are named by their parameters.
+    Modules ``alike`` are named by their parameters, for PEFT, and by themselves, for toynn.
     """
     rank, alpha = adapter.rank, adapter.alpha
     name, revision = (None, None) if base is None else hub_name(Path(base.path))
     ranks = {module: adapter.rank_of(weight) for weight, module in modules.items()}
     others = {
-        rf"{module}(\.weight)?" if module in alike else module: own
+        name: own
         for module, own in ranks.items()
         if own != rank
+        for name in (module, *[f"{module}.weight"] * (module in alike))
     }
     targets = {weight: module for weight, module in modules.items() if module not in alike}
     return {
@@ -215,7 +210,7 @@ def _targets(mapping: NameMapping, modules: Mapping[str, str], base: Base | None
         ):
             targets.add(module)
             continue
-        last = _last(mapping.parts[part])
+        last = mapping.parts[part].rpartition(".")[2]
         alone = sum(name.endswith(f".{last}") for name in hf_names) == 1
         targets.add(last if alone else mapping.parts[part])
     return sorted(targets)

@@ -22,7 +22,7 @@ from toynn.formats.adapters.adapter import LORA_A, LORA_B, Adapter, Base, is_sta
 from toynn.formats.hf.name_mapping import NameMapping, module_of
 from toynn.formats.hf.pieces import layout_of
 
-__all__ = ["Parameter", "Wrapped", "unwrapped", "wrapped"]
+__all__ = ["Parameter", "Wrapped", "called_as_experts", "unwrapped", "wrapped"]
 
 Floats = NDArray[np.float32]
 
@@ -76,6 +76,16 @@ def parameter_of(mapping: NameMapping, weight: str) -> Parameter:
     if last in _LINEAR:
         module, last = f"{module}.experts", _LINEAR[last]
     return Parameter(module, last, part, parts, interleaved)
+
+
+def called_as_experts(mapping: NameMapping, weight: str) -> bool:
+    """Whether a matrix that is no stack has the last name of one of an expert at Hugging Face.
+
+    PEFT takes a target module of that name for experts, and adapts it as a parameter only.
+    """
+    experts = {name.rpartition(".")[2] for name in mapping.modules.values() if "{e}" in name}
+    module = mapping.modules.get(module_of(weight), "")
+    return not is_stack(weight) and module.rpartition(".")[2] in experts
 
 
 def parameters(mapping: NameMapping, weights: Iterable[str]) -> dict[str, Parameter]:

@@ -248,7 +248,8 @@ class HFModel(Opened):
         """Return the hyper-parameters by GGUF's keys; refuse what is not known."""
         config, mapping = self._config, self._mapping
         self._is_tied = config.get("tie_word_embeddings")
-        further = config.get(_FURTHER, 0)
+        further = config.get(_FURTHER)
+        further = 0 if further is None else further
         self._further = config.number(_FURTHER, further, real=False, least=0)
         found = config.numbers(mapping.keys, mapping.real)
         self._added |= mapping.complete(config, found)
