@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 project = "toynn"
 version = release = toynn.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc", "sphinx.ext.viewcode"]
-exclude_patterns = ["requirements.txt"]
+exclude_patterns = ["requirements.txt", "notebooks/*.ipynb"]
 nb_execution_mode = "cache"  # -D nb_execution_mode=off: notebooks are shown and not run
 nb_execution_raise_on_error = nb_execution_show_tb = True
 nb_execution_timeout = 120  # seconds for each

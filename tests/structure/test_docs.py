@@ -302,3 +302,12 @@ def test_the_site_lists_each_page_once():
     trees = re.findall(r"^```\{toctree\}\n(.*?)^```", index, re.MULTILINE | re.DOTALL)
     listed = sorted(re.findall(r"^([a-z][\w-]*)$", "".join(trees), re.MULTILINE))
     assert listed == sorted(page.stem for page in ROOT.glob("docs/*.md") if page.stem != "index")
+
+
+def test_each_notebook_opens_in_jupyter():
+    """Its format wants a kernel with a name to be shown; jupytext converts no notebook without."""
+    notebooks = sorted(ROOT.glob("docs/notebooks/*.md"))
+    assert len(notebooks) == 8
+    for notebook in notebooks:
+        head = notebook.read_text("utf-8").split("---\n")[1]
+        assert all(f"\n  {key}: " in head for key in ("name", "language", "display_name")), notebook
