@@ -14,13 +14,12 @@ sdot alone, cortex-a72 none of them. All must give the same bits, bfloat16 apart
 """
 
 import argparse
-import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.sanitized import ROOT, copy_tree, finish, pytest_words, run
+from tests.sanitized import ROOT, copy_tree, finish, installed, pytest_words, run
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 PACKAGES = {
@@ -153,14 +152,9 @@ def compare_bits(folder: Path) -> None:
 def prepare(folder: Path) -> str:
     """Fetch what is missing; return why it cannot be had, or ""."""
     folder.mkdir(parents=True, exist_ok=True)
-    lacking = [packages for name, packages in PACKAGES.items() if not shutil.which(name)]
-    apt = shutil.which("apt-get") if os.geteuid() == 0 else None
-    if lacking and apt:
-        run([apt, "-qq", "update"], folder, {})
-        words = [apt, "-qq", "install", "--yes", "--no-install-recommends"]
-        run([*words, *" ".join(lacking).split()], folder, {"DEBIAN_FRONTEND": "noninteractive"})
-    elif lacking:
-        return f"it needs Debian's packages {' '.join(lacking)}, and root to install them"
+    apt, why = installed(PACKAGES, folder)
+    if why:
+        return why
     root = folder / "root"
     if not (root / f"usr/bin/python{VERSION}").exists():
         if not apt:

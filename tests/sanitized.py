@@ -1,4 +1,4 @@
-"""Builds of toynn with a sanitizer, and pytest in them: for tests/asan.py and tests/tsan.py."""
+"""Builds of toynn with a sanitizer, or for another machine, and pytest in them: for tests/*.py."""
 
 import argparse
 import os
@@ -9,7 +9,17 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["asked", "finish", "loaded", "make", "pytest_words", "run", "runtime", "steady"]
+__all__ = [
+    "asked",
+    "finish",
+    "installed",
+    "loaded",
+    "make",
+    "pytest_words",
+    "run",
+    "runtime",
+    "steady",
+]
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,6 +33,22 @@ def asked(
     for flag, action, help_ in flags:
         parser.add_argument(flag, action=action, help=help_)
     return parser.parse_known_args()
+
+
+def installed(packages: dict[str, str], folder: Path) -> tuple[str | None, str]:
+    """Install Debian's packages of programs that are missing; return apt-get, and why that failed.
+
+    ``packages`` has them by program. Without root there is no apt-get: None.
+    """
+    lacking = [those for name, those in packages.items() if not shutil.which(name)]
+    apt = shutil.which("apt-get") if os.geteuid() == 0 else None
+    if lacking and apt:
+        run([apt, "-qq", "update"], folder, {})
+        words = [apt, "-qq", "install", "--yes", "--no-install-recommends"]
+        run([*words, *" ".join(lacking).split()], folder, {"DEBIAN_FRONTEND": "noninteractive"})
+    elif lacking:
+        return apt, f"it needs Debian's packages {' '.join(lacking)}, and root to install them"
+    return apt, ""
 
 
 def make(

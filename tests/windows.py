@@ -18,7 +18,6 @@ library's mathematics has and computes complex numbers itself, one gives random 
 """
 
 import argparse
-import os
 import re
 import shutil
 import subprocess
@@ -29,7 +28,7 @@ import zipfile
 from pathlib import Path
 
 from tests.arm64 import replace
-from tests.sanitized import ROOT, copy_tree, finish, run
+from tests.sanitized import ROOT, copy_tree, finish, installed, run
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 TAG = VERSION.replace(".", "")
@@ -135,14 +134,9 @@ def prepare(folder: Path) -> str:
     if VERSION != "3.11":
         return f"it needs Python 3.11, whose sources Debian has; this is {VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
-    lacking = [packages for name, packages in PACKAGES.items() if not shutil.which(name)]
-    apt = shutil.which("apt-get") if os.geteuid() == 0 else None
-    if lacking and apt:
-        run([apt, "-qq", "update"], folder, {})
-        words = [apt, "-qq", "install", "--yes", "--no-install-recommends"]
-        run([*words, *" ".join(lacking).split()], folder, {"DEBIAN_FRONTEND": "noninteractive"})
-    elif lacking:
-        return f"it needs Debian's packages {' '.join(lacking)}, and root to install them"
+    apt, why = installed(PACKAGES, folder)
+    if why:
+        return why
     root = folder / "root"
     if not root.exists():
         if not apt:

@@ -407,8 +407,7 @@ def _lower(what: int, value: int) -> None:
 
 def _open(path: PathLike, flags: int, access: int, disposition: int, more: int = 0) -> int:
     """Open a file so that it can be renamed, replaced and removed while it is open."""
-    if sys.platform != "win32":
-        raise NotImplementedError
+    assert sys.platform == "win32"
     import _winapi
     import msvcrt
 
@@ -418,8 +417,7 @@ def _open(path: PathLike, flags: int, access: int, disposition: int, more: int =
 
 def _kernel() -> Any:
     """Return kernel32, whose functions are told what they take and return."""
-    if sys.platform != "win32":
-        raise NotImplementedError
+    assert sys.platform == "win32"
     library = ctypes.WinDLL("kernel32", use_last_error=True)
     library.CreateJobObjectW.restype = c_void_p
     library.CreateJobObjectW.argtypes = [c_void_p, c_void_p]
