@@ -407,7 +407,8 @@ def _lower(what: int, value: int) -> None:
 
 def _open(path: PathLike, flags: int, access: int, disposition: int, more: int = 0) -> int:
     """Open a file so that it can be renamed, replaced and removed while it is open."""
-    assert sys.platform == "win32"
+    if sys.platform != "win32":
+        raise OSError("toynn opens files by handles on Windows alone")
     import _winapi
     import msvcrt
 
@@ -417,7 +418,8 @@ def _open(path: PathLike, flags: int, access: int, disposition: int, more: int =
 
 def _kernel() -> Any:
     """Return kernel32, whose functions are told what they take and return."""
-    assert sys.platform == "win32"
+    if sys.platform != "win32":
+        raise OSError("kernel32 is a library of Windows")
     library = ctypes.WinDLL("kernel32", use_last_error=True)
     library.CreateJobObjectW.restype = c_void_p
     library.CreateJobObjectW.argtypes = [c_void_p, c_void_p]
