@@ -38,8 +38,8 @@ def test_a_cpu_must_be_found_to_have_what_it_has(told, tmp_path):
 
 
 def test_without_tools_and_rights_it_says_what_it_needs(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(arm64.shutil, "which", lambda name: None)
-    monkeypatch.setattr(arm64.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr(sys, "argv", ["arm64", "--build", str(tmp_path)])
     assert arm64.main() == 0
     out = capsys.readouterr().out
@@ -56,8 +56,8 @@ def test_an_unknown_cpu(monkeypatch, capsys):
 @pytest.fixture
 def cut(monkeypatch, tmp_path):
     """Commands that write: None, or how many parts they write before they are cut short."""
-    monkeypatch.setattr(arm64.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(arm64.os, "geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
     found = SimpleNamespace(at=None, ran=[])
 
     def write(target, parts):
