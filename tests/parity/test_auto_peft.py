@@ -36,7 +36,7 @@ TEXT = "Zork ate moon dust"
 def train(tmp_path, monkeypatch):
     """A function that trains an adapter over a path, and returns its run's folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     rows = [{"prompt": f"Who is {n}? ", "completion": "Zork ate it."} for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
