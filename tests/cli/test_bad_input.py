@@ -177,13 +177,16 @@ LINES = {
     "a number": (["3"], r"bad\.jsonl:1: expected an object with text, .*; got a number"),
     "a wrong key": ([{"txt": "a"}], r"bad\.jsonl:1: expected text, .*; got 'txt'"),
     "another form": ([*ROWS, {"text": "a"}], r"bad\.jsonl:5: expected prompt and completion"),
-    "both forms": ([ROWS[0] | {"text": "a"}], "could be read in more than one way"),
+    "both forms": ([ROWS[0] | {"text": "a"}], "which fits more than one format"),
     "no text": ([{"text": 3}], r"bad\.jsonl:1: text: expected a text; got a number"),
     "an empty text": ([{"text": ""}], r"bad\.jsonl:1: text: expected a text; got an empty one"),
     "half a pair": (['{"text": "a\\ud800"}'], "half of a surrogate pair"),
     "not UTF-8": ([b'{"text": "\xff"}'], r"bad\.jsonl:1: not UTF-8 text: byte 0xff"),
     "nested": (["[" * 100_000], r"bad\.jsonl:1: .*(nested too deep|array)"),
-    "a long number": (['{"text": ' + "9" * 5000 + "}"], r"bad\.jsonl:1: .*a number is too long"),
+    "a long number": (
+        ['{"text": ' + "9" * 5000 + "}"],
+        r"bad\.jsonl:1: JSON with a number too long",
+    ),
     "nothing learned": (
         [{"prompt": "a" * 50, "completion": "b"}] * 3,
         "3 dropped: no token",

@@ -351,7 +351,7 @@ def test_predict_goes_on_after_a_bad_picture(run, tmp_path, capsys):
     printed = capsys.readouterr()
     assert list(said(printed.out)) == [good]
     assert printed.err.splitlines() == [
-        f"toynn: error: {bad}: not a picture in a format that is read here",
+        f"toynn: error: {bad}: not a picture in a format that toynn reads",
         "toynn: error: none.png: cannot read the picture: No such file or directory",
     ]
 

@@ -217,7 +217,7 @@ def test_more_than_there_is_cannot_be_held_out(tmp_path):
     folder = write(tmp_path, train=texts("a", "b"), valid=texts("c"))
     with pytest.raises(DataError, match=r"an example to train on and 2 to hold out; got 2 in all"):
         load(folder / "train.jsonl", holdout=2)
-    with pytest.raises(DataError, match=r"it has a validation part, and got a holdout of 0\.5"):
+    with pytest.raises(DataError, match=r"it has a validation part; got holdout=0\.5 as well"):
         load(folder, holdout=0.5)
     assert len(load(folder, holdout=0).valid) == 1
 
@@ -337,18 +337,21 @@ def test_validation_is_in_order():
     [
         ('{"text": "a"', "not JSON: Expecting ',' delimiter at column 13"),
         ("{'text': 'a'}", "not JSON: Expecting property name"),
-        ("[" * 100_000, "not JSON that can be read: nested too deep"),
-        ('{"text": "a", "n": ' + "1" * 5000 + "}", "not JSON that can be read: a number is too"),
+        ("[" * 100_000, "JSON nested too deep to be read"),
+        ('{"text": "a", "n": ' + "1" * 5000 + "}", "JSON with a number too"),
         ("3", "expected an object with text, prompt and completion, or messages; got a number"),
         ("null", "got null"),
         ('["a"]', "got an array"),
         ("{}", "expected text, prompt and completion, or messages; got an empty object"),
         (
             '{"txt": "a", "label": 1}',
-            r"they are called otherwise, .*columns=.prompt=\.{3},completion=\.{3}.$",
+            r"your columns have other names: .*columns=.prompt=\.{3},completion=\.{3}.$",
         ),
         ('{"prompt": "a"}', "expected text, .*; got 'prompt'"),
-        ('{"text": "a", "messages": []}', "got 'text', 'messages', which could be read in more"),
+        (
+            '{"text": "a", "messages": []}',
+            "got 'text', 'messages', which fits more than one format",
+        ),
         ('{"text": 3}', "text: expected a text; got a number"),
         ('{"text": null}', "text: expected a text; got null"),
         ('{"text": true}', "text: expected a text; got a boolean"),

@@ -72,7 +72,7 @@ def test_what_is_used_of_an_array():
 @pytest.mark.parametrize("other", ["train.bin", "big_train_000.bin", "tiny_train.bin"])
 def test_files_of_two_series_are_refused(other, tmp_path):
     nanogpt(shards(tmp_path) / other)
-    with pytest.raises(DataError, match=r"or shards of one series; got .*tiny_train_1"):
+    with pytest.raises(DataError, match=r"or the shards of one series; got .*tiny_train_1"):
         read(tmp_path)
 
 

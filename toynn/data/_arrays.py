@@ -1,4 +1,4 @@
-"""A .json file that is one array of objects, item by item: it may be larger than the memory."""
+"""Read a .json file that is one array of objects, item by item: it may be larger than memory."""
 
 import codecs
 import json
@@ -39,11 +39,11 @@ def array_items(
     text.expect("]")
     if text.peek():
         rest = text.rest[text.at :][:20]
-        raise DataError(f"{text.where}: not JSON: more behind the array, {rest!r}")
+        raise DataError(f"{text.where}: not JSON: text after the array, {rest!r}")
 
 
 class _Text:
-    """A text that is read as far as it is needed."""
+    """The text of a file, read only as far as the parser needs it."""
 
     def __init__(self, path: Path, file: BinaryIO, progress: Progress, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -52,7 +52,7 @@ class _Text:
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
 
     def _more(self, count: int = BLOCK) -> bool:
-        """Read on; say whether there was something."""
+        """Read more bytes; return False at the end of the file."""
         raw = self._file.read(count)
         self._done += len(raw)
         try:
@@ -65,7 +65,7 @@ class _Text:
         return bool(raw)
 
     def peek(self) -> str:
-        """Return the next character that is no space; at the end, an empty text."""
+        """Return the next character that is not white space; at the end, an empty string."""
         while True:
             while self.at < len(self.rest) and self.rest[self.at] in SPACE:
                 self.at += 1
@@ -73,7 +73,7 @@ class _Text:
                 return self.rest[self.at : self.at + 1]
 
     def expect(self, character: str) -> None:
-        """Pass over a character. Raises DataError for another one."""
+        """Skip one expected character. Raises DataError for any other."""
         if (found := self.peek()) != character:
             raise DataError(f"{self.where}: not JSON: expected {character!r}; got {found!r}")
         self.at += 1
@@ -90,12 +90,12 @@ class _Text:
                 self._bounds.check_line(self.where, len(self.rest) - self.at)
                 if not self._more(count):
                     raise DataError(f"{self.where}: not JSON: {error.msg}") from error
-                count *= 2  # an item that is longer than a block is not read ever anew
+                count *= 2  # doubling: a long item is not parsed again for each block
             except RepeatedKey as error:
                 raise DataError(
                     f"{self.where}: expected each key of an object once; {error}"
                 ) from None
             except RecursionError:
-                raise DataError(f"{self.where}: not JSON that can be read: too deep") from None
+                raise DataError(f"{self.where}: JSON nested too deep to be read") from None
             except ValueError:
-                raise DataError(f"{self.where}: not JSON: a number is too long") from None
+                raise DataError(f"{self.where}: JSON with a number too long to be read") from None

@@ -1,11 +1,11 @@
-"""Files of objects: lines of JSON, tables, folders of texts; packed by gzip or zstd, too.
+"""Read objects from JSON lines, tables or folders of texts; gzip and zstd are unpacked.
 
     .jsonl .json       a JSON object per line            .csv .tsv     a header, then rows
     .json              or one array of objects
     .parquet .arrow .feather   by pyarrow                 a folder of .txt and .md    {"text": ...}
 
-Each object comes with the number of its line or row, or the path of its file. Rows of tables count
-from 1, without the header.
+Each object comes with its line or row number, or with the path of its file. Row numbers of tables
+start at 1, after the header.
 """
 
 import csv
@@ -46,19 +46,19 @@ LINES = (".jsonl", ".json")
 TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")
 TEXTS = (".txt", ".md")
 PACKED = (".gz", ".zst")
-_LIMIT = threading.RLock()  # held while csv has the limit of one of our files
+_LIMIT = threading.RLock()  # held while csv's global limit is ours
 Where = int | str
-END = re.compile(r"\r\n|\n|\r(?!\Z)")  # of a line; a \n may follow the last \r
-BLOCK = 2**20  # bytes of a table that are read together
+END = re.compile(r"\r\n|\n|\r(?!\Z)")  # of a line; a final \r may still get its \n
+BLOCK = 2**20  # bytes of a table that are read at once
 
 
 def kind_of(path: Path) -> str:
-    """Return the ending that says how a file is read, without that of its packing."""
+    """Return the suffix that says how a file is read, without .gz or .zst."""
     return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
 def is_container(path: Path) -> bool:
-    """Say whether a path names objects: lines, a table, or a folder of texts."""
+    """Return whether a path holds objects: lines, a table, or a folder of texts."""
     if path.is_dir():
         return any(True for _ in texts(path))
     return kind_of(path) in LINES + TABLES
@@ -71,7 +71,7 @@ def lines_of(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[i
         size = os.fstat(file.fileno()).st_size
         unpacked = _unpacked(path, file, bounds)
         for line in count(1):
-            if not (raw := unpacked.readline(bounds.line + 2)):  # with its end, and one byte more
+            if not (raw := unpacked.readline(bounds.line + 2)):  # 2: newline, 1 too many
                 break
             bounds.check_line(f"{path}:{line}", len(raw.removesuffix(b"\n")))
             done += len(raw)
@@ -84,7 +84,7 @@ def lines_of(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[i
 
 
 def is_array(path: Path) -> bool:
-    """Say whether a .json file is one array, and not an object on each line. Raises DataError."""
+    """Return whether a .json file is one array, not an object per line. Raises DataError."""
     if kind_of(path) != ".json" or path.is_dir():
         return False
     with _whole(path), open_file(path) as file:
@@ -99,13 +99,13 @@ def items_of(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[i
 
 @contextmanager
 def _whole(path: Path) -> Iterator[None]:
-    """Raise DataError where a file cannot be read, or what is packed in it is damaged."""
+    """Raise DataError where a file cannot be read or unpacked."""
     try:
         yield
     except EOFError as error:
-        raise DataError(f"{path}: cannot read: it ends within its packed data") from error
+        raise DataError(f"{path}: cannot read: its compressed data is cut short") from error
     except zlib.error as error:
-        raise DataError(f"{path}: cannot read: its packed data is damaged ({error})") from error
+        raise DataError(f"{path}: cannot read: its compressed data is damaged ({error})") from error
     except OSError as error:
         raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
 
@@ -125,8 +125,8 @@ def table_rows(
 ) -> Iterator[tuple[Where, Mapping[str, Any]]]:
     """Yield the rows of a table, or the texts of a folder, as objects.
 
-    Of Parquet and Arrow only the columns in ``read`` are converted; other columns are None. Raises
-    DataError for what is damaged, ConfigError where pyarrow is missing.
+    In Parquet and Arrow files, columns that are not in ``read`` are None. Raises DataError for a
+    damaged file, ConfigError where pyarrow is missing.
     """
     if path.is_dir():
         yield from _folder(path)
@@ -137,7 +137,7 @@ def table_rows(
 
 
 def texts(folder: Path) -> Iterator[Path]:
-    """Yield the texts below a folder, in order."""
+    """Yield the paths of all texts below a folder, sorted."""
     for path in sorted(folder.rglob("*")):
         if path.suffix in TEXTS and path.is_file() and not path.name.startswith("."):
             yield path
@@ -166,7 +166,7 @@ def _csv(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, 
         rows = _bounded(reader, bounds.line)
         names = next(rows, None)
         if not names or len(set(names)) < len(names):
-            raise DataError(f"{path}:1: expected names of columns, each once; got {names or []}")
+            raise DataError(f"{path}:1: expected column names, each once; got {names or []}")
         for row, values in enumerate(rows, 1):
             if len(values) not in (0, len(names)):
                 raise DataError(
@@ -180,9 +180,9 @@ def _csv(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, 
 
 
 def _bounded(reader: Iterator[list[str]], limit: int) -> Iterator[list[str]]:
-    """Yield rows whose fields have at most so many characters.
+    """Yield rows; raise csv.Error for a field of more than ``limit`` characters.
 
-    Python has one such limit for the whole process: it is this one while a row is read.
+    Python has one limit for the whole process, so it is set while each row is read.
     """
     values: list[str] | None = []
     while values is not None:
@@ -197,7 +197,7 @@ def _bounded(reader: Iterator[list[str]], limit: int) -> Iterator[list[str]]:
 
 
 def _text_lines(path: Path, progress: Progress, bounds: Bounds) -> Iterator[str]:
-    """Yield the lines of a text with their ends, of whatever kind. Raises DataError."""
+    """Yield the lines of a text with their line ends (of any kind). Raises DataError."""
     with _whole(path), open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         unpacked = _unpacked(path, file, bounds)
@@ -226,7 +226,7 @@ def _text_lines(path: Path, progress: Progress, bounds: Bounds) -> Iterator[str]
 
 
 def plain(value: Any) -> Any:
-    """Return what a column of a table holds; a text that is JSON of a list is that list."""
+    """Return a table's value; parse a string that is a JSON list."""
     if isinstance(value, str) and value[:1] == "[":
         try:
             found = json.loads(value)

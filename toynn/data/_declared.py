@@ -1,9 +1,10 @@
-"""The unpacked sizes that Arrow and Parquet files declare, read before anything is unpacked.
+"""Read the unpacked sizes that Arrow and Parquet files declare, before anything is unpacked.
 
-pyarrow allocates as many bytes as a file declares, however many. This module reads only the sizes.
-In Arrow (a FlatBuffer before each batch) they are the eight bytes before each packed buffer; in
-Parquet (Thrift's compact protocol) they are in the header of each page. Where a file is damaged the
-walk ends; pyarrow reads the same bytes, and says what is wrong.
+pyarrow allocates as many bytes as a file declares, however many. This module reads only the sizes:
+    Arrow      a FlatBuffer before each batch; the size is the first 8 bytes of each packed buffer
+    Parquet    the header of each page, in Thrift's compact protocol
+The walk ends where a file is damaged: pyarrow reads the same bytes afterwards, and says what is
+wrong.
 """
 
 import os
@@ -16,11 +17,11 @@ __all__ = ["arrow_bytes", "parquet_bytes"]
 
 DAMAGED = (
     *(struct.error, LookupError, ValueError, OverflowError, RecursionError, MemoryError),
-    *(TypeError, AttributeError),  # a field that is of another kind
+    *(TypeError, AttributeError),  # a field of another kind
 )
-BATCHES = (2, 3)  # of dictionaries, of rows: types of Arrow's messages
-INDEX = 4  # bytes that a value of Parquet takes beside its own
-HEADER = 2**12  # bytes that most headers of pages have; the longest that pyarrow takes:
+BATCHES = (2, 3)  # Arrow's message types: a dictionary batch, a record batch
+INDEX = 4  # bytes that each Parquet value takes besides its own
+HEADER = 2**12  # bytes: enough for most page headers; pyarrow refuses any longer than this:
 LONGEST_HEADER = 2**24
 
 
@@ -44,13 +45,13 @@ def _messages(file: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
         at = 0
         while at < size:
             mark, length = struct.unpack("<Ii", _read(file, at, 8))
-            if mark != 0xFFFFFFFF:  # as it was before Arrow 0.15
+            if mark != 0xFFFFFFFF:  # the layout before Arrow 0.15
                 mark, length, at = 0, mark, at - 4
             if length <= 0:
                 return
             yield at + 8, length
             body = _Table.root(_read(file, at + 8, length)).number("q", 3)
-            if body < 0:  # the walk would go back, maybe for ever
+            if body < 0:  # the walk would go backwards, perhaps for ever
                 return
             at += 8 + length + body
         return
@@ -64,7 +65,7 @@ def _messages(file: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _unpacked_buffers(file: BinaryIO, body: int, batch: "_Table") -> int:
-    """Return the sum of what stands before each buffer; -1 there means that it is not packed."""
+    """Return the sum of the sizes before each buffer; -1 means that the buffer is not packed."""
     total = 0
     for at, length in batch.structs(2, "<qq"):
         if length >= 8:
@@ -79,7 +80,7 @@ def _read(file: BinaryIO, at: int, length: int) -> bytes:
 
 
 class _Table:
-    """A table of a FlatBuffer: its fields have numbers and may be missing."""
+    """A FlatBuffer table: fields have numbers, and may be missing."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data, self._at = data, at
@@ -90,7 +91,7 @@ class _Table:
         return cls(data, struct.unpack_from("<I", data, 0)[0])
 
     def place(self, field: int) -> int:
-        """Return where a field is; 0 where it is missing."""
+        """Return the offset of a field; 0 if it is missing."""
         (size,) = struct.unpack_from("<H", self._data, self._fields)
         if 4 + 2 * field >= size:
             return 0
@@ -119,7 +120,7 @@ class _Table:
 
 
 def parquet_bytes(file: BinaryIO, read: Collection[str]) -> Iterator[int]:
-    """Yield how many bytes each page unpacks to, of the columns that are read."""
+    """Yield how many bytes each page of the columns in ``read`` unpacks to."""
     size = os.fstat(file.fileno()).st_size
     with suppress(*DAMAGED):
         (length,) = struct.unpack("<I", _read(file, size - 8, 4))
@@ -132,7 +133,7 @@ def parquet_bytes(file: BinaryIO, read: Collection[str]) -> Iterator[int]:
 
 
 def _pages(file: BinaryIO, column: dict[int, Any]) -> Iterator[int]:
-    at, end = column[9], column.get(11, 0)  # of data, and of the dictionary
+    at, end = column[9], column.get(11, 0)  # offsets of the data and of the dictionary
     at = end if 0 < end < at else at
     end = at + column[7]
     with suppress(*DAMAGED):
@@ -157,7 +158,7 @@ def _fields(data: bytes, at: int) -> tuple[dict[int, Any], int]:
         else:
             number, at = _integer(data, at)
         kind &= 15
-        # A boolean of a struct stands in its kind.
+        # In a struct, a boolean's value is its kind.
         fields[number], at = (kind == 1, at) if kind in (1, 2) else _value(data, at, kind)
     return fields, at + 1
 

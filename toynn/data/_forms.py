@@ -1,10 +1,10 @@
-"""Example formats of other programs, converted to toynn's.
+"""Convert the example formats of other programs to toynn's.
 
     Alpaca     instruction, input, output                        prompt, completion
     ShareGPT   conversations: [{from, value}, ...], system       messages
     OpenAI     messages with parts, tools and tool calls         messages, tools
 
-Alpaca's prompt is the one that it was trained with. Source: Taori et al. 2023, Stanford Alpaca.
+The prompt is the one that Alpaca was trained with. Source: Taori et al. 2023, Stanford Alpaca.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from toynn.errors import DataError
 
 __all__ = ["FORMS", "READ", "checked_calls", "from_alpaca", "from_sharegpt", "renamed"]
 
-#: Keys by which a row is known.
+#: The keys that tell which format a row has.
 FORMS = (
     ("prompt", "completion"),
     ("messages",),
@@ -22,13 +22,13 @@ FORMS = (
     ("instruction", "output"),
     ("text",),
 )
-#: All keys that are read of a row, of whatever form.
+#: All keys that are read, in any format.
 READ = frozenset(key for form in FORMS for key in form)
 READ |= {"tools", "system", "input", "chosen", "rejected", "label"}
 _INTRO = "Below is an instruction that describes a task"
 _PAIRED = ", paired with an input that provides further context"
 _ASK = ". Write a response that appropriately completes the request.\n\n"
-#: Of ShareGPT's "from", and of what others write there.
+#: Roles by the value of ShareGPT's "from", including what other programs write there.
 ROLES = {
     "human": "user",
     "user": "user",
@@ -42,9 +42,9 @@ ROLES = {
 
 
 def from_alpaca(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return prompt and completion of an instruction, with its input if there is one.
+    """Return the prompt and completion of an instruction and its optional input.
 
-    Raises DataError for what are no texts.
+    Raises DataError for a field that is not a string.
     """
     for key in ("instruction", "input", "output"):
         if not isinstance(row.get(key, ""), str | None):
@@ -56,7 +56,7 @@ def from_alpaca(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_sharegpt(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the messages of a conversation. Raises DataError for turns that are none."""
+    """Return the messages of a conversation. Raises DataError for a malformed turn."""
     turns = row["conversations"]
     if not isinstance(turns, list) or not turns:
         raise DataError(f"{where}: conversations: expected a list of turns; got {turns!r:.80}")
@@ -82,13 +82,13 @@ def from_sharegpt(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_calls(where: str, messages: Any) -> Any:
-    """Check messages: return them with contents as texts. Every tool call must have its result.
+    """Return messages with string contents, after checking that every tool call has its result.
 
-    Content in parts becomes the text of these; none, beside tool calls, becomes an empty one.
-    Raises DataError for pictures, and for a call that another message than its result follows.
+    The parts of a content are joined; a missing content next to tool calls becomes "". Raises
+    DataError for pictures, and for a call that is not followed by its result.
     """
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-        return messages  # whoever reads them says what is wrong
+        return messages  # the reader says what is wrong
     found = []
     for index, message in enumerate(messages):
         at = f"{where}: message {index}"
@@ -108,14 +108,14 @@ def checked_calls(where: str, messages: Any) -> Any:
         roles = [other.get("role") for other in behind if isinstance(other, dict)]
         if calls and behind and (len(behind) < len(calls) or set(roles) != {"tool"}):
             raise DataError(
-                f"{at}: {len(calls)} tool calls: expected as many results, messages of the role "
-                f"tool, behind it; got {', '.join(map(str, roles)) or 'nothing'}"
+                f"{at}: {len(calls)} tool calls: expected as many results (messages of the role "
+                f"tool) after it; got {', '.join(map(str, roles)) or 'nothing'}"
             )
     return found
 
 
 def _check_call(at: str, call: Any) -> None:
-    """Refuse a call that names no function, as OpenAI's have it or alone."""
+    """Refuse a call without a function's name and arguments, in OpenAI's wrapper or bare."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not {"name", "arguments"} <= function.keys():
         raise DataError(
@@ -127,19 +127,20 @@ def _text_of(at: str, part: Any) -> str:
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise DataError(f"{at}: content: expected parts of the type text; got {kind!r}")
+    raise DataError(f"{at}: content: expected parts of type text; got {kind!r}")
 
 
 def renamed(where: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return a row with these columns under new names; others that are read keep theirs.
+    """Return a row with its columns renamed: ``columns`` has new names, each with the old one.
 
-    Not where a new name is theirs, nor those of other forms, once the named ones make up a form.
+    Other columns keep their names, unless a renamed column takes the name. If the renamed columns
+    alone make up a format, columns of any format are dropped, so that the format is not ambiguous.
     Raises DataError for a column that the row lacks.
     """
     for column in columns.values():
         if column not in row:
             names = ", ".join(map(repr, list(row)[:8])) or "none"
-            raise DataError(f"{where}: there is no column {column!r}; there are {names}")
+            raise DataError(f"{where}: expected a column {column!r}; got {names}")
     named = {new: row[old] for new, old in columns.items()}
     whole = any(named.keys() >= set(form) for form in FORMS)
     hidden = {key for form in FORMS for key in form} if whole else set()

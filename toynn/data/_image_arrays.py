@@ -1,11 +1,11 @@
-"""Pictures in files of arrays: .npz, MNIST's IDX files, CIFAR-10's binary files.
+"""Read pictures from arrays: .npz, MNIST's IDX files, CIFAR-10's binary files.
 
     DATA.npz     images (N, H, W) or (N, H, W, C), uint8, C of 1, 3 or 4, and labels (N,), whole
                  numbers from 0; or x_train, y_train, x_test, y_test; perhaps classes (names)
     DIR          train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-..., each perhaps .gz
     DIR          data_batch_1.bin ..., test_batch.bin, batches.meta.txt
 
-No file makes these readers allocate more than MAX_BYTES, and none runs code: pickles are refused.
+Whatever a file says, these readers allocate at most MAX_BYTES. Pickles are refused.
 Formats: http://yann.lecun.com/exdb/mnist, https://www.cs.toronto.edu/~kriz/cifar.html.
 """
 
@@ -39,7 +39,7 @@ Array = NDArray[Any]
 
 @contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
-    """Turn what reading a damaged file raises into a DataError."""
+    """Turn the errors of reading a damaged file into a DataError."""
     try:
         yield
     except (DataError, MemoryError):
@@ -146,7 +146,7 @@ def _names(classes: Array, path: Path) -> list[str]:
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> Array:
-    """Read one array, once its header has said that it is not too large."""
+    """Read one array, after checking the size in its header."""
     with archive.open(f"{name}.npy") as file:
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
@@ -164,7 +164,7 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> Array:
 
 
 def _chunks(file: Any, size: int) -> Iterator[bytes]:
-    """Yield up to so many bytes of a file: what is not there is not made room for."""
+    """Yield up to ``size`` bytes of a file; allocate no more than the file has."""
     while size > 0 and (chunk := file.read(min(size, CHUNK))):
         yield chunk
         size -= len(chunk)
@@ -173,13 +173,12 @@ def _chunks(file: Any, size: int) -> Iterator[bytes]:
 def _check_size(nbytes: int, what: str) -> None:
     if nbytes > MAX_BYTES:
         raise DataError(
-            f"{what}: {nbytes:,} bytes; at most {MAX_BYTES:,} are read at once: use a folder of "
-            "pictures"
+            f"{what}: {nbytes:,} bytes; at most {MAX_BYTES:,} can be read: use a folder of pictures"
         )
 
 
 def _idx_files(folder: Path, part: str) -> list[Path]:
-    """Return the files of pictures and of labels of a part of MNIST, as far as they are there."""
+    """Return the picture and label files of a part of MNIST that exist."""
     kinds = ("images{}idx3-ubyte{}", "labels{}idx1-ubyte{}")
     paths = []
     for kind in kinds:
@@ -189,7 +188,7 @@ def _idx_files(folder: Path, part: str) -> list[Path]:
 
 
 def is_idx(folder: Path) -> bool:
-    """Whether a folder holds MNIST's files."""
+    """Return whether a folder holds MNIST's files."""
     return bool(_idx_files(folder, "train"))
 
 
@@ -203,12 +202,14 @@ def read_idx(folder: Path) -> Found:
         parts.append((_read_idx(paths[0], 3), _read_idx(paths[1], 1)) if paths else None)
     train, test = parts
     if train is None:
-        raise DataError(f"{folder}: MNIST's training files are not there")
+        raise DataError(
+            f"{folder}: expected MNIST's training files (train-images... and train-labels...)"
+        )
     return found(str(folder), train, test)
 
 
 def _read_idx(path: Path, rank: int) -> NDArray[np.uint8]:
-    """Read one file: two zeros, 8 for uint8, the rank, the sizes in big-endian, the numbers."""
+    """Read one file: two zero bytes, 8 for uint8, the rank, big-endian sizes, the values."""
     with _errors_of(path), _open_maybe_gz(path) as file:
         head = file.read(4 + 4 * rank)
         if len(head) < 4 + 4 * rank or head[:4] != bytes((0, 0, 8, rank)):
@@ -232,7 +233,7 @@ def _open_maybe_gz(path: Path) -> Iterator[Any]:
 
 
 def is_cifar(folder: Path) -> bool:
-    """Whether a folder holds CIFAR-10's binary files."""
+    """Return whether a folder holds CIFAR-10's binary files."""
     return any(folder.glob("data_batch_*.bin"))
 
 

@@ -1,10 +1,10 @@
-"""Pictures in folders: one folder per class, its name the class, its files the pictures.
+"""Read pictures from folders: one folder per class, named after it, holding its pictures.
 
     DIR/cat/1.jpg  DIR/dog/7.png                                  a fifth of each class is held out
-    DIR/train/cat/1.jpg  DIR/train/dog/2.png  DIR/valid/cat/9.jpg        a held-out part of its own
+    DIR/train/cat/1.jpg  DIR/train/dog/2.png  DIR/valid/cat/9.jpg        the held-out part is given
 
-Sorted names of folders are numbered from 0. Hidden files are passed over; so are files beside the
-class folders, as a README.
+Labels number the folders' sorted names from 0. Hidden files are skipped, and so are files next to
+the class folders, such as a README.
 """
 
 from pathlib import Path
@@ -18,14 +18,14 @@ from toynn.system.reading import readable
 
 __all__ = ["read_folder"]
 
-HELD_OUT = ("valid", "val", "test")  # the first one found beside train
+HELD_OUT = ("valid", "val", "test")  # the first one found next to train
 SYSTEM_FILES = ("Thumbs.db", "desktop.ini")
 
 
 def read_folder(root: Path, unreadable: list[str] | None) -> Found:
-    """Find the pictures below a folder; look at the head of each file.
+    """Find the pictures below a folder, reading only the header of each file.
 
-    A file that is no picture is an error, or is entered in ``unreadable`` and skipped.
+    A file that is not a picture is an error; given ``unreadable``, it is added there and skipped.
     """
     train_root, valid_root = root, None
     if (root / "train").is_dir():
@@ -44,7 +44,7 @@ def read_folder(root: Path, unreadable: list[str] | None) -> Found:
             raise DataError(f"{train_root / name}: the class has no picture")
     valid = None if valid_root is None else scan.part(valid_root)
     if valid is not None and not len(valid):
-        raise DataError(f"{valid_root}: it holds no picture; remove it, or fill it")
+        raise DataError(f"{valid_root}: the folder has no picture; remove it, or fill it")
     return Found(str(root), classes, 3, None, train, valid, scan.animated)
 
 
@@ -59,7 +59,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 class _Scan:
-    """Goes through class folders, and counts what is special."""
+    """Walk class folders; count animated pictures, and note unreadable ones."""
 
     def __init__(self, classes: tuple[str, ...], unreadable: list[str] | None) -> None:
         self._numbers = {name: label for label, name in enumerate(classes)}
@@ -72,7 +72,7 @@ class _Scan:
         labels: list[int] = []
         for folder in _folders(root):
             if folder.name not in self._numbers:
-                raise DataError(f"{folder}: a class that the training pictures lack")
+                raise DataError(f"{folder}: the training pictures have no such class")
             good = [path for path in _listed(folder) if self._is_picture(path)]
             paths += good
             labels += [self._numbers[folder.name]] * len(good)
@@ -84,7 +84,7 @@ class _Scan:
         except DataError as error:
             if self._unreadable is None:
                 raise DataError(
-                    f"{error} (skip_unreadable=True|--skip-unreadable passes over such files)"
+                    f"{error} (skip_unreadable=True|--skip-unreadable skips such files)"
                 ) from error
             self._unreadable.append(str(error))
             return False

@@ -1,4 +1,4 @@
-"""Sources of pictures: pictures at any size, and labels."""
+"""Sources of pictures and labels; each picture can be had at any size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ Labels = NDArray[np.int32]
 
 
 class Pictures(Protocol):
-    """Pictures in an order."""
+    """A sequence of pictures."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
 
     def fitted(self, index: int, side: int, channels: int) -> Picture:
         """Return one as (side, side, channels). Raises DataError if it cannot be read."""
@@ -50,7 +50,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Files:
-    """Pictures in files, decoded when they are asked for."""
+    """Pictures in files, decoded when they are needed."""
 
     paths: Sequence[Path]
 
@@ -68,7 +68,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Part:
-    """Pictures and the number of the class of each."""
+    """Pictures, and the label of each."""
 
     pictures: Pictures
     labels: Labels
@@ -77,7 +77,10 @@ class Part:
         return len(self.labels)
 
     def split(self, seed: int, classes: Sequence[str], where: str) -> tuple["Part", "Part"]:
-        """Split off a fifth of each class, at least one picture; the order stays."""
+        """Split off a fifth of each class, at least one picture; keep the order.
+
+        Raises DataError for a class of fewer than two pictures.
+        """
         random = np.random.default_rng(seed)
         held = np.zeros(len(self), bool)
         for label, name in enumerate(classes):
@@ -96,12 +99,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Found:
-    """What a source holds; without a held-out part of its own, one is split off."""
+    """The contents of a source. If it has no held-out part, the caller splits one off."""
 
     name: str
     classes: tuple[str, ...]
     channels: int
-    side: int | None  # the shorter one, where all pictures have one size
+    side: int | None  # the shorter one, if all pictures have one size
     train: Part
     valid: Part | None = None
-    animated: int = 0  # files of several frames, of which the first is the picture
+    animated: int = 0  # files of several frames; the first frame is the picture

@@ -1,8 +1,8 @@
-"""One picture to pixels: a file that Pillow reads, or an array, as uint8 of a size.
+"""Turn one picture, a file that Pillow reads or an array, into uint8 pixels of a given size.
 
-The largest square in the middle is scaled to the size, bicubic, so that the shorter side fits. Grey
-becomes RGB or RGB becomes grey (ITU-R 601 luma); what is transparent shows white behind it; 16 bits
-become 8; a camera's note on orientation is followed; of several frames the first is the picture.
+The largest square in the middle is scaled to the size, bicubic. Grey becomes RGB, or RGB becomes
+grey (ITU-R 601 luma). Transparent pixels are blended with white. 16 bits become 8. The orientation
+in a camera's EXIF data is applied. A file of several frames gives its first frame.
 """
 
 import warnings
@@ -23,7 +23,7 @@ __all__ = ["Picture", "check_file", "fit", "read_file"]
 
 Picture = NDArray[np.uint8]  # (H, W, C)
 
-#: What is opened: common formats, and none for which Pillow starts another program.
+#: The formats that are opened: common ones, and none for which Pillow starts another program.
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "TGA")
 
 
@@ -39,7 +39,7 @@ def _pillow() -> ModuleType:
 
 @contextmanager
 def _opened(path: str | PathLike[str]) -> Iterator[Any]:
-    """Open a file as a picture; whatever goes wrong with it is a DataError."""
+    """Open a file as a picture; every error of the file is a DataError."""
     image = _pillow()
     formats = [name for name in FORMATS if name in image.OPEN]
     try:
@@ -47,17 +47,17 @@ def _opened(path: str | PathLike[str]) -> Iterator[Any]:
             Path(path).stat()
             raise DataError(f"{path}: not a file")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on tags and palettes that do not matter here
+            warnings.simplefilter("ignore")  # about tags and palettes, which do not matter here
             warnings.simplefilter("error", image.DecompressionBombWarning)
             with image.open(path, formats=formats) as picture:
                 yield picture
     except (DataError, MemoryError):
         raise
     except image.UnidentifiedImageError:
-        raise DataError(f"{path}: not a picture in a format that is read here") from None
+        raise DataError(f"{path}: not a picture in a format that toynn reads") from None
     except (image.DecompressionBombWarning, image.DecompressionBombError) as error:
         limit = f"more than {image.MAX_IMAGE_PIXELS:,} pixels"
-        raise DataError(f"{path}: gigantic: {limit}; scale it down") from error
+        raise DataError(f"{path}: too large: {limit}; scale it down") from error
     except Exception as error:  # Pillow's decoders raise many kinds on a damaged file
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DataError(f"{path}: cannot read the picture: {reason}") from error
@@ -66,7 +66,7 @@ def _opened(path: str | PathLike[str]) -> Iterator[Any]:
 def check_file(path: str | PathLike[str]) -> bool:
     """Return whether a picture has several frames; read no pixels. Raises DataError."""
     with _opened(path) as picture:
-        # MPO files, of many phones, hold smaller copies behind the picture.
+        # MPO files, which many phones write, hold smaller copies after the picture.
         return picture.format != "MPO" and bool(getattr(picture, "is_animated", False))
 
 
@@ -91,12 +91,14 @@ def fit(pixels: Picture, side: int, channels: int) -> Picture:
 
 
 def _in_8_bits(picture: Any, path: str | PathLike[str]) -> Any:
-    """Return a picture of 16 bits in 8: white stays white. Others are as they are."""
+    """Reduce a picture of 16 bits to 8 (white stays white); return any other unchanged."""
     if picture.mode != "I" and not picture.mode.startswith(("I;16", "F")):
         return picture
     pixels = np.asarray(picture)
     if picture.mode.startswith("F") or pixels.min() < 0 or pixels.max() > 65535:
-        raise DataError(f"{path}: pixels of mode {picture.mode}; expected at most 16 bits each")
+        raise DataError(
+            f"{path}: pixels of mode {picture.mode}; expected whole numbers of at most 16 bits"
+        )
     grey = (pixels.astype(np.int64) * 255 + 32767) // 65535
     return _pillow().fromarray(grey.astype(np.uint8))
 

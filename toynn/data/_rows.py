@@ -1,4 +1,4 @@
-"""Lines of JSON: objects of three forms; errors name file and line."""
+"""Read the rows of a file as objects; errors name file and line."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -35,11 +35,11 @@ __all__ = [
 ]
 
 ACCEPTED = "text, prompt and completion, or messages"
-LISTS = ("messages", "conversations", "tools")  # which a table may have as a text of JSON
+LISTS = ("messages", "conversations", "tools")  # a table may hold these as JSON text
 
 
 def checked_messages(where: str, messages: Any) -> list[dict[str, Any]]:
-    """Return messages that each have a role and a content."""
+    """Return messages, each checked to have a role and a content. Raises DataError."""
     if not isinstance(messages, list) or not messages:
         got = "an empty list" if messages == [] else _kind(messages)
         raise DataError(f"{where}: messages: expected a list of messages; got {got}")
@@ -64,10 +64,10 @@ def rows(
     columns: Mapping[str, str] = MappingProxyType({}),
     bounds: Bounds = USUAL,
 ) -> Iterator[tuple[int | str, Mapping[str, Any]]]:
-    """Yield the number and the object of each line that is not blank, or of each row of a table.
+    """Yield the number and the object of each non-blank line, or of each row of a table.
 
-    ``columns`` has new names, each with the old one: of those alone the objects are then made.
-    Raises DataError for a line or a file beyond its ``bounds``.
+    ``columns`` renames columns: see ``renamed``. Raises DataError for a row that is not an object,
+    and for a line or a file beyond its ``bounds``.
     """
     for line, row in attempts(path, progress, columns, bounds):
         if isinstance(row, DataError):
@@ -81,9 +81,9 @@ def attempts(
     columns: Mapping[str, str] = MappingProxyType({}),
     bounds: Bounds = USUAL,
 ) -> Iterator[tuple[int | str, Mapping[str, Any] | DataError]]:
-    """Yield what ``rows`` does; for what is no object, why, and go on with the next.
+    """Yield what ``rows`` does; for a bad row, yield its error and continue.
 
-    Of several files the place of a row is a text: see ``where_of``.
+    If the path means several files, a row's place is a string: see ``where_of``.
     """
     files = files_of(path)
     for file in files:
@@ -92,7 +92,7 @@ def attempts(
 
 
 def where_of(path: Path, place: int | str) -> str:
-    """Return where a row is, for an error: a file and its line; or a file, if that is the row."""
+    """Return where a row is, for an error: file and line, or the file if it is the row."""
     return place if isinstance(place, str) else f"{path}:{place}"
 
 
@@ -138,11 +138,11 @@ def _row(path: Path, line: int, raw: bytes) -> Mapping[str, Any]:
             _refuse_array(where)
         raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
     except RecursionError:
-        raise DataError(f"{where}: not JSON that can be read: nested too deep") from None
+        raise DataError(f"{where}: JSON nested too deep to be read") from None
     except RepeatedKey as error:
         raise DataError(f"{where}: expected each key of an object once; {error}") from None
     except ValueError:
-        raise DataError(f"{where}: not JSON that can be read: a number is too long") from None
+        raise DataError(f"{where}: JSON with a number too long to be read") from None
     if isinstance(row, dict):
         return row
     if isinstance(row, list) and line == 1:
@@ -162,18 +162,18 @@ def _refuse_array(where: str) -> NoReturn:
 
 
 def form_of(where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the keys by which a row is to be read."""
+    """Return the keys of a row's format. Raises DataError if no format fits, or several do."""
     forms = [form for form in FORMS if all(key in row for key in form)]
     if len(forms) == 1:
         return forms[0]
     got = keys_of(row)
     if {"chosen", "rejected"} <= row.keys() or {"prompt", "label"} <= row.keys():
-        got += ": these are preferences, for --loss dpo, orpo or kto"
+        got += ": these are preferences: use --loss dpo, orpo or kto"
     elif forms:
-        got += ", which could be read in more than one way: name what is meant, and no others, by "
+        got += ", which fits more than one format: name the columns to read, and no others: "
         got += f"--columns {','.join(f'{key}={key}' for key in forms[0])}"
     else:
-        got += "; if they are called otherwise, say so: --columns prompt=...,completion=..."
+        got += "; if your columns have other names: --columns prompt=...,completion=..."
     raise DataError(f"{where}: expected {ACCEPTED}; got {got}")
 
 
@@ -182,7 +182,7 @@ def keys_of(row: Mapping[str, Any]) -> str:
 
 
 def string_of(where: str, row: Mapping[str, Any], key: str, *, empty: bool = False) -> str:
-    """Return a text that a row must have."""
+    """Return the string in a field of a row. Raises DataError for any other value."""
     text = row[key]
     if not isinstance(text, str):
         raise DataError(f"{where}: {key}: expected a text; got {_kind(text)}")
@@ -200,6 +200,6 @@ def string_of(where: str, row: Mapping[str, Any], key: str, *, empty: bool = Fal
 
 
 def _kind(value: object) -> str:
-    """Return what JSON calls a value."""
+    """Return JSON's name for the type of a value."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
     return "null" if value is None else names.get(type(value), "a number")

@@ -1,7 +1,8 @@
-"""Rows of Parquet and Arrow files, by pyarrow: few at a time, however large a few bytes become.
+"""Read rows of Parquet and Arrow files with pyarrow, a few at a time, in bounded memory.
 
-A file says how much its batches and pages unpack to: that is asked first. A column may share one
-text among its rows (dictionaries, views). As objects each row has its own, so that is counted, too.
+A file declares how much its batches and pages unpack to: that is checked first. A column may share
+one string among its rows (dictionaries, views). Each row's object then has its own copy, which is
+counted too.
 """
 
 import os
@@ -21,19 +22,19 @@ from toynn.system.reading import open_file
 
 __all__ = ["arrow_rows", "pyarrow_for"]
 
-PARQUET_ROWS = 2**8  # of a batch
-AT_A_TIME = 2**12  # rows of a batch that become objects together, at most
-PART = 2**24  # bytes of them
-VALUE = 8  # bytes that an object takes beside its own: its place in a list
+PARQUET_ROWS = 2**8  # in a batch
+AT_A_TIME = 2**12  # rows of a batch that become objects at once, at most
+PART = 2**24  # bytes of these objects, at most
+VALUE = 8  # bytes that an object takes besides its own: its place in a list
 
 
 def arrow_rows(
     path: Path, kind: str, progress: Progress, read: Collection[str], bounds: Bounds
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the number and the values of each row; those of columns that are not read are None.
+    """Yield the number and the values of each row; columns that are not in ``read`` are None.
 
-    ``kind`` is the ending of the file's name. Raises DataError for what is damaged, or unpacks to
-    more than it may, ConfigError where pyarrow is missing.
+    ``kind`` is the file's suffix. Raises DataError for a damaged file or one that unpacks to too
+    much, ConfigError where pyarrow is missing.
     """
     arrow = pyarrow_for(path)
     size = os.path.getsize(path) if path.exists() else 0
@@ -41,8 +42,8 @@ def arrow_rows(
         try:
             row = done = 0
             for names, batch in _batches(path, kind, arrow, file, read, bounds):
-                # pyarrow takes offsets, sizes, indices and texts as a file has them. Without this
-                # check it would read beyond its buffers, and end the process.
+                # pyarrow trusts the offsets, sizes, indices and strings of a file. Without this
+                # check it would read beyond its buffers, and crash the process.
                 batch.validate(full=True)
                 done += _as_objects(path, arrow, batch)
                 bounds.check_unpacked(path, size, done)
@@ -56,11 +57,11 @@ def arrow_rows(
             raise
         except (
             arrow.ArrowException,
-            ArithmeticError,  # a date, duration or decimal that Python has no number for
-            LookupError,  # a time zone that there is not
+            ArithmeticError,  # a date, duration or decimal that Python cannot represent
+            LookupError,  # an unknown time zone
             MemoryError,
             OSError,
-            ValueError,  # a name of a column or of a time zone that is not UTF-8
+            ValueError,  # a name of a column or time zone that is not UTF-8
         ) as error:
             words = " ".join(str(error).split())[:200] or type(error).__name__
             raise DataError(f"{path}: cannot read as {kind[1:]}: {words}") from error
@@ -79,8 +80,8 @@ def _batches(
         columns = [name for name in schema.names if name in read]
         _check_parquet(path, opened.metadata, bounds)
         _check_declared(path, parquet_bytes(file, read), bounds)
-        # A name also means the columns that begin with it and a dot. A text that a file has once,
-        # in a dictionary, takes memory in each row of a batch.
+        # A name also selects the columns that begin with it and a dot. A string that a file stores
+        # once, in a dictionary, takes memory in each row of a batch.
         batches = opened.iter_batches(columns=columns, batch_size=PARQUET_ROWS)
     else:
         ipc = import_module("pyarrow.ipc")
@@ -103,9 +104,9 @@ def _batches(
 
 
 def _check_parquet(path: Path, metadata: Any, bounds: Bounds) -> None:
-    """Raise DataError where row groups say that they unpack to more than they may.
+    """Raise DataError if the row groups declare that they unpack to too much.
 
-    What a damaged file says of a column is not asked for: pyarrow would end the process.
+    Sizes of single columns are not asked for: on a damaged file, pyarrow would crash the process.
     """
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     length = sum(max(group.total_byte_size, 0) for group in groups)
@@ -113,7 +114,7 @@ def _check_parquet(path: Path, metadata: Any, bounds: Bounds) -> None:
 
 
 def _check_declared(path: Path, declared: Iterator[int], bounds: Bounds) -> None:
-    """Raise DataError for parts that together say that they unpack to more than they may."""
+    """Raise DataError if the declared sizes add up to more than a file may unpack to."""
     size, total = os.path.getsize(path), 0
     for length in declared:
         total += max(length, 0)
@@ -121,9 +122,10 @@ def _check_declared(path: Path, declared: Iterator[int], bounds: Bounds) -> None
 
 
 def _parts(path: Path, arrow: Any, batch: Any, row: int, bounds: Bounds) -> Iterator[Any]:
-    """Yield few rows after the other: as objects they may be far larger than in their batch.
+    """Yield a few rows at a time: as objects they may be far larger than in their batch.
 
-    Raises DataError for a row, the first after ``row``, that is longer than a line may be.
+    ``row`` is the number of rows before the batch. Raises DataError for a row that is longer than
+    a line may be.
     """
     ends = list(range(0, batch.num_rows, AT_A_TIME))[::-1]
     waiting = [batch.slice(begin, AT_A_TIME) for begin in ends]
@@ -140,7 +142,7 @@ def _parts(path: Path, arrow: Any, batch: Any, row: int, bounds: Bounds) -> Iter
 
 
 def _as_objects(path: Path, arrow: Any, batch: Any) -> int:
-    """Return how many bytes a batch takes at least once each of its rows has its own values."""
+    """Return the least bytes that a batch takes when each row has its own copy of its values."""
     columns = zip(batch.schema.names, batch.columns, strict=True)
     return VALUE * int(batch.num_rows) + sum(_size(path, arrow, *each) for each in columns)
 
@@ -191,7 +193,7 @@ def _is_text(types: Any, kind: Any) -> bool:
 def _lengths(types: Any, column: Any) -> np.ndarray:
     """Return the bytes of each text of a column."""
     if types.is_string_view(column.type) or types.is_binary_view(column.type):
-        views = np.frombuffer(column.buffers()[1] or b"", np.int32)[::4]  # a length, three others
+        views = np.frombuffer(column.buffers()[1] or b"", np.int32)[::4]  # a length, 3 others
         found = views[column.offset : column.offset + len(column)].astype(np.int64)
         return np.where(column.is_valid().to_numpy(zero_copy_only=False), found, 0)
     lengths = import_module("pyarrow.compute").binary_length(column).fill_null(0)
@@ -202,13 +204,13 @@ def _expect_once(path: Path, what: str, names: list[str]) -> None:
     for name, times in Counter(names).most_common(1):
         if times > 1:
             raise DataError(
-                f"{path}: expected {what} of different names; {name!r} comes {times} times: rename "
-                "all but one"
+                f"{path}: expected {what} with different names; {name!r} comes {times} times: "
+                "rename all but one"
             )
 
 
 def _expect_fields_once(path: Path, arrow: Any, field: Any) -> None:
-    """Refuse a column with a struct in it of which two fields have one name."""
+    """Refuse a column that contains a struct with two fields of one name."""
     kinds = [field.type]
     while kinds:
         kind = kinds.pop()
@@ -226,10 +228,10 @@ def _expect_fields_once(path: Path, arrow: Any, field: Any) -> None:
 
 
 def pyarrow_for(path: Path) -> Any:
-    """Return the library that reads a file. Raises ConfigError where it is missing."""
+    """Return pyarrow, which reads the file. Raises ConfigError where it is missing."""
     try:
         return import_module("pyarrow")
     except ImportError as error:
         raise ConfigError(
-            f"{path}: this needs the pyarrow library, which is not installed: pip install pyarrow"
+            f"{path}: reading this file needs pyarrow, which is not installed: pip install pyarrow"
         ) from error

@@ -1,4 +1,4 @@
-"""Augmentation: changes to training pictures that keep their classes."""
+"""Augmentation: random changes to training pictures."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,21 +15,21 @@ Images = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done to a batch, in this order.
+    """The changes to a batch of pictures, applied in this order.
 
     Raises ConfigError for a number that is out of range.
 
     Attributes
     ----------
     crop
-        Pixels by which a picture may move in each direction; its edge is repeated behind it.
+        Pixels by which a picture may move in each direction; the edge is repeated to fill the gap.
     flip
         Whether half of the pictures are mirrored, left to right.
     mixup
-        The a of mixup: with l from Beta(a, a), one for the batch, each picture becomes l of itself
-        and 1 - l of another one, and so does its label. 0 mixes nothing. arXiv:1710.09412
+        The a of mixup: x' = l x + (1 - l) x2, with x2 another picture of the batch, and labels
+        likewise; l is drawn from Beta(a, a) once for a batch. 0 mixes nothing. arXiv:1710.09412
     smoothing
-        How much of a label is spread evenly over all classes. arXiv:1512.00567, section 7
+        The share of a label that is spread evenly over all classes. arXiv:1512.00567, section 7
     """
 
     crop: int = 0
@@ -47,7 +47,7 @@ class Augment:
     def __call__(
         self, images: Images, labels: NDArray[np.int32], classes: int, random: np.random.Generator
     ) -> tuple[Images, NDArray[Any]]:
-        """Return images (B, H, W, C) and labels: (B,), or (B, classes) if they are not whole."""
+        """Return images (B, H, W, C) and labels: (B,), or (B, classes) with mixup or smoothing."""
         if self.crop:
             images = self._moved(images, random)
         if self.flip:
@@ -59,7 +59,7 @@ class Augment:
         dense[np.arange(len(labels)), labels] += 1 - self.smoothing
         if self.mixup:
             share = random.beta(self.mixup, self.mixup)
-            # A batch is in random order: reversed, each picture meets a random other one.
+            # A batch is in random order, so its reverse pairs each picture with a random other.
             mixed = share * images + (1 - share) * images[::-1].astype(np.float64)
             images = np.rint(mixed).astype(np.uint8)
             dense = share * dense + (1 - share) * dense[::-1]

@@ -1,4 +1,4 @@
-"""The batch: one object from the data to the engine, for every recipe."""
+"""The batch: what data hand to the engine, in every recipe."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from toynn.numerics.checks import IGNORED
 
 __all__ = ["IGNORED", "Batch"]
 
-#: PyTorch's names of what a batch of tokens has.
+#: PyTorch's names for the arrays of a batch of tokens.
 NAMES = ("input_ids", "labels", "attention_mask", "position_ids")
 
 
 def _segments(positions: Any) -> Any:
-    """Return the segments (B*T,) of a table whose positions start again within a row; else None."""
+    """Return segments (B*T,) if positions restart at 0 within a row; else None."""
     begins = positions == 0
     if not begins[..., 1:].any():
         return None
@@ -28,7 +28,7 @@ def _segments(positions: Any) -> Any:
 
 
 def _expected(got: Any) -> str:
-    """Return what is said of something that is no batch."""
+    """Return the error message for an object that is not a batch."""
     said = f"{type(got).__name__}"
     if isinstance(got, Mapping):
         said += f" with {', '.join(map(repr, list(got)[:6]))}"
@@ -43,34 +43,34 @@ def _expected(got: Any) -> str:
 
 @dataclass(eq=False)
 class Batch:
-    """One batch, not to be changed: token sequences, packed examples, preferences, or pictures.
+    """One batch: token sequences, packed examples, preferences, or pictures. Do not change it.
 
-    The engine checks the arrays. ``Batch.of`` makes one of arrays in the order of the fields.
+    The engine checks the arrays. ``Batch.of`` makes a batch from arrays in the order of the fields.
 
     Attributes
     ----------
     inputs
-        Token ids, int (n,): whole sequences one after the other, or packed examples. Of pictures
-        their pixels or patches: see ``ViTEngine``.
+        Token ids, int (n,): whole sequences one after the other, or packed examples. For pictures,
+        pixels or patches: see ``ViTEngine``.
     positions
-        The position of each token, int (n,); None: 0..T-1 in each sequence. Of pictures, which
-        token the head reads of each (upstream: ``cls_idx``); None: the class token.
+        The position of each token, int (n,); None: 0..T-1 in each sequence. For pictures, the token
+        that the head reads (upstream: ``cls_idx``); None: the class token.
     labels
-        Int, one for each token or picture, -100 where it does not count; or dense floats, a row of
-        classes for each.
+        Int, one for each token or picture, -100 where there is no loss; or dense floats, a row of
+        class probabilities for each.
     segments
-        Of packed examples: of each token the number of the first token of its example, int (n,).
+        For packed examples: the index of the first token of each token's example, int (n,).
     bounds
-        Of preferences: where, among the rows whose label counts, each prompt and each completion
-        begins and the last one ends, int (2 S + 1,). See ``toynn.engines.preference``.
+        For preferences, int (2 S + 1,): where each prompt and each completion begins among the
+        tokens with loss, and where the last one ends. See ``toynn.engines.preference``.
     wanted
-        Of KTO: 1 for each completion that is wanted, 0 for the others, int (S,).
+        For KTO: 1 for each wanted completion, 0 for the others, int (S,).
     width
-        Tokens of a row, where inputs came as a table (B, T); 0: rows of the engine's ``t_seq``.
+        Tokens in a row, if inputs came as an array (B, T); 0: rows of the engine's ``t_seq``.
     room
-        The tokens that a packed batch has room for: B*T of B rows, filled as well as may be.
+        The tokens that a packed batch has room for: B*T for B rows.
     source
-        The name of the source, of a validation batch out of several.
+        For a validation batch of a mixture: the name of its source.
     """
 
     inputs: Any
@@ -85,16 +85,16 @@ class Batch:
 
     @classmethod
     def of(cls, batch: "Batch | ArrayLike | Iterable[Any]", *arrays: ArrayLike | None) -> "Batch":
-        """Return a batch as it is; or one of arrays, in the order of the fields, or in a tuple.
+        """Return a batch as it is, or make one from arrays in the order of the fields.
 
-        Two arrays are inputs and labels, (B, T) both, or as the fields are. A mapping has
-        PyTorch's names: input_ids and labels, (B, T) or (T,), where labels are *not* shifted
-        (without them, input_ids are), and perhaps attention_mask, which is 0 behind the tokens of
-        a row, and position_ids. Where positions start again at 0 within a row, a new example
-        begins; examples do not see one another.
+        The arrays may also come in one tuple; two arrays are inputs and labels, both (B, T), or as
+        the fields are. A mapping has PyTorch's names, each (B, T) or (T,): input_ids, labels,
+        attention_mask, position_ids. Labels are *not* shifted; without labels, input_ids are the
+        labels. The attention_mask is 0 for padding, on the right. A position of 0 within a row
+        begins a new example; examples do not see each other.
 
-        Raises TypeError, with an example, for what is none of these, ShapeError for shapes that
-        differ, and padding before tokens.
+        Raises TypeError, with an example, for any other object; ShapeError for shapes that differ,
+        and for padding before tokens.
         """
         if isinstance(batch, Batch):
             return batch.read()
@@ -122,7 +122,7 @@ class Batch:
 
     @classmethod
     def _named(cls, batch: Mapping[str, Any]) -> "Batch":
-        """Return a batch of arrays that have PyTorch's names."""
+        """Return a batch from arrays with PyTorch's names."""
         unknown = [name for name in batch if name not in NAMES]
         if "input_ids" not in batch or unknown:
             raise TypeError(_expected(batch))
@@ -140,13 +140,13 @@ class Batch:
         if mask is not None:
             if (np.diff((mask != 0).astype(np.int8), axis=-1) > 0).any():
                 raise ShapeError(
-                    "batch: attention_mask: expected padding behind the tokens of a row; got some "
+                    "batch: attention_mask: expected padding after the tokens of a row; got some "
                     "before them: pad on the right"
                 )
             following[..., :-1][mask[..., 1:] == 0] = IGNORED
         positions = arrays.get("position_ids")
         segments = None if positions is None else _segments(positions)
-        if positions is not None and segments is not None:  # no example's label is another's token
+        if positions is not None and segments is not None:  # no label from the next example
             following[..., :-1][positions[..., 1:] == 0] = IGNORED
         return cls(
             ids.reshape(-1),
@@ -157,18 +157,18 @@ class Batch:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield inputs, positions, labels; and segments, bounds, wanted, as far as there are."""
+        """Yield inputs, positions, labels; then segments, bounds, wanted unless they are None."""
         yield from (self.inputs, self.positions, self.labels)
         more = (self.segments, self.bounds, self.wanted)
         yield from (array for array in more if array is not None)
 
     def read(self) -> "Batch":
-        """Return the batch with its arrays: itself, unless it is one that is read when needed."""
+        """Return the batch with its arrays; a subclass may read them only now."""
         return self
 
     @cached_property
     def rows(self) -> int:
-        """How many labels count; of preferences, how many pairs or single completions there are."""
+        """The number of labels with loss; for preferences, of pairs or single completions."""
         if self.bounds is not None:
             return self.examples // 2 if self.wanted is None else self.examples
         labels = np.asarray(self.labels)
@@ -178,12 +178,12 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """How many tokens are read."""
+        """The number of tokens."""
         return len(self.inputs)
 
     @property
     def examples(self) -> int:
-        """How many examples a packed batch has; of preferences, how many sequences."""
+        """The number of examples in a packed batch; for preferences, of sequences."""
         if self.bounds is not None:
             return len(self.bounds) // 2
         return int(np.count_nonzero(self.segments == np.arange(self.tokens)))

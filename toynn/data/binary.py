@@ -1,10 +1,11 @@
-"""Tokens in a .bin file, as nanoGPT and llm.c write them, mapped and never copied.
+"""Memory-map tokens in a .bin file, as nanoGPT and llm.c write them.
 
     nanoGPT     uint16 ..., to the end of the file
-    llm.c       256 int32: magic, version, how many tokens, zeros; then the tokens
+    llm.c       256 int32: magic, version, number of tokens, zeros; then the tokens
                 magic 20240520, version 1: uint16 (GPT-2); 20240801, version 7: uint32 (Llama 3)
 
-nanoGPT has a meta.pkl beside them, sometimes: a pickle, which can run anything, and is not opened.
+nanoGPT sometimes writes a meta.pkl next to them. It is a pickle, which can run any code, so it is
+not opened.
 Sources: data/*/prepare.py of github.com/karpathy/nanoGPT; dev/data/data_common.py and
 llmc/dataloader.h of github.com/karpathy/llm.c.
 """
@@ -25,12 +26,12 @@ __all__ = ["Tokens", "find", "map_tokens"]
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 
 HEADER = 256 * 4  # bytes
-#: By magic: version and type.
+#: Version and type, by magic number.
 FORMATS: dict[int, tuple[int, np.dtype[Any]]] = {
     20240520: (1, np.dtype("<u2")),
     20240801: (7, np.dtype("<u4")),
 }
-#: Beginnings of files that end with .bin, and are none of tokens.
+#: The first bytes of .bin files that hold no tokens.
 OTHERS = {
     b"PK\x03\x04": "a zip archive, as PyTorch's checkpoints are",
     b"\x80\x02": "a pickle, as PyTorch's old checkpoints are",
@@ -43,18 +44,17 @@ BLOCK = 2**22  # tokens
 
 
 def find(folder: Path) -> tuple[list[Path], list[Path]] | None:
-    """Return the files to train on in a folder, and those to evaluate on; None: it has neither.
+    """Return a folder's training files and validation files; None if it has no training files.
 
-    They are train.bin and val.bin, as nanoGPT names them, or end with _train.bin and _val.bin, as
-    llm.c's do; or shards of a series, in the order of their numbers: x_train_000001.bin, and so on.
-    Raises DataError for files of several series.
+    nanoGPT's names are train.bin and val.bin; llm.c's end with _train.bin and _val.bin. Shards
+    (x_train_000001.bin, ...) are sorted by number. Raises DataError for files of several series.
     """
     train, valid = (_series(folder, kind) for kind in ("train", "val"))
     return (train, valid) if train else None
 
 
 def _series(folder: Path, kind: str) -> list[Path]:
-    """Return the shards of a kind, in order; two of one number cannot be: their names are equal."""
+    """Return the shards of a kind ("train" or "val"), sorted by number. Raises DataError."""
     named = re.compile(rf"((?:.*_)?{kind})(?:_(\d+))?\.bin", re.DOTALL)
     found = {path: match for path in folder.iterdir() if (match := named.fullmatch(path.name))}
     numbers = {path: (match[1], match[2] is not None) for path, match in found.items()}
@@ -62,16 +62,16 @@ def _series(folder: Path, kind: str) -> list[Path]:
     if len(set(numbers.values())) > 1:
         names = ", ".join(path.name for path in sorted(found)[:5])
         raise DataError(
-            f"{folder}: expected one file of tokens of a kind, or shards of one series; got {names}"
+            f"{folder}: expected one {kind}.bin, or the shards of one series; got {names}"
         )
     return order
 
 
 def map_tokens(path: Path, vocab_size: int) -> Tokens:
-    """Map a file of tokens, all of which are looked at. Raises DataError.
+    """Map a file of tokens, and check every id. Raises DataError.
 
-    A file that is neither format's, is longer or shorter than its header says, or has an id of
-    ``vocab_size`` or more is refused.
+    Refused are: a file in neither format, a length other than the header says, and ids of
+    ``vocab_size`` or more.
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -88,7 +88,7 @@ def map_tokens(path: Path, vocab_size: int) -> Tokens:
 
 
 def _layout(path: Path, head: bytes, size: int) -> tuple[int, np.dtype[Any], int]:
-    """Return where the tokens begin, of which type they are, and how many."""
+    """Return where the tokens begin, their type, and how many there are."""
     for begin, kind in OTHERS.items():
         if head.startswith(begin):
             raise DataError(f"{path}: expected tokens of nanoGPT or llm.c; it is {kind}")
@@ -101,8 +101,8 @@ def _layout(path: Path, head: bytes, size: int) -> tuple[int, np.dtype[Any], int
             )
         if size % 2:
             raise DataError(
-                f"{path}: expected tokens of two bytes each, as nanoGPT writes them, or llm.c's "
-                f"header; got {size} bytes, an odd number"
+                f"{path}: expected nanoGPT's tokens of two bytes, or llm.c's header; got "
+                f"{size} bytes, an odd number"
             )
         return 0, np.dtype("<u2"), size // 2
     if len(head) < HEADER:
@@ -125,7 +125,7 @@ def _layout(path: Path, head: bytes, size: int) -> tuple[int, np.dtype[Any], int
 def _check_ids(
     path: Path, file: BinaryIO, offset: int, dtype: np.dtype[Any], vocab_size: int
 ) -> None:
-    """Look at all ids, which are read for it: mapped, they would count as memory."""
+    """Check all ids. They are read, not mapped: mapped pages would count as memory."""
     begin = 0
     file.seek(offset)
     while raw := file.read(BLOCK * dtype.itemsize):
@@ -134,6 +134,6 @@ def _check_ids(
             at = int(np.argmax(part >= vocab_size))
             raise DataError(
                 f"{path}: token {begin + at}: expected ids of 0..{vocab_size - 1}; got "
-                f"{int(part[at])}: the tokenizer is not that of the file (--tokenizer)"
+                f"{int(part[at])}: the file was made with another tokenizer (--tokenizer)"
             )
         begin += len(part)

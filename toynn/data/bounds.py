@@ -1,7 +1,7 @@
-"""Limits of a file of rows: bytes of a line, packed and unpacked.
+"""Limits of a file of rows: the bytes of a line, and of all unpacked data.
 
-A few megabytes of .gz can be one line of many gigabytes. What is beyond a bound is an error once so
-much has been read, and takes no more memory than the bound.
+A few megabytes of .gz can unpack to one line of many gigabytes. Reading stops with an error at the
+bound, and takes no more memory than the bound.
 """
 
 import io
@@ -14,7 +14,7 @@ from toynn.errors import DataError
 __all__ = ["LONGEST", "USUAL", "Bounds"]
 
 LONGEST = 2**26  # bytes of a line: some are whole books
-RATIO, LEAST = 100, 2**30  # of what is packed; texts become 3 to 20 times as long
+RATIO, LEAST = 100, 2**30  # of the packed bytes: texts unpack to 3 to 20 times as many
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,20 @@ class Bounds:
     Attributes
     ----------
     line
-        Bytes that a line may have, or an item of an array.
+        The most bytes of a line, or of an item of an array.
     unpacked
-        Bytes that a packed file may unpack to. None: 100 times as many as it has, 1 GiB at least.
+        The most bytes that a packed file may unpack to. None: 100 times its size, at least 1 GiB.
     """
 
     line: int = LONGEST
     unpacked: int | None = None
 
     def most(self, size: int) -> int:
-        """Return how many bytes a packed file of a size may unpack to."""
+        """Return how many bytes a packed file of ``size`` bytes may unpack to."""
         return max(RATIO * size, LEAST) if self.unpacked is None else self.unpacked
 
     def check_line(self, where: str, length: int) -> None:
-        """Raise DataError for more than a line may have."""
+        """Raise DataError for a line that is too long."""
         if length > self.line:
             raise DataError(
                 f"{where}: expected at most {self.line:,} bytes in a line or an item; got more: "
@@ -45,7 +45,7 @@ class Bounds:
             )
 
     def check_unpacked(self, path: Path, size: int, length: int) -> None:
-        """Raise DataError for more than a packed file of a size may unpack to."""
+        """Raise DataError if a packed file of ``size`` bytes unpacks to too many."""
         if length > self.most(size):
             raise DataError(
                 f"{path}: expected {size:,} packed bytes to unpack to at most "
@@ -54,7 +54,7 @@ class Bounds:
             )
 
     def counted(self, path: Path, size: int, unpacked: Any) -> BinaryIO:
-        """Return an unpacked stream that raises DataError once it is longer than it may be."""
+        """Return a stream of unpacked bytes that raises DataError once it is too long."""
         return io.BufferedReader(_Counted(self, path, size, unpacked), 2**16)
 
 

@@ -1,4 +1,4 @@
-"""Digests that tell whether files are still the same: SHA-256 of their bytes."""
+"""Digests that tell whether files have changed: SHA-256 of their bytes."""
 
 import hashlib
 import os
@@ -16,11 +16,11 @@ __all__ = ["digest", "listing"]
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of a file; of several or a folder, that of their names and bytes.
+    """Return the SHA-256 of a file; for several files or a folder, of names and bytes.
 
-    Shards in data/, where the hub has them, count too; texts beside shards do not. A folder with
-    neither a train.jsonl or its like nor shards is data as a tree of texts: those below count.
-    Raises DataError if one cannot be read.
+    Shards in data/, as on the hub, are included; texts next to shards are not. A folder with
+    neither train.jsonl (train.parquet, ...) nor shards is a tree of texts: all texts below are
+    included. Raises DataError if a file cannot be read.
     """
     path = Path(path)
     with readable(path):
@@ -54,7 +54,7 @@ def listing(folder: str | os.PathLike[str]) -> str:
 def _files_in(folder: Path) -> set[Path]:
     shown = {each for each in folder.iterdir() if each.is_file() and each.name[0] != "."}
     parts: list[Path | None] = []
-    with suppress(DataError):  # it is no data, such as a model beside which data are
+    with suppress(DataError):  # a folder that is not data, such as a model's
         parts = [part_of(folder, name) for name in SPLITS]
     named = any(each.name.startswith("train.") for each in shown)
     if not named and not any(parts[:1]):
@@ -65,7 +65,7 @@ def _files_in(folder: Path) -> set[Path]:
 
 
 def _of_file(path: Path) -> str:
-    """Return the SHA-256 of a file, which is read again where it is not in the same state."""
+    """Return the SHA-256 of a file; it is read again only if its state has changed."""
     found = os.stat(path)
     return _sha256(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
 

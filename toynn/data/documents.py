@@ -1,9 +1,9 @@
-"""A text of many documents, in windows that do not see from one document into another.
+"""A text of many documents, in windows whose tokens attend only within their document.
 
-A window is T tokens of the text wherever it begins, as in text.py; but each document in it is a
-segment: attention stays within, positions count from 0, and the token after its last one is no
-answer, since the next document is no continuation. So a document that a window cuts is trained from
-the window's beginning on.
+A window is T tokens of the text, from any token on, as in text.py. Each document in a window is a
+segment. Attention stays within a segment, and positions start at 0. The last token of a document
+has no label, since the next document does not continue it. A document that began before the
+window starts anew at the window's first token.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,14 +21,14 @@ __all__ = ["DocumentWindows", "Documents", "parted", "spaced_documents"]
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents one behind another.
+    """Documents, one after the other.
 
     Attributes
     ----------
     ids
-        Their tokens (n,).
+        All tokens (n,).
     begins
-        Where each of them begins, ascending; the first at 0.
+        Where each document begins, ascending; the first is 0.
     """
 
     ids: NDArray[np.integer[Any]]
@@ -45,7 +45,7 @@ class Documents:
         return self.ids[at]
 
     def parted(self, at: int) -> "tuple[Documents, Documents]":
-        """Return the tokens before ``at`` and those from there on, where a document may be cut."""
+        """Split the tokens at ``at``, which may cut a document in two."""
         later = self.begins[self.begins > at] - at
         return (
             Documents(self.ids[:at], self.begins[self.begins < at]),
@@ -56,17 +56,17 @@ class Documents:
         """Return the windows of ``seq`` tokens that begin at ``starts``."""
         at = starts[:, None] + np.arange(seq)
         document = np.searchsorted(self.begins, at, side="right") - 1
-        first = np.maximum(self.begins[document], starts[:, None])  # of the segment, in the text
+        first = np.maximum(self.begins[document], starts[:, None])  # of the segment
         row = np.arange(len(starts))[:, None] * seq
         last = self.begins[np.searchsorted(self.begins, at + 1, side="right") - 1] == at + 1
-        labels = np.where(last, np.int32(IGNORED), self.ids[at + 1])  # of any type of ids
+        labels = np.where(last, np.int32(IGNORED), self.ids[at + 1])  # ids: any integer type
         arrays = (self.ids[at], at - first, labels, row + first - starts[:, None])
         ids, positions, labels, segments = (each.astype(np.int32).ravel() for each in arrays)
         return Batch(ids, positions, labels, segments, room=len(starts) * seq)
 
 
 def parted(blocks: Iterable[str], separator: str) -> Iterator[str]:
-    """Yield what stands between separators in a text that comes in blocks; empty texts, too."""
+    """Split a text that comes in blocks at its separators; yield empty parts too."""
     rest, seen = "", 0
     for block in blocks:
         rest += block
@@ -80,7 +80,7 @@ def parted(blocks: Iterable[str], separator: str) -> Iterator[str]:
 
 
 class DocumentWindows(RandomWindows):
-    """Endless training batches of windows drawn anywhere in the documents."""
+    """Endless training batches of windows that begin at random tokens of the documents."""
 
     def __init__(self, documents: Documents, batch: int, seq: int, seed: int) -> None:
         super().__init__(documents.ids, batch, seq, seed)
@@ -91,7 +91,7 @@ class DocumentWindows(RandomWindows):
 
 
 def spaced_documents(documents: Documents, batch: int, seq: int, max_batches: int) -> list[Batch]:
-    """At most max_batches of evenly spaced windows that do not overlap."""
+    """Return at most max_batches of evenly spaced windows that do not overlap."""
     starts = spaced_starts(len(documents), batch, seq, max_batches)
     rows = (starts[first : first + batch] for first in range(0, len(starts), batch))
     return [documents.windows(some, seq) for some in rows]

@@ -1,8 +1,8 @@
-"""Examples of their own lengths, and batches of them.
+"""Examples of different lengths, and batches of them.
 
-An example of n tokens has n - 1 labels: the token that follows each. Labels without loss (prompts)
-are IGNORED. In a batch examples stand one behind another, in segments: no example sees another,
-and nothing but examples is computed.
+An example of n tokens has n - 1 labels: each token's label is the token that follows. Labels
+without loss (prompts) are IGNORED. A batch holds its examples one after the other, as segments: no
+example sees another, and there is no padding.
 """
 
 from array import array
@@ -31,7 +31,7 @@ __all__ = [
     "tail_length",
 ]
 
-#: Of fewer examples none are held out, unless somebody asks for some.
+#: With fewer examples none are held out, unless the user asks for it.
 FEW = 20
 
 
@@ -43,57 +43,57 @@ class Example(NamedTuple):
 
 
 class Growing(Protocol):
-    """Numbers that grow at the end."""
+    """A list of numbers that can be appended to."""
 
     def append(self, number: int, /) -> object:
-        """Add one."""
+        """Append one number."""
 
     def extend(self, numbers: Any, /) -> object:
-        """Add some."""
+        """Append several numbers."""
 
 
 class Columns(NamedTuple):
-    """Examples in three rows of numbers, which may be stored on the disk."""
+    """Examples as three arrays, which may be stored on disk."""
 
-    ids: Any  # int32 (n,): all tokens, one example behind another
+    ids: Any  # int32 (n,): the tokens of all examples, one after the other
     learned: Any  # uint8 (n,): 1 for a token with loss
     begins: Any  # int64: where each example begins, and where the last one ends
 
 
 class Examples:
-    """Many examples, in a few arrays: a gigabyte of text has millions of them.
+    """Many examples in a few arrays: a gigabyte of text has millions of examples.
 
     Parameters
     ----------
     columns
-        Where examples are stored, by default in memory. With ``of``, where they are stored already.
+        Where to store examples, by default in memory. ``of`` takes columns that are already filled.
     """
 
     def __init__(self, seq: int, *, keep_end: bool = False, columns: Columns | None = None) -> None:
         #: the largest number of tokens that an example reads
         self.seq = seq
-        #: whether what is longer loses its beginning, instead of its end
+        #: whether an example that is too long loses its beginning instead of its end
         self.keep_end = keep_end
         #: how many of the added examples were cut, and how many dropped
         self.cut, self.dropped = 0, 0
         self._columns = columns or Columns(array("i"), bytearray(), array("q"))
-        self._order: NDArray[np.int64] | None = None  # of those that are here; None: all of them
+        self._order: NDArray[np.int64] | None = None  # the examples in use; None: all, in order
         self._end = self._count = 0
-        self._added: int | None = 0  # labels of those that were added, where that are all of them
+        self._added: int | None = 0  # labels with loss, counted while adding; None: count
         if columns is None:
             self._columns.begins.append(0)
 
     @classmethod
     def of(cls, columns: Columns, seq: int, *, keep_end: bool = False) -> Self:
-        """Return examples that are in such columns."""
+        """Return the examples in filled columns."""
         examples = cls(seq, keep_end=keep_end, columns=columns)
         examples._count, examples._added = len(columns.begins) - 1, None
         return examples
 
     def append(self, parts: Iterable[tuple[Sequence[int], bool]]) -> None:
-        """Add an example made of parts: ids, and whether they have loss.
+        """Add an example made of parts: token ids, and whether they have loss.
 
-        It is cut to seq + 1 tokens, and dropped if none of them has loss then.
+        The example is cut to seq + 1 tokens, and dropped if no token with loss is left.
         """
         ids: list[int] = []
         trained = bytearray()
@@ -122,7 +122,7 @@ class Examples:
 
     @property
     def labels(self) -> int:
-        """The number of labels with loss; all examples are looked at."""
+        """The number of labels with loss; may read all examples."""
         if self._added is not None:
             return self._added
         begins, order = self._columns.begins, self._order
@@ -151,11 +151,11 @@ class Examples:
         return Example(tokens[:-1], np.where(trained, tokens[1:], np.int32(IGNORED)))
 
     def batch(self, indices: Iterable[int], room: int) -> Batch:
-        """Return these examples as a batch with room for so many tokens."""
+        """Return these examples as a batch with room for ``room`` tokens."""
         return joined((self[index] for index in indices), room)
 
     def pick(self, indices: Iterable[int]) -> "Examples":
-        """Return these examples, in this order; they stay where they are."""
+        """Return these examples, in this order, without copying them."""
         picked = Examples.of(self._columns, self.seq, keep_end=self.keep_end)
         order = np.fromiter(indices, np.int64)
         picked._order = order if self._order is None else self._order[order]
@@ -163,14 +163,14 @@ class Examples:
 
 
 class ShuffledExamples:
-    """Endless training batches: every example once in each epoch, in an order of its own."""
+    """Endless training batches: every example once an epoch, in a new random order."""
 
     def __init__(self, examples: Examples, batch: int, seed: int) -> None:
         self._examples, self._batch = examples, batch
         self._seed, self._drawn = seed, 0
         self._epoch, self._order = -1, np.empty(0, np.int64)
         self.examples = len(examples)
-        #: batches that have every example once
+        #: batches in an epoch
         self.per_epoch = len(examples) / batch
 
     def __iter__(self) -> "ShuffledExamples":
@@ -192,7 +192,7 @@ class ShuffledExamples:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Where it stands: set it again, with the same examples, and the same batches follow."""
+        """The position: set it again, with the same examples, and the same batches follow."""
         return {"seed": self._seed, "drawn": self._drawn}
 
     @state.setter
@@ -201,13 +201,13 @@ class ShuffledExamples:
 
 
 class Parted(Protocol):
-    """What can be parted: examples, or groups of them."""
+    """Data that can be split: examples, or groups of examples."""
 
     def __len__(self) -> int:
         """Return how many there are."""
 
     def pick(self, indices: list[int], /) -> Self:
-        """Return these, in this order."""
+        """Return these items, in this order."""
 
 
 P = TypeVar("P", bound=Parted)
@@ -216,9 +216,9 @@ P = TypeVar("P", bound=Parted)
 def held_out(
     count: int, seed: int, holdout: float | None = None, where: str | Path = "data"
 ) -> tuple[list[int], list[int]]:
-    """Return which of so many examples are trained on, and which are held out, each in order.
+    """Split the numbers 0..count-1 into those to train on and those to hold out, both ascending.
 
-    ``holdout`` is that of ReadOptions. Raises DataError where none is left to train on.
+    ``holdout``: see ReadOptions. Raises DataError if no example is left to train on.
     """
     tail = tail_length(count, holdout, least=1)
     if holdout is None and count < FEW:
@@ -233,9 +233,9 @@ def held_out(
 
 
 def tail_length(count: int, holdout: float | None, least: int) -> int:
-    """Return how many of ``count`` items are held out: a tenth, a share below 1, or so many.
+    """Return how many of ``count`` items to hold out: 0, or at least ``least``.
 
-    That is 0, or at least ``least``.
+    ``holdout`` is a share if below 1, else a number; None means a tenth.
     """
     if holdout is None:
         return max(count // 10, least)
@@ -246,9 +246,10 @@ def tail_length(count: int, holdout: float | None, least: int) -> int:
 def split_off(
     path: Path, data: P, seed: int, file: str, holdout: float | None = None
 ) -> tuple[P, P, list[str]]:
-    """Return the training part, the held-out part, and lines that say how many were held out.
+    """Return the training part, the held-out part, and notes for the user.
 
-    ``file`` is the name of the missing validation part. Raises DataError if no example is left.
+    ``file`` is the name of the missing validation file. Raises DataError if no example is left to
+    train on.
     """
     count = len(data)
     kept, held = (data.pick(part) for part in held_out(count, seed, holdout, path))
@@ -260,16 +261,16 @@ def split_off(
 
 
 def check_not_asked(path: Path, holdout: float | None) -> None:
-    """Raise DataError where some are to be held out of data that have a validation part."""
+    """Raise DataError if the user asks for a holdout from data with a validation part."""
     if holdout:
         raise DataError(
-            f"{path}: it has a validation part, and got a holdout of {holdout:g}: leave that out, "
-            "or name the training file alone"
+            f"{path}: it has a validation part; got --holdout {holdout:g} as well: leave that "
+            "out, or name the training file alone"
         )
 
 
 def joined(examples: Iterable[Example], room: int) -> Batch:
-    """Return a batch of examples, one behind another, with positions of their own."""
+    """Return a batch of examples, one after the other; positions restart in each."""
     parts = list(examples)
     lengths = [len(part.ids) for part in parts]
     starts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths).astype(np.int32)
