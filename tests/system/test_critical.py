@@ -7,6 +7,7 @@ import pickle
 import signal
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -136,6 +137,19 @@ def test_a_section_that_lets_signals_through_holds_its_lock(handle):
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("went on")
     assert not held_by_another(lock)
+
+
+def test_a_handler_that_raises_in_front_of_the_body_leaves_no_lock_held():
+    """Python 3.14 may call it when __enter__ has returned, and then does not call __exit__."""
+    interrupt = ctypes.pythonapi["PyErr_SetInterruptEx"]  # of its own
+    interrupt.restype = operator.not_  # it returns 0; as a lock's acquire(), True
+    released = []
+    lock = SimpleNamespace(
+        acquire=partial(interrupt, int(signal.SIGINT)), release=partial(released.append, True)
+    )
+    with pytest.raises(KeyboardInterrupt), Section(lock, "held", signals=True):
+        pass
+    assert released == [True]
 
 
 def held_by_another(lock):

@@ -99,6 +99,7 @@ cdef class Section:
 
     cdef object _lock, _refusal, _failed
     cdef bint _signals
+    cdef int _entered  # and not yet left
 
     def __init__(self, lock=None, refusal=None, failed=None, signals=False):
         self._lock, self._refusal, self._failed = lock, refusal, failed
@@ -114,8 +115,10 @@ cdef class Section:
             if not self._signals:
                 _leave()
             raise LifecycleError(self._refusal)
+        self._entered += 1
 
     def __exit__(self, kind, error, traceback):
+        self._entered -= 1
         try:
             if self._failed is not None and kind is not None and issubclass(kind, BackendError):
                 self._failed()
@@ -124,6 +127,12 @@ cdef class Section:
                 self._lock.release()
             if not self._signals:
                 _leave()
+
+    def __del__(self):
+        # Python 3.14 handles signals between __enter__ and the body, too. If a handler raises
+        # there, nobody calls __exit__.
+        while self._entered:
+            self.__exit__(None, None, None)
 
 
 def stop_by_signal(bytes text):
