@@ -256,7 +256,7 @@ def test_windows_and_caps_that_mean_nothing_are_refused(limits, message):
 
 # -- Over a cache --------------------------------------------------------------------------------
 
-KC, VC = ops.KVCache.shapes(B, H, D, 100)  # rounded up to 128 rows
+KC, VC = ops.KVCache.shapes(B, H, 100, D, D)  # rounded up to 128 rows
 
 
 SINKS = np.array([0.5, -1, 3][:H], np.float32)
@@ -299,7 +299,7 @@ def test_columns_of_one_array_over_a_cache():
 @pytest.mark.parametrize("scale", [-300.0, 300.0])
 def test_large_scores_over_a_cache(scale):
     """Of one query over several spans of keys too: nothing overflows, and no sum is zero."""
-    past, (kc_shape, vc_shape) = 299, ops.KVCache.shapes(1, 1, D, 600)
+    past, (kc_shape, vc_shape) = 299, ops.KVCache.shapes(1, 1, 600, D, D)
     rows = normal(3, past + 1, D)
     kc, vc = np.full(kc_shape, np.nan, np.float32), np.full(vc_shape, np.nan, np.float32)
     o = np.empty((past, D), np.float32)
@@ -316,7 +316,7 @@ def test_nothing_that_lies_in_scratch_memory_is_read():
     """Neither for a sequence that is shorter than the others, by whole spans of keys."""
     s = Session()
     past, x = s.input("past", (B,), "i32"), s.input("x", (B, H * D))
-    shapes = ops.KVCache.shapes(B, H, D, 600)
+    shapes = ops.KVCache.shapes(B, H, 600, D, D)
     kept = [s.persistent(name, shape) for name, shape in zip("kv", shapes, strict=True)]
     o = s.output(ops.attention(s, x, x, x, batch=B, n_heads=H, cache=ops.KVCache(*kept, past)))
     s.finalize_weights()
@@ -328,6 +328,16 @@ def test_nothing_that_lies_in_scratch_memory_is_read():
     s.upload(x, normal(B, H * D))
     s.run("loss")
     assert np.isfinite(s.download(o)).all()
+
+
+@pytest.mark.parametrize("given", [("vc",), ("v",), ()])
+def test_values_are_cached_or_a_part_of_keys(given):
+    """Neither v alone nor vc alone, nor more columns than keys have."""
+    q, past = normal(B, H * D), np.zeros(B, np.int32)
+    more = {name: normal(*VC) if name == "vc" else q for name in given}
+    o = np.empty((B, H * (D if given else D + 1)), np.float32)
+    with pytest.raises(ValueError, match=r"v and vc, or neither and E <= D; got .* \d+ and 20"):
+        cached_attention.forward(o=o, kc=normal(*KC), q=q, k=q, past=past, **more)
 
 
 def test_a_past_for_which_there_is_no_room_is_refused():
@@ -350,6 +360,9 @@ def test_a_cache_that_does_not_fit_or_is_trained_through_is_refused():
         ops.attention(s, q, x, x, batch=1, n_heads=H, cache=cache)
     with pytest.raises(ShapeError, match="a cache"):
         ops.attention(s, q, x, x, batch=B, n_heads=H, causal=False, cache=cache)
+    for values, more in ((None, {"d_value": 4}), (x, {"d_value": 4}), (None, {})):
+        with pytest.raises(ShapeError, match="v, or a cache without values"):
+            ops.attention(s, q, x, values, batch=B, n_heads=H, cache=cache, **more)
     o = ops.attention(s, q, x, x, batch=B, n_heads=H, cache=cache)
     s.set_loss(ops.cross_entropy(s, o, s.input("labels", (B * 2,), "i32")))
     with pytest.raises(ConfigError, match="attention over a cache has no gradient"):

@@ -119,10 +119,10 @@ def ring_has_room(where: str, arrays: Arrays, sizes: Sizes, options: Options) ->
 
 def attention_fits(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None:
     """Raise ValueError for heads, segments, a window or a cap of attention that mean nothing."""
-    H, KV, D = (sizes[name] for name in ("H", "KV", "D"))
-    if D < 1 or KV < 1 or H % KV:
+    H, KV, D, E = (sizes[name] for name in ("H", "KV", "D", "E"))
+    if D < 1 or E < 1 or KV < 1 or H % KV:
         raise ValueError(
-            f"{where}: needs D >= 1 and KV that divides H; got {D}, {KV}, {H} from q "
+            f"{where}: needs D >= 1, E >= 1 and KV that divides H; got {D}, {E}, {KV}, {H} from q "
             f"{arrays['q'].shape}, k {arrays['k'].shape}"
         )
     causal = sizes.get("causal", 1)
@@ -139,6 +139,12 @@ def cache_has_room(where: str, arrays: Arrays, sizes: Sizes, options: Options) -
     """Raise ValueError unless caches, in blocks of 64 rows, have room behind ``past`` for T."""
     attention_fits(where, arrays, sizes, options)
     S, T = sizes["S"], sizes["T"]
+    shared = "v" not in arrays
+    if shared != ("vc" not in arrays) or (shared and sizes["E"] > sizes["D"]):
+        raise ValueError(
+            f"{where}: needs v and vc, or neither and E <= D; got {sorted(arrays)}, "
+            f"{sizes['E']} and {sizes['D']}"
+        )
     if S % 64:
         raise ValueError(f"{where}: needs caches of a multiple of 64 rows; got {S}")
     for past in arrays["past"].tolist():

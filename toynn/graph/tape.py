@@ -147,9 +147,13 @@ class Node:
     @property
     def flops(self) -> int:
         """Floating-point operations: a multiply-add counts two."""
+        return self.op.flops(self._counted)
+
+    @property
+    def _counted(self) -> dict[str, int]:
+        """Sizes, and has_X of each tensor that may be missing."""
         signature = self.op.signature
-        there = signature.there(self.named) if signature.nullable else {}
-        return self.op.flops({**self.sizes, **there})
+        return {**self.sizes, **(signature.there(self.named) if signature.nullable else {})}
 
     @property
     def at_most(self) -> bool:
@@ -178,7 +182,7 @@ class Node:
     def nbytes(self) -> int:
         """Bytes moved if every tensor is read or written once, or as the op says."""
         if self.op.nbytes is not None:
-            return self.op.nbytes(self.sizes)
+            return self.op.nbytes(self._counted)
         touched: dict[Tensor, int] = {}  # of each root, by its parts; not more than there is
         for tensor in filter(None, self.tensors):
             nbytes = touched.get(tensor.root, 0) + tensor.nbytes

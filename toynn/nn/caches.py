@@ -26,12 +26,13 @@ class Caches:
     label: str = ""
     kept: dict[str, Tensor] = field(default_factory=dict)
 
-    def of(self, name: str, batch: int, n_kv_heads: int, d_head: int) -> ops.KVCache:
-        """Return the cache of an attention."""
-        keys, values = ops.KVCache.shapes(batch, n_kv_heads, d_head, self.rows)
-        return ops.KVCache(
-            self._kept(f"{name}keys", keys), self._kept(f"{name}values", values), self.past
-        )
+    def of(
+        self, name: str, batch: int, n_kv_heads: int, d_head: int, d_value: int | None
+    ) -> ops.KVCache:
+        """Return the cache of an attention; without ``d_value``, values are a part of keys."""
+        keys, values = ops.KVCache.shapes(batch, n_kv_heads, self.rows, d_head, d_value or 0)
+        kept = None if d_value is None else self._kept(f"{name}values", values)
+        return ops.KVCache(self._kept(f"{name}keys", keys), kept, self.past)
 
     def ring(self, name: str, batch: int, width: int) -> Tensor:
         """Return the last rows (B, RING, C) of what a convolution sums."""

@@ -397,17 +397,21 @@ class Layers:
         window: int = 0,
         cap: float = 0.0,
         sinks: str | None = None,
+        d_value: int | None = None,
     ) -> Tensor:
         """Record softmax(scale q k^T) v of each sequence and head; see ops.attention.
 
-        q alone holds all three side by side; scale None is 1 / sqrt(D); a window or cap of 0 is
+        q alone holds all three side by side; q and k alone, with caches, have values among the
+        first ``d_value`` columns of keys; scale None is 1 / sqrt(D); a window or cap of 0 is
         none; ``sinks`` names weights. With caches, the keys and values of the tokens before these
         are seen, and those of these are kept; a block has one attention then.
         """
         heads, cache = n_kv_heads or n_heads, None
         if self.caches is not None:
             d_head = q.shape[1] // (n_heads if k is not None else n_heads + 2 * heads)
-            cache = self.caches.of(self.prefix, self.batch, heads, d_head)
+            own = d_head if v is None else v.shape[1] // heads
+            kept = own if d_value is None else None
+            cache = self.caches.of(self.prefix, self.batch, heads, d_head, kept)
         all_rows = ops.attention(
             self.session,
             q,
@@ -423,5 +427,6 @@ class Layers:
             cap=cap,
             sinks=None if sinks is None else self.weight(f"{sinks}.weight"),
             cache=cache,
+            d_value=d_value,
         )
         return self.narrowed(all_rows)

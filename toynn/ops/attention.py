@@ -19,20 +19,21 @@ class KVCache:
     """What attention remembers of B sequences: room for S keys and values of each head.
 
     The sequences' ``past`` rows are in it; the rows that come next are written behind them. In
-    which order the numbers are stored within k and v is the kernel's own matter.
+    which order the numbers are stored within k and v is the kernel's own matter. Without v, the
+    values are the first columns of the keys.
     """
 
     k: Tensor  # (B, KV, S, D)
-    v: Tensor  # (B, KV, S, D)
+    v: Tensor | None  # (B, KV, S, E)
     past: Tensor  # i32 (B,), an input
 
     @staticmethod
     def shapes(
-        batch: int, n_kv_heads: int, d_head: int, rows: int
+        batch: int, n_kv_heads: int, rows: int, d_head: int, d_value: int
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of k and v with room for at least ``rows`` rows."""
-        shape = (batch, n_kv_heads, -(-rows // CACHE_ROWS) * CACHE_ROWS, d_head)
-        return shape, shape
+        whole = (batch, n_kv_heads, -(-rows // CACHE_ROWS) * CACHE_ROWS)
+        return (*whole, d_head), (*whole, d_value)
 
 
 def attention(
@@ -51,31 +52,38 @@ def attention(
     cap: float = 0.0,
     sinks: Tensor | None = None,
     cache: KVCache | None = None,
+    d_value: int | None = None,
 ) -> Tensor:
-    """Record o (B T, H D) = softmax(scale q k^T) v, per sequence and head.
+    """Record o (B T, H E) = softmax(scale q k^T) v, per sequence and head.
 
-    q (B T, H D), k and v (B T, KV D); or q alone, holding all three side by side (B T, (H + 2 KV)
-    D). ``scale`` None is 1 / sqrt(D). With a ``window`` a row sees so many keys, its own the last;
-    with a ``cap`` scores are cap tanh(score / cap); with ``sinks`` (H,) every row of a head sees
-    one more score, of a key without a value. Saves the log-sum-exp of each row of scores,
-    never the scores. The node and its gradient keep the session's ``matmul_precision`` of now.
-    ``first`` (B T,) of i32, where sequences are made of segments that do not see each other: of
-    each row the first row of its segment, among all B T. With a ``cache`` the rows are the next T
-    of their sequences: they see all that are in it, and are added to it. That is causal, exact to
-    float32 in any precision, and has no gradient; and there are no segments. Raises ConfigError
-    where rows of several sequences may be fewer.
+    q (B T, H D), k (B T, KV D) and v (B T, KV E); or q alone, holding all three side by side (B T,
+    (H + 2 KV) D), E being D; or q and k, over a cache without values: those are the first E =
+    ``d_value`` columns of keys. ``scale`` None is 1 / sqrt(D). With a ``window`` a row sees so many
+    keys, its own the last; with a ``cap`` scores are cap tanh(score / cap); with ``sinks`` (H,)
+    every row of a head sees one more score, of a key without a value. Saves the log-sum-exp of each
+    row of scores, never the scores. The node and its gradient keep the session's
+    ``matmul_precision`` of now. ``first`` (B T,) of i32, where sequences are made of segments that
+    do not see each other: of each row the first row of its segment, among all B T. With a ``cache``
+    the rows are the next T of their sequences: they see all that are in it, and are added to it.
+    That is causal, exact to float32 in any precision, and has no gradient; and there are no
+    segments. Raises ConfigError where rows of several sequences may be fewer.
     """
     H, KV = n_heads, n_kv_heads or n_heads
     N, columns = matrix("attention", q)
-    fused = k is None
+    fused, shared = k is None, k is not None and v is None
     D = columns // (H + 2 * KV if fused else H)
     require(N % batch == 0 and H % KV == 0, "attention", f"rows in {batch} sequences, KV | H", q)
-    if k is None or v is None:
+    if k is None:
         require(columns == (H + 2 * KV) * D, "attention", f"q, k, v of {H} + 2 x {KV} heads", q)
-        k, v = q.at(H * D), q.at((H + KV) * D)
+        k, v, E = q.at(H * D), q.at((H + KV) * D), D
     else:
-        fits = columns == H * D and k.shape == v.shape == (N, KV * D)
-        require(fits, "attention", f"q ({N}, {H * D}), k and v ({N}, {KV * D})", q, k, v)
+        E = (d_value or 0) if v is None else matrix("attention", v)[1] // KV
+        fits = columns == H * D and k.shape == (N, KV * D) and (shared or E > 0)
+        fits = fits and (v is None or v.shape == (N, KV * E))
+        require(fits, "attention", f"q ({N}, {H * D}), k ({N}, {KV * D}), v ({N}, {KV} E)", q, k, v)
+    without = cache is not None and cache.v is None
+    fits = shared == without and (0 < E <= D if shared else d_value is None)
+    require(fits, "attention", "v, or a cache without values and d_value of 1 to D", q, k, v)
     require(window >= 0 and (causal or not window), "attention", "a causal window of keys", q)
     require(sinks is None or sinks.shape == (H,), "attention", f"sinks ({H},)", q, sinks)
     T = N // batch
@@ -86,16 +94,18 @@ def attention(
         require(fits, "attention", f"causal, without a cache, first ({N},) of i32", q, first)
         s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
     read = {"q": q, "k": k, "v": v, "sinks": sinks}
-    given: dict[str, Any] = {"B": batch, "H": H, "KV": KV, "D": D, "window": window, "cap": cap}
+    given: dict[str, Any] = {"B": batch, "H": H, "KV": KV, "D": D, "E": E}
+    given |= {"window": window, "cap": cap}
     if scale is not None:
         given["scale"] = scale
     if cache is None:
         given |= {"causal": causal, "precision": s.matmul_precision}
         return s.tape.record(ATTENTION, {**read, "first": first}, **given).output
-    S = cache.v.shape[2]
-    shapes = cache.k.shape, cache.v.shape
-    fits = causal and cache.past.shape == (batch,) and shapes == cache.shapes(batch, KV, D, S)
-    require(fits, "attention", f"a cache of {batch} x {KV} heads of {D}", cache.k, cache.v)
+    S = cache.k.shape[2]
+    keys, values = cache.shapes(batch, KV, S, D, E)
+    fits = causal and cache.past.shape == (batch,) and cache.k.shape == keys
+    fits = fits and (cache.v is None or cache.v.shape == values)
+    require(fits, "attention", f"a cache of {batch} x {KV} heads of {D}, {E}", cache.k, cache.v)
     s.tape.checks.setdefault(cache.past, []).append(checks.Below(S - T + 1))
     remembered = {"kc": cache.k, "vc": cache.v, "past": cache.past}
     return s.tape.record(CACHED_ATTENTION, {**read, **remembered}, **given).output
@@ -129,20 +139,22 @@ def _no_gradient(back: Backward, node: Node, do: Tensor) -> None:
     raise ConfigError("attention over a cache has no gradient: record it without one to train")
 
 
-def _products(sizes: Sizes, products: int = 2) -> int:
-    """Count ``products`` products of T x T x D per head and nothing else; half when causal.
+def _products(sizes: Sizes, columns: int | None = None) -> int:
+    """Count products of T x T x ``columns`` per head, D + E, and nothing else; half when causal.
 
     A causal window of W keys has T^2 / 2 - (T - W)^2 / 2 scores.
     """
     T, W = sizes["T"], min(sizes.get("window", 0), sizes["T"])
-    full = 2 * products * sizes["B"] * sizes["H"] * (T**2 - (T - W) ** 2 if W else T**2)
-    return full * sizes["D"] // (2 if sizes["causal"] else 1)
+    full = 2 * sizes["B"] * sizes["H"] * (T**2 - (T - W) ** 2 if W else T**2)
+    across = sizes["D"] + sizes["E"] if columns is None else columns
+    return full * across // (2 if sizes["causal"] else 1)
 
 
 def _backward_products(sizes: Sizes) -> int:
     """Count the scores, do v^T where dq or dk needs it, and one for each of dq, dk, dv."""
-    wanted = [sizes[name] for name in ("has_dq", "has_dk", "has_dv")]
-    return _products(sizes, 1 + max(wanted[:2]) + sum(wanted))
+    dq, dk, dv = (sizes[name] for name in ("has_dq", "has_dk", "has_dv"))
+    D, E = sizes["D"], sizes["E"]
+    return _products(sizes, (1 + dq + dk) * D + (max(dq, dk) + dv) * E)
 
 
 def _keys(sizes: Sizes) -> int:
@@ -154,19 +166,21 @@ def _keys(sizes: Sizes) -> int:
 
 def _cached_flops(sizes: Sizes) -> int:
     """Count two products of each row with the cache."""
-    return 4 * sizes["B"] * sizes["H"] * sizes["T"] * _keys(sizes) * sizes["D"]
+    across = sizes["D"] + sizes["E"]
+    return 2 * sizes["B"] * sizes["H"] * sizes["T"] * _keys(sizes) * across
 
 
 def _cached_bytes(sizes: Sizes) -> int:
     """Count what is used of the cache, and q, k, v and o."""
-    B, T, H, KV, D = (sizes[name] for name in ("B", "T", "H", "KV", "D"))
-    return 8 * B * D * (KV * _keys(sizes) + T * (H + KV))
+    B, T, H, KV, D, E = (sizes[name] for name in ("B", "T", "H", "KV", "D", "E"))
+    cached = D + E * sizes["has_v"]
+    return 4 * B * (KV * (_keys(sizes) + T) * cached + T * H * (D + E))
 
 
 ATTENTION_BACKWARD = Op("attention.backward", _backward_products, rows="T do", segments="first")
 ATTENTION_BACKWARD_SINKS = Op(
     "attention.backward_sinks",
-    lambda sizes: (EXP + 3 + 2 * sizes["D"]) * sizes["B"] * sizes["T"] * sizes["H"],
+    lambda sizes: (EXP + 3 + 2 * sizes["E"]) * sizes["B"] * sizes["T"] * sizes["H"],
     rows="T do",
 )
 ATTENTION = Op("attention.forward", _products, _attention_gradient, rows="T q", segments="first")

@@ -71,7 +71,7 @@ cdef inline void _multiply(
 
 cdef inline void _products_of_rows(
     float* p, const Sizes* s, const Block* b, const float* x, Py_ssize_t ldx, const float* y,
-    Py_ssize_t ldy,
+    Py_ssize_t ldy, Py_ssize_t width,
 ) noexcept nogil:
     """p = x . y for the block's rows of x, one for each query, and of y, one for each key."""
     cdef Py_ssize_t strip = strip_size(s, b), t, first, n
@@ -84,16 +84,18 @@ cdef inline void _products_of_rows(
             y + b.j * ldy, strip_end(s, b, first), 1 if s.cached else ldy,
             BLOCK if s.cached else 1, False,
         )
-        _multiply(p + first * WIDTH, WIDTH, s, queries, keys, s.D, False)
+        _multiply(p + first * WIDTH, WIDTH, s, queries, keys, width, False)
 
 
 cdef inline void _add_rows(
     float* y, Py_ssize_t ldy, const Sizes* s, const Block* b, const float* p, const float* x,
-    Py_ssize_t ldx, bint add,
+    Py_ssize_t ldx, Py_ssize_t width, bint shared, bint add,
 ) noexcept nogil:
-    """y (+)= p x: to each query what the keys give that it sees."""
+    """y (+)= p x: to each query what the keys give that it sees. shared: x is a cache of keys."""
     cdef Py_ssize_t strip = strip_size(s, b), t, first
-    cdef Operand weights, keys = floats_at(x + b.j * ldx, s.D, 1, ldx, False)
+    cdef Operand weights, keys = floats_at(
+        x + b.j * ldx, width, BLOCK if shared else 1, 1 if shared else ldx, False
+    )
     for t in range(blocks_of(b.rows, strip)):
         first = t * strip
         weights = floats_at(p + first * WIDTH, min(strip, b.rows - first), WIDTH, 1, True)
@@ -104,7 +106,7 @@ cdef inline void _add_rows(
 
 cdef inline void _add_columns(
     float* y, Py_ssize_t ldy, const Sizes* s, const Block* b, const float* p, const float* x,
-    Py_ssize_t ldx, bint add,
+    Py_ssize_t ldx, Py_ssize_t width, bint add,
 ) noexcept nogil:
     """y (+)= p^T x: to each key what the queries give that see it."""
     cdef Py_ssize_t strip = strip_size(s, b), t, first, above
@@ -115,7 +117,7 @@ cdef inline void _add_columns(
         weights = floats_at(
             p + above * WIDTH + first, min(strip, b.columns - first), 1, WIDTH, True
         )
-        queries = floats_at(x + (b.i + above) * ldx, s.D, 1, ldx, False)
+        queries = floats_at(x + (b.i + above) * ldx, width, 1, ldx, False)
         _multiply(y + (b.j + first) * ldy, ldy, s, weights, queries, b.rows - above, add)
 
 
@@ -201,7 +203,7 @@ cdef inline void forward_block(
             total[r] = 1
     for t in range(begin // BLOCK, block_count(s, keys)):
         b = Block(i, rows, t * BLOCK, block_size(s, t * BLOCK, keys))
-        _products_of_rows(p, s, &b, q, s.ldq, k, s.ldk)
+        _products_of_rows(p, s, &b, q, s.ldq, k, s.ldk, s.D)
         for r in range(rows):
             row = p + r * WIDTH
             n = strip_end(s, &b, r)
@@ -233,10 +235,10 @@ cdef inline void forward_block(
             total[r] = total[r] * factor[r] + x
         if b.j > begin:
             for r in range(rows):
-                _scale_row(o + (i + r) * s.ldo, factor[r], s.D)
-        _add_rows(o, s.ldo, s, &b, p, v, s.ldv, b.j > begin)
+                _scale_row(o + (i + r) * s.ldo, factor[r], s.E)
+        _add_rows(o, s.ldo, s, &b, p, v, s.ldv, s.E, s.shared, b.j > begin)
     for r in range(rows):
-        _scale_row(o + (i + r) * s.ldo, 1 / total[r], s.D)
+        _scale_row(o + (i + r) * s.ldo, 1 / total[r], s.E)
         lse[i + r] = most[r] + logf(total[r])
 
 
@@ -257,9 +259,9 @@ cdef inline void backward_block(
     cdef bint scored = dq != NULL or dk != NULL  # dv needs the weights alone
     cdef float* p
     cdef float* ds
-    _products_of_rows(scores, s, &b, q, s.ldq, k, s.ldk)
+    _products_of_rows(scores, s, &b, q, s.ldq, k, s.ldk, s.D)
     if scored:
-        _products_of_rows(gradients, s, &b, do, s.ldo, v, s.ldv)  # do . v, then ds
+        _products_of_rows(gradients, s, &b, do, s.ldo, v, s.ldv, s.E)  # do . v, then ds
     for r in range(b.rows):
         p, ds = scores + r * WIDTH, gradients + r * WIDTH
         begin = visible_begin(s, &b, r)
@@ -274,8 +276,8 @@ cdef inline void backward_block(
                 _multiply_rows(ds, slope, n)
             _hide(ds, begin, 0)
     if dv != NULL:  # dv += p^T do
-        _add_columns(dv, s.ldv, s, &b, scores, do, s.ldo, add_to_keys)
+        _add_columns(dv, s.ldv, s, &b, scores, do, s.ldo, s.E, add_to_keys)
     if dk != NULL:  # dk += ds^T q
-        _add_columns(dk, s.ldk, s, &b, gradients, q, s.ldq, add_to_keys)
+        _add_columns(dk, s.ldk, s, &b, gradients, q, s.ldq, s.D, add_to_keys)
     if dq != NULL:  # dq += ds k
-        _add_rows(dq, s.ldq, s, &b, gradients, k, s.ldk, j > first_key(s, i))
+        _add_rows(dq, s.ldq, s, &b, gradients, k, s.ldk, s.D, False, j > first_key(s, i))

@@ -44,7 +44,7 @@ cdef enum:
 
 # Of one sequence or segment, and one head. What is 0 or NULL is not there.
 cdef struct Sizes:
-    Py_ssize_t B, T, H, KV, D
+    Py_ssize_t B, T, H, KV, D, E
     Py_ssize_t S       # keys
     Py_ssize_t past    # keys before that of the first query; causal only
     Py_ssize_t window  # how many keys a query sees, its own the last; 0: all. causal only
@@ -52,6 +52,7 @@ cdef struct Sizes:
     Py_ssize_t ldq, ldk, ldv, ldo  # floats from one row to the next
     bint causal
     bint cached  # k[j,d] is at j // BLOCK * BLOCK * D + d * BLOCK + j % BLOCK, and ldk = D
+    bint shared  # v is k: values are the first E columns of keys; cached only
     bint pairs   # factors of products are rounded to bfloat16, and packed in pairs
     float scale
     float cap          # of scaled scores

@@ -12,12 +12,13 @@
     with sinks:  lse[i] = log (exp(z[h]) + sum_j exp(s[i,j])),
                  dz[h] = - sum_bi exp(z[h] - lse[i]) delta[i]      (backward_sinks)
 
-for each of B sequences of T rows and each of H heads of D columns; KV heads of k and v serve
-H / KV query heads each. Scores live in blocks of BLOCK x BLOCK, which _visible.pxd draws; forward
-keeps a running maximum and sum per row, backward recomputes p from lse. q, k, v may be columns of
-one fused array, and dq, dk, dv of another; o, do are (B*T, H*D). Saved: o, lse (B,H,T). All outputs
-are overwritten (dz: or added to) and alias nothing. A sink, z (H,), is the score of a key without a
-value, which every row sees: what it draws is lost. The gradients by lse and o hold with it, too.
+for each of B sequences of T rows and each of H heads; q and k have D columns a head, v and o have
+E. KV heads of k and v serve H / KV query heads each. Scores live in blocks of BLOCK x BLOCK, which
+_visible.pxd draws; forward keeps a running maximum and sum per row, backward recomputes p from lse.
+q, k, v may be columns of one fused array, and dq, dk, dv of another; o, do are (B*T, H*E). Saved:
+o, lse (B,H,T). All outputs are overwritten (dz: or added to) and alias nothing. A sink, z (H,), is
+the score of a key without a value, which every row sees: what it draws is lost. The gradients by
+lse and o hold with it, too.
 
 Causal rows may be cut into segments that do not see each other: first[i] (i32) is the first row of
 row i's segment, counted over all rows. Blocks begin where segments begin. So a segment has the same
@@ -61,8 +62,8 @@ ctypedef fused Args:
 cdef inline Sizes _sizes(const Args* a) noexcept nogil:
     cdef Sizes s
     memset(&s, 0, sizeof(Sizes))
-    s.B, s.T, s.H, s.KV, s.D, s.S = a.B, a.T, a.H, a.KV, a.D, a.T
-    s.ldq, s.ldk, s.ldv, s.ldo = a.ldq, a.ldk, a.ldv, a.H * a.D
+    s.B, s.T, s.H, s.KV, s.D, s.E, s.S = a.B, a.T, a.H, a.KV, a.D, a.E, a.T
+    s.ldq, s.ldk, s.ldv, s.ldo = a.ldq, a.ldk, a.ldv, a.H * a.E
     s.causal, s.window, s.scale, s.cap = a.causal != 0, a.window, a.scale, a.cap
     s.pairs = _pairs and a.precision == MEDIUM and s.T > SHORT
     return s
@@ -108,13 +109,13 @@ cdef inline void _backward_head(
     cdef Sizes one = _segment(s, a.first, batch * s.T, start, s.T)
     cdef Py_ssize_t group = s.H // s.KV, blocks = block_count(&one, one.T)
     cdef Py_ssize_t row = batch * s.T + start, i, j, g, h, i0
-    cdef Py_ssize_t at_k = row * s.ldk + kv * s.D, at_v = row * s.ldv + kv * s.D, at_q, at_o, at_t
+    cdef Py_ssize_t at_k = row * s.ldk + kv * s.D, at_v = row * s.ldv + kv * s.E, at_q, at_o, at_t
     for j in range(blocks):
         i0 = j if s.causal else 0
         for g in range(group):
             h = kv * group + g
             at_q = row * s.ldq + h * s.D
-            at_o = row * s.ldo + h * s.D
+            at_o = row * s.ldo + h * s.E
             at_t = (batch * s.H + h) * s.T + start
             for i in range(i0, blocks):
                 if first_key(&one, i * BLOCK) > j * BLOCK:
@@ -136,8 +137,8 @@ cdef inline void _forward_block(
     if a.sinks != NULL:
         one.sink = a.sinks + h
     forward_block(
-        a.o + row * s.ldo + h * s.D, a.lse + (batch * s.H + h) * s.T + start,
-        a.q + row * s.ldq + h * s.D, a.k + row * s.ldk + kv * s.D, a.v + row * s.ldv + kv * s.D,
+        a.o + row * s.ldo + h * s.E, a.lse + (batch * s.H + h) * s.T + start,
+        a.q + row * s.ldq + h * s.D, a.k + row * s.ldk + kv * s.D, a.v + row * s.ldv + kv * s.E,
         &one, i - start,
     )
 
@@ -165,8 +166,8 @@ cdef void _deltas(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil
     cdef Sizes s = _sizes(a)
     cdef Py_ssize_t i, at
     for i in range(first, last):
-        at = (i // s.T // s.H * s.T + i % s.T) * s.ldo + i // s.T % s.H * s.D
-        a.delta[i] = dot_(a.do + at, a.o + at, s.D)
+        at = (i // s.T // s.H * s.T + i % s.T) * s.ldo + i // s.T % s.H * s.E
+        a.delta[i] = dot_(a.do + at, a.o + at, s.E)
 
 
 cdef void _backward_stretches(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
@@ -190,15 +191,15 @@ cdef void _backward(Backward* a) noexcept nogil:
 
 
 cdef void _sink_heads(BackwardSinks* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    cdef Py_ssize_t B = a.B, T = a.T, H = a.H, D = a.D, batch, h, i, at
+    cdef Py_ssize_t B = a.B, T = a.T, H = a.H, E = a.E, batch, h, i, at
     cdef float total, weight
     for h in range(begin, end):
         total = 0
         for batch in range(B):
             for i in range(T):
-                at = ((batch * T + i) * H + h) * D
+                at = ((batch * T + i) * H + h) * E
                 weight = exp_(a.sinks[h] - a.lse[(batch * H + h) * T + i])
-                total -= weight * dot_(a.do + at, a.o + at, D)
+                total -= weight * dot_(a.do + at, a.o + at, E)
         a.dsinks[h] = a.dsinks[h] + total if a.accumulate else total
 
 
@@ -209,18 +210,18 @@ cdef void _backward_sinks(BackwardSinks* a) noexcept nogil:
 # A row sees ``window`` keys, its own the last; 0: all before it. ``cap`` bounds scores; 0: nothing.
 forward = entry(
     <kernel_fn>_forward,
-    "o[B*T H*D]; lse[B H T] <- q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*D]@ldv i32 first[B*T]? "
-    "sinks[H]? | causal=1 window=0 precision=highest float scale=1/sqrt(D) cap=0.0",
+    "o[B*T H*E]; lse[B H T] <- q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*E]@ldv i32 first[B*T]? "
+    "sinks[H]? | E=D causal=1 window=0 precision=highest float scale=1/sqrt(D) cap=0.0",
     NULL, attention_fits,
 )
 backward = entry(
     <kernel_fn>_backward,
-    "dq[B*T H*D]?@ldq dk[B*T KV*D]?@ldk dv[B*T KV*D]?@ldv; delta[B H T]? <- do[B*T H*D] o[B*T H*D] "
-    "lse[B H T] q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*D]@ldv i32 first[B*T]? "
-    "| causal=1 window=0 precision=highest float scale=1/sqrt(D) cap=0.0",
+    "dq[B*T H*D]?@ldq dk[B*T KV*D]?@ldk dv[B*T KV*E]?@ldv; delta[B H T]? <- do[B*T H*E] o[B*T H*E] "
+    "lse[B H T] q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*E]@ldv i32 first[B*T]? "
+    "| E=D causal=1 window=0 precision=highest float scale=1/sqrt(D) cap=0.0",
     NULL, attention_fits,
 )
 backward_sinks = entry(
     <kernel_fn>_backward_sinks,
-    "dsinks[H]+ <- do[B*T H*D] o[B*T H*D] lse[B H T] sinks[H]",
+    "dsinks[H]+ <- do[B*T H*E] o[B*T H*E] lse[B H T] sinks[H]",
 )

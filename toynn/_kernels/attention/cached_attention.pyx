@@ -4,13 +4,14 @@
     s[t,j] = scale q[t] . kc[j]                          j <= past + t, past + t - window < j
     o[t]   = sum_j e^(s[t,j] - lse[t]) vc[j]             lse[t] = log sum_j e^(s[t,j])
 
-for each of B sequences and H heads of D columns; KV heads of k and v serve H / KV query heads each.
-vc (B, KV, S, D) has the values of a head row after row. kc, as large, has its keys in blocks of 64,
-transposed, (B, KV, S / 64, D, 64): a score is then a sum over d of whole registers of keys, and
-q . k needs no sum across a register. past (B,) is how many rows of each sequence the caches hold;
-later rows are not read, and rows beyond past + T are not written. T = 1 is bound by the memory that
-the cache takes: the heads that share k and v are the rows of one product, and spans of keys are
-tasks of their own,
+for each of B sequences and H heads; q and k have D columns a head, v and o have E. KV heads of k
+and v serve H / KV query heads each. vc (B, KV, S, E) has the values of a head row after row. kc
+(B, KV, S, D) has its keys in blocks of 64, transposed, (B, KV, S / 64, D, 64): a score is then a
+sum over d of whole registers of keys, and q . k needs no sum across a register. Without v and vc
+the first E columns of keys are the values: so latents are cached once. past (B,) is how many rows
+of each sequence the caches hold; later rows are not read, and rows beyond past + T are not written.
+T = 1 is bound by the memory that the cache takes: the heads that share k and v are the rows of one
+product, and spans of keys are tasks of their own,
 
     o = sum_n e^(lse_n - lse) o_n                        lse = log sum_n e^(lse_n)
 
@@ -41,8 +42,9 @@ cdef enum:
 cdef inline Sizes _sizes(const Forward* a) noexcept nogil:
     cdef Sizes s
     memset(&s, 0, sizeof(Sizes))
-    s.B, s.T, s.H, s.KV, s.D, s.S = a.B, a.T, a.H, a.KV, a.D, a.S
-    s.ldq, s.ldk, s.ldv, s.ldo = a.ldq, a.ldk, a.ldv, a.H * a.D
+    s.B, s.T, s.H, s.KV, s.D, s.E, s.S = a.B, a.T, a.H, a.KV, a.D, a.E, a.S
+    s.ldq, s.ldk, s.ldv, s.ldo = a.ldq, a.ldk, a.ldv, a.H * a.E
+    s.shared = a.v == NULL
     s.causal, s.cached, s.window, s.scale, s.cap = True, True, a.window, a.scale, a.cap
     return s
 
@@ -60,38 +62,46 @@ cdef inline Py_ssize_t _longest(const Forward* a, const Sizes* s) noexcept nogil
     return longest
 
 
+cdef inline const float* _values(
+    const Forward* a, const Sizes* s, Py_ssize_t head, Py_ssize_t row
+) noexcept nogil:
+    """Where cached values of a head begin, from a row that begins a block: its keys, if shared."""
+    return a.kc + (head * s.S + row) * s.D if s.shared else a.vc + (head * s.S + row) * s.E
+
+
 cdef inline void _append(
     const Forward* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv
 ) noexcept nogil:
     """Write the new rows of one head of k and v into the caches."""
-    cdef Py_ssize_t head = (batch * s.KV + kv) * s.S * s.D, t, c, at
+    cdef Py_ssize_t head = (batch * s.KV + kv) * s.S, t, c, at
     cdef float* block
-    cdef float* kc = a.kc + head
-    cdef float* vc = a.vc + head
+    cdef float* kc = a.kc + head * s.D
     cdef const float* k = a.k + batch * s.T * s.ldk + kv * s.D
-    cdef const float* v = a.v + batch * s.T * s.ldv + kv * s.D
+    cdef const float* v = a.v + batch * s.T * s.ldv + kv * s.E if not s.shared else NULL
     for t in range(s.T):
         at = a.past[batch] + t
         block = kc + at // BLOCK * BLOCK * s.D
         for c in range(s.D):
             block[c * BLOCK + at % BLOCK] = k[t * s.ldk + c]
-        memcpy(vc + at * s.D, v + t * s.ldv, s.D * sizeof(float))
+        if not s.shared:
+            memcpy(a.vc + (head + at) * s.E, v + t * s.ldv, s.E * sizeof(float))
 
 
 cdef inline void _attend_rows(
     const Forward* a, const Sizes* s, float* lse, Py_ssize_t batch, Py_ssize_t h, Py_ssize_t i
 ) noexcept nogil:
     """Overwrite o of one head's queries i .. i + BLOCK - 1."""
-    cdef Py_ssize_t head = (batch * s.KV + h * s.KV // s.H) * s.S * s.D, row = batch * s.T
-    cdef float* o = a.o + row * s.ldo + h * s.D
-    cdef const float* kc = a.kc + head
-    cdef const float* vc = a.vc + head
+    cdef Py_ssize_t head = batch * s.KV + h * s.KV // s.H, row = batch * s.T
+    cdef float* o = a.o + row * s.ldo + h * s.E
+    cdef const float* kc = a.kc + head * s.S * s.D
+    cdef const float* vc = _values(a, s, head, 0)
     cdef const float* q = a.q + row * s.ldq + h * s.D
     cdef Sizes own = s[0]
     if a.sinks != NULL:
         own.sink = a.sinks + h
     own.past = a.past[batch]
-    own.ldk = own.ldv = s.D
+    own.ldk = s.D
+    own.ldv = s.D if s.shared else s.E
     forward_block(o, lse + row * s.H + h * s.T, q, kc, vc, &own, i)
 
 
@@ -99,14 +109,14 @@ cdef inline void _attend_span(
     const Forward* a, const Sizes* s, float* o, float* lse, Py_ssize_t batch, Py_ssize_t kv,
     Py_ssize_t first,
 ) noexcept nogil:
-    """Overwrite o (G,D) and lse (G,) of G = H / KV heads, one query each, from a span of keys.
+    """Overwrite o (G,E) and lse (G,) of G = H / KV heads, one query each, from a span of keys.
 
     The span is counted from the sequence's first block on.
     """
     first += _begin(a, s, batch)
-    cdef Py_ssize_t at = ((batch * s.KV + kv) * s.S + first) * s.D, i
-    cdef const float* kc = a.kc + at
-    cdef const float* vc = a.vc + at
+    cdef Py_ssize_t head = batch * s.KV + kv, i
+    cdef const float* kc = a.kc + (head * s.S + first) * s.D
+    cdef const float* vc = _values(a, s, head, first)
     cdef const float* q = a.q + batch * s.ldq + kv * s.H // s.KV * s.D
     cdef Sizes group = s[0]
     group.T = s.H // s.KV
@@ -114,35 +124,37 @@ cdef inline void _attend_span(
     if group.S <= 0:  # other sequences are longer
         for i in range(group.T):
             lse[i] = -INFINITY
-        memset(o, 0, group.T * s.D * sizeof(float))
+        memset(o, 0, group.T * s.E * sizeof(float))
         return
     if s.window > 0:
         group.hidden = max(0, a.past[batch] + 1 - s.window - first)
     group.causal, group.window = False, 0
-    group.ldq = group.ldk = group.ldv = group.ldo = s.D
+    group.ldq = group.ldk = s.D
+    group.ldv = s.D if s.shared else s.E
+    group.ldo = s.E
     for i in range(blocks_of(group.T, BLOCK)):
         forward_block(o, lse, q, kc, vc, &group, i * BLOCK)
 
 
 cdef inline void _combine(
     float* o, const float* parts, const float* lse, const float* sink, Py_ssize_t spans,
-    Py_ssize_t G, Py_ssize_t D,
+    Py_ssize_t G, Py_ssize_t E,
 ) noexcept nogil:
-    """Overwrite o (D,) of one head from what its spans gave; they are G heads apart."""
+    """Overwrite o (E,) of one head from what its spans gave; they are G heads apart."""
     cdef Py_ssize_t n, c
     cdef float most = -INFINITY if sink == NULL else sink[0], total = 0, weight
     for n in range(spans):
         most = max(most, lse[n * G])
-    for c in range(D):
+    for c in range(E):
         o[c] = 0
     if sink != NULL:
         total = exp_(sink[0] - most)
     for n in range(spans):
         weight = exp_(lse[n * G] - most)
         total += weight
-        for c in range(D):
-            o[c] += weight * parts[n * G * D + c]
-    for c in range(D):
+        for c in range(E):
+            o[c] += weight * parts[n * G * E + c]
+    for c in range(E):
         o[c] /= total
 
 
@@ -166,7 +178,7 @@ cdef void _attend_spans(void* call, Py_ssize_t first, Py_ssize_t last) noexcept 
     cdef Py_ssize_t i
     for i in range(first, last):
         _attend_span(
-            x.a, &x.s, x.parts + i * x.G * x.s.D, x.lse + i * x.G, i // x.spans // x.s.KV,
+            x.a, &x.s, x.parts + i * x.G * x.s.E, x.lse + i * x.G, i // x.spans // x.s.KV,
             i // x.spans % x.s.KV, i % x.spans * SPAN,
         )
 
@@ -174,12 +186,12 @@ cdef void _attend_spans(void* call, Py_ssize_t first, Py_ssize_t last) noexcept 
 cdef void _combine_heads(void* call, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef const Call* x = <const Call*>call
     cdef const float* sinks = x.a.sinks
-    cdef Py_ssize_t i, at, D = x.s.D
+    cdef Py_ssize_t i, at, E = x.s.E
     for i in range(first, last):
         at = i // x.G * x.spans * x.G + i % x.G
         _combine(
-            x.a.o + i * D, x.parts + at * D, x.lse + at,
-            sinks + i % x.s.H if sinks != NULL else NULL, x.spans, x.G, D,
+            x.a.o + i * E, x.parts + at * E, x.lse + at,
+            sinks + i % x.s.H if sinks != NULL else NULL, x.spans, x.G, E,
         )
 
 
@@ -210,13 +222,13 @@ cdef void _forward(Forward* a) noexcept nogil:
 cdef Py_ssize_t _scratch(Forward* a) noexcept nogil:
     """What spans of the longest cache leave, or lse: for any ``past``."""
     if a.T == 1:
-        return a.B * a.H * blocks_of(a.S, SPAN) * (1 + a.D) * sizeof(float)
+        return a.B * a.H * blocks_of(a.S, SPAN) * (1 + a.E) * sizeof(float)
     return a.B * a.H * a.T * sizeof(float)
 
 
 forward = entry(
     <kernel_fn>_forward,
-    "o[B*T H*D] kc[B KV S D]! vc[B KV S D]! <- q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*D]@ldv "
-    "i32 past[B] sinks[H]? | window=0 float scale=1/sqrt(D) cap=0.0",
+    "o[B*T H*E] kc[B KV S D]! vc[B KV S E]?! <- q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*E]?@ldv "
+    "i32 past[B] sinks[H]? | E=D ldv=KV*E window=0 float scale=1/sqrt(D) cap=0.0",
     <scratch_fn>_scratch, cache_has_room,
 )

@@ -104,15 +104,15 @@ def _pairs(s: Sizes) -> list[Pass]:
     return [each(s["N"] * _over(s["D"], 2))]
 
 
-def _heads(s: Sizes, heads: str, suffix: str = "") -> Pass:
+def _heads(s: Sizes, heads: str, columns: int, suffix: str = "") -> Pass:
     """Give a group to each LINE of T rows of each head, and to each WIDE of its columns."""
-    groups = (_over(s["T"], LINE), s["B"] * s[heads], _over(s["D"], WIDE))
+    groups = (_over(s["T"], LINE), s["B"] * s[heads], _over(columns, WIDE))
     return Pass(suffix, groups, (GROUP, 1, 1))
 
 
 def _attention_backward(s: Sizes) -> list[Pass]:
     delta = rows(_over(s["B"] * s["H"] * s["T"], GROUP // LINE), "_delta")
-    queries, keys = _heads(s, "H", "_q"), _heads(s, "KV", "_kv")
+    queries, keys = _heads(s, "H", s["D"], "_q"), _heads(s, "KV", max(s["D"], s["E"]), "_kv")
     wanted = [(delta, s["has_delta"]), (queries, s["has_dq"])]
     wanted.append((keys, max(s["has_dk"], s["has_dv"])))
     return [one for one, there in wanted if there]
@@ -124,20 +124,20 @@ def _spans(s: Sizes) -> int:
 
 
 def _cached(s: Sizes) -> list[Pass]:
-    across, numbers = _over(s["D"], WIDE), s["B"] * s["T"] * s["D"]
-    store = each(numbers * s["KV"], "_store")
+    across, count = _over(s["E"], WIDE), s["B"] * s["T"]
+    store = each(count * s["KV"] * max(s["D"], s["E"]), "_store")
     if _spans(s) == 1:
         groups = (s["T"], s["B"] * s["H"], across)
         return [store, Pass("", groups, (GROUP, 1, 1))]
     groups = (_spans(s), s["B"] * s["T"] * s["H"], across)
-    return [store, Pass("_spans", groups, (GROUP, 1, 1)), each(numbers * s["H"], "_merge")]
+    return [store, Pass("_spans", groups, (GROUP, 1, 1)), each(count * s["H"] * s["E"], "_merge")]
 
 
 #: The passes, in order, of each entry that is not a thread for each number that it writes.
 PASSES: dict[str, Passes] = {
     "attention.backward": _attention_backward,
     "attention.backward_sinks": lambda s: [rows(s["H"])],
-    "attention.forward": lambda s: [_heads(s, "H")],
+    "attention.forward": lambda s: [_heads(s, "H", s["E"])],
     "cached_attention.forward": _cached,
     "chunked_cross_entropy.backward": _rows,
     "chunked_cross_entropy.count": _one_group,
@@ -217,7 +217,7 @@ def passes_of(kernel: str, signature: Signature, sizes: Sizes) -> list[Pass]:
 #: Bytes of memory that a launch needs of its own until its last pass is done.
 SCRATCH: dict[str, Callable[[Sizes], int]] = {
     "cached_attention.forward": lambda s: (
-        4 * s["B"] * s["T"] * s["H"] * _spans(s) * (s["D"] + 2) * (_spans(s) > 1)
+        4 * s["B"] * s["T"] * s["H"] * _spans(s) * (s["E"] + 2) * (_spans(s) > 1)
     ),
     "cross_entropy.forward": lambda s: 4 * s["N"],
     "cross_entropy.forward_dense": lambda s: 8 * s["N"],

@@ -57,6 +57,7 @@ def attention(
     H: int,
     KV: int,
     D: int,
+    E: int,
     causal: int,
     scale: float,
     first: Array | None,
@@ -69,7 +70,7 @@ def attention(
     With sinks, a row has one more score, that of its head, and no value for it.
     """
     heads = split_heads(q, B, T, D)
-    keys, values = (_shared(x, B, T, KV, D, H) for x in (k, v))
+    keys, values = _shared(k, B, T, KV, D, H), _shared(v, B, T, KV, E, H)
     scores = _capped(heads @ keys.transpose(0, 1, 3, 2) * scale, cap)
     scores = _masked(scores, first, causal, window)
     most = scores.max(axis=-1, keepdims=True, initial=-1e300)
@@ -92,6 +93,7 @@ def attention_backward(
     H: int,
     KV: int,
     D: int,
+    E: int,
     causal: int,
     scale: float,
     first: Array | None,
@@ -103,18 +105,18 @@ def attention_backward(
     delta = do o, of each row. With a cap, ds is that times the slope of the capped scores.
     """
     heads = split_heads(q, B, T, D)
-    keys, values = (_shared(x, B, T, KV, D, H) for x in (k, v))
+    keys, values = _shared(k, B, T, KV, D, H), _shared(v, B, T, KV, E, H)
     scores = _capped(heads @ keys.transpose(0, 1, 3, 2) * scale, cap)
     p = np.exp(_masked(scores, first, causal, window) - lse[..., None])
-    d_o = split_heads(do, B, T, D)
-    delta = (d_o * split_heads(o, B, T, D)).sum(axis=-1)
+    d_o = split_heads(do, B, T, E)
+    delta = (d_o * split_heads(o, B, T, E)).sum(axis=-1)
     dp = d_o @ values.transpose(0, 1, 3, 2)
     ds = p * (dp - delta[..., None]) * scale
     ds *= 1 - (scores / cap) ** 2 if cap else 1
 
     def served(x: Array) -> Array:
         """Add up the query heads that share a head of k and v."""
-        return join_heads(x.reshape(B, KV, H // KV, T, D).sum(axis=2))
+        return join_heads(x.reshape(B, KV, H // KV, T, x.shape[-1]).sum(axis=2))
 
     return {
         "dq": join_heads(ds @ keys),
@@ -126,37 +128,44 @@ def attention_backward(
 
 @kernel("attention.backward_sinks")
 def attention_backward_sinks(
-    do: Array, o: Array, lse: Array, sinks: Array, B: int, T: int, D: int
+    do: Array, o: Array, lse: Array, sinks: Array, B: int, T: int
 ) -> Outputs:
     """Compute dsinks = - sum p (do o), p what a row gives to the sink of its head."""
-    delta = (split_heads(do, B, T, D) * split_heads(o, B, T, D)).sum(axis=-1)
+    E = do.shape[1] // len(sinks)
+    delta = (split_heads(do, B, T, E) * split_heads(o, B, T, E)).sum(axis=-1)
     return {"dsinks": -(np.exp(sinks[:, None] - lse) * delta).sum(axis=(0, 2))}
 
 
 @kernel("cached_attention.forward")
 def cached_attention(
     kc: Array,
-    vc: Array,
+    vc: Array | None,
     q: Array,
     k: Array,
-    v: Array,
+    v: Array | None,
     past: Array,
     T: int,
     H: int,
     KV: int,
     D: int,
+    E: int,
     scale: float,
     window: int,
     cap: float,
     sinks: Array | None,
 ) -> Outputs:
-    """Add k and v to the cache behind the past of each sequence; attend to all that is there."""
-    keys, values, o = kc.copy(), vc.copy(), np.empty_like(q)
+    """Add k and v to the cache behind the past of each sequence; attend to all that is there.
+
+    Without v, values are the first E columns of keys.
+    """
+    keys, o = kc.copy(), np.empty((len(q), H * E))
+    values = keys[..., :E] if vc is None else vc.copy()
     group = H // KV
     for b, before in enumerate(past):
         new, end = slice(b * T, (b + 1) * T), before + T
-        for cache, rows in ((keys, k), (values, v)):
-            cache[b, :, before:end] = rows[new].reshape(T, KV, D).swapaxes(0, 1)
+        keys[b, :, before:end] = k[new].reshape(T, KV, D).swapaxes(0, 1)
+        if v is not None:
+            values[b, :, before:end] = v[new].reshape(T, KV, E).swapaxes(0, 1)
         seen = _seen(T, end, int(before), window)
         heads = q[new].reshape(T, H, D)
         for h in range(H):
@@ -166,5 +175,5 @@ def cached_attention(
                 scores = np.append(scores, np.full((T, 1), sinks[h]), axis=1)
             p = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-1e300))
             p = (p / p.sum(axis=1, keepdims=True))[:, :end]
-            o[new, h * D : (h + 1) * D] = p @ values[b, h // group, :end]
-    return {"o": o, "kc": keys, "vc": values}
+            o[new, h * E : (h + 1) * E] = p @ values[b, h // group, :end]
+    return {"o": o, "kc": keys} | ({} if vc is None else {"vc": values})

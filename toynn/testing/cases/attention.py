@@ -28,11 +28,12 @@ def _inputs(
     H: int,
     KV: int,
     D: int,
+    E: int = 0,
     segments: int = 0,
     sinks: int = 0,
     **_: int,
 ) -> dict[str, Array]:
-    q, k, v = (normal(rng, B * T, heads * D) for heads in (H, KV, KV))
+    q, k, v = (normal(rng, B * T, n) for n in (H * D, KV * D, KV * (E or D)))
     arrays = {"q": q, "k": k, "v": v}
     if segments:
         arrays["first"] = segment_starts(B, T, segments)
@@ -115,6 +116,13 @@ CASE = differentiable(
             "scale": 4,
             "window": 9,
         },
+        {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 24, "E": 5, "causal": 1, "sinks": 1},  # narrow v
+        {"B": 1, "T": 81, "H": 2, "KV": 2, "D": 6, "E": 35, "causal": 0},  # wide v
+        {
+            **{"B": 1, "T": 290, "H": 3, "KV": 1, "D": 20, "E": 260, "causal": 1},
+            **{"segments": 5, "window": 40, "cap": 3},
+        },
+        {"B": 1, "T": 70, "H": 2, "KV": 1, "D": 130, "E": 129, "causal": 1, "wanted": 5},
     ),
     bench={
         "gpt2_124m_t256": {"B": 4, "T": 256, "H": 12, "KV": 12, "D": 64, "causal": 1},
@@ -125,6 +133,7 @@ CASE = differentiable(
             **{"B": 1, "T": 256, "H": 64, "KV": 8, "D": 64},
             **{"causal": 1, "window": 128, "sinks": 1},
         },
+        "latent": {"B": 1, "T": 256, "H": 16, "KV": 16, "D": 192, "E": 128, "causal": 1},
         "tiny": {"B": 1, "T": 32, "H": 4, "KV": 4, "D": 16, "causal": 1},
     },
     tolerance=2e-6,

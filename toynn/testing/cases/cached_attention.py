@@ -24,23 +24,28 @@ def plain(blocks: Array) -> Array:
 def _calls(rng: np.random.Generator, past: int, **sizes: int) -> list[Call]:
     """Make the call; the second sequence has half the past of the first, and so on.
 
-    A shape may have a window, a cap, and sinks.
+    A shape may have a window, a cap, and sinks, and values of E columns: if they are ``shared``,
+    the first ones of keys.
     """
     B, T, H, KV, D, S = (sizes[name] for name in ("B", "T", "H", "KV", "D", "S"))
-    q, k, v = (normal(rng, B * T, heads * D) for heads in (H, KV, KV))
+    E = sizes.get("E", D)
+    q, k, v = (normal(rng, B * T, n) for n in (H * D, KV * D, KV * E))
     given = {"q": q, "k": k, "v": v, "past": past // np.arange(1, B + 1)}
     if "sinks" in sizes:
         given["sinks"] = normal(rng, H, scale=2)
-    keys, values = normal(rng, 2, B, KV, S, D)
-    known = widened({**given, "kc": keys, "vc": values})
+    keys, values = normal(rng, B, KV, S, D), normal(rng, B, KV, S, E)
+    caches = {"kc": blocked(keys), "vc": values}
+    if "shared" in sizes:
+        del given["v"], caches["vc"]
+    known = widened({**given, **caches, "kc": keys})
     written = reference("cached_attention.forward", known, sizes)
-    limits: dict[str, Any] = {name: sizes[name] for name in ("window", "cap") if name in sizes}
+    limits: dict[str, Any] = {n: sizes[n] for n in ("window", "cap", "E") if n in sizes}
     return [
         call(
             "forward",
             written | {"kc": blocked(written["kc"])},
             given,
-            initial={"kc": blocked(keys), "vc": values},
+            initial=caches,
             **limits,
         )
     ]
@@ -70,6 +75,20 @@ CASE = OpCase(
         {"B": 1, "T": 3, "H": 2, "KV": 1, "D": 130, "S": 1088, "past": 1060, "window": 30},
         {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 16, "S": 2112, "past": 2070, "sinks": 1},
         {"B": 2, "T": 3, "H": 4, "KV": 2, "D": 8, "S": 1088, "past": 1060, "sinks": 1, "window": 9},
+        {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 24, "E": 5, "S": 640, "past": 600, "sinks": 1},
+        {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 6, "E": 35, "S": 192, "past": 127},  # wide v
+        {
+            **{"B": 2, "T": 1, "H": 6, "KV": 1, "D": 40, "E": 32, "S": 2112, "past": 2070},
+            "shared": 1,
+        },
+        {
+            **{"B": 2, "T": 65, "H": 3, "KV": 1, "D": 140, "E": 132, "S": 192, "past": 127},
+            "shared": 1,
+        },
+        {
+            **{"B": 2, "T": 3, "H": 4, "KV": 2, "D": 8, "E": 8, "S": 320, "past": 200},
+            **{"window": 70, "shared": 1},
+        },
     ),
     bench={
         "decode_135m_past_1k": {"B": 1, "T": 1, "H": 9, "KV": 3, "D": 64, "S": 1088, "past": 1023},
@@ -77,6 +96,10 @@ CASE = OpCase(
         "decode_gpt2_past_1k": {
             **{"B": 1, "T": 1, "H": 12, "KV": 12, "D": 64},
             **{"S": 1088, "past": 1023},
+        },
+        "decode_latent_past_1k": {
+            **{"B": 1, "T": 1, "H": 16, "KV": 1, "D": 576, "E": 512},
+            **{"S": 1088, "past": 1023, "shared": 1},
         },
         "prefill_135m_past_1k": {
             **{"B": 1, "T": 64, "H": 9, "KV": 3, "D": 64},

@@ -8,8 +8,9 @@
 //   dq[i] = scale sum_j ds[i,j] k[j]           dk[j] = scale sum_i ds[i,j] q[i]
 //   dv[j] = sum_i p[i,j] do[i]
 //
-// for each of B sequences of T rows and each of H heads of D columns; KV heads of k and v serve H / KV query
-// heads each. Rows of q, k, v (and of dq, dk, dv) are ldq, ldk, ldv apart; o, do are (B*T, H*D). Scores live in
+// for each of B sequences of T rows and each of H heads; q and k have D columns a head, v and o have E. KV heads
+// of k and v serve H / KV query heads each. Rows of q, k, v (and of dq, dk, dv) are ldq, ldk, ldv apart; o, do are
+// (B*T, H*E). Scores live in
 // tiles of LINE x LINE (heads.metal). forward: a group for LINE queries of a head goes over the keys, with a
 // running maximum and sum per row. backward: delta, a line a row; dq, a group for LINE queries; dk and dv, a
 // group for LINE keys goes over the queries of all heads that they serve; none that is not wanted. A group holds
@@ -41,12 +42,12 @@ kernel void attention_forward(
     uint  tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float Q[LINE * SPAN], K[LINE * SPAN], P[LINE * SPAN], part[GROUP];
-    const uint T = args.T, D = args.D, H = args.H, start = group.x * LINE;
+    const uint T = args.T, D = args.D, E = args.E, H = args.H, start = group.x * LINE;
     if (start >= T) return;
     const uint h = group.y % H, b = group.y / H, c0 = group.z * WIDE, own = tid / LINE;
     q += b * T * args.ldq + h * D;
     k += b * T * args.ldk + h / (H / args.KV) * D;
-    v += b * T * args.ldv + h / (H / args.KV) * D;
+    v += b * T * args.ldv + h / (H / args.KV) * E;
     uint from[OWN];
     float most[OWN], sum[OWN], out[PARTS][OWN];
     for (uint i = 0; i < OWN; ++i) {
@@ -83,9 +84,9 @@ kernel void attention_forward(
         }
         #pragma unroll
         for (uint c = 0; c < PARTS; ++c) {
-            if (c0 + c * LINE >= D) break;
+            if (c0 + c * LINE >= E) break;
             threadgroup_barrier(mem_flags::mem_threadgroup);
-            take(K, v, args.ldv, T, D, j0, c0 + c * LINE, tid);
+            take(K, v, args.ldv, T, E, j0, c0 + c * LINE, tid);
             threadgroup_barrier(mem_flags::mem_threadgroup);
             add_columns(out[c], P, K, tid);
         }
@@ -95,7 +96,7 @@ kernel void attention_forward(
         if (row >= T) continue;
         for (uint c = 0; c < PARTS; ++c) {
             const uint column = c0 + c * LINE + tid % LINE;
-            if (column < D) o[(b * T + row) * H * D + h * D + column] = out[c][i] / sum[i];
+            if (column < E) o[(b * T + row) * H * E + h * E + column] = out[c][i] / sum[i];
         }
         if (group.z == 0 && tid % LINE == 0) lse[group.y * T + row] = most[i] + precise::log(sum[i]);
     }
@@ -110,12 +111,12 @@ kernel void attention_backward_delta(
     uint tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
-    const uint T = args.T, D = args.D, H = args.H, at = group * LINES + tid / LINE;
+    const uint T = args.T, E = args.E, H = args.H, at = group * LINES + tid / LINE;
     float sum = 0.0f;
     if (at < args.B * H * T) {
         const uint row = at / T / H * T + at % T, h = at / T % H;
-        for (uint d = tid % LINE; d < D; d += LINE) {
-            sum += do_[(row * H + h) * D + d] * o[(row * H + h) * D + d];
+        for (uint d = tid % LINE; d < E; d += LINE) {
+            sum += do_[(row * H + h) * E + d] * o[(row * H + h) * E + d];
         }
     }
     sum = line_sum(sum, part, tid);
@@ -137,13 +138,13 @@ kernel void attention_backward_q(
     uint  tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float Q[LINE * SPAN], K[LINE * SPAN], O[LINE * SPAN], V[LINE * SPAN], P[LINE * SPAN];
-    const uint T = args.T, D = args.D, H = args.H, start = group.x * LINE;
+    const uint T = args.T, D = args.D, E = args.E, H = args.H, start = group.x * LINE;
     if (start >= T) return;
     const uint h = group.y % H, b = group.y / H, c0 = group.z * WIDE, own = tid / LINE;
     q += b * T * args.ldq + h * D;
     k += b * T * args.ldk + h / (H / args.KV) * D;
-    v += b * T * args.ldv + h / (H / args.KV) * D;
-    do_ += b * T * H * D + h * D;
+    v += b * T * args.ldv + h / (H / args.KV) * E;
+    do_ += b * T * H * E + h * E;
     dq += b * T * args.ldq + h * D;
     uint from[OWN];
     float out[PARTS][OWN];
@@ -156,12 +157,12 @@ kernel void attention_backward_q(
     const uint end = args.causal ? min(T, start + LINE) : T;
     for (uint j0 = begin; j0 < end; j0 += LINE) {
         float s[OWN] = {0.0f, 0.0f, 0.0f, 0.0f}, dp[OWN] = {0.0f, 0.0f, 0.0f, 0.0f};
-        for (uint d = 0; d < D; d += LINE) {
+        for (uint d = 0; d < max(D, E); d += LINE) {
             threadgroup_barrier(mem_flags::mem_threadgroup);
             take(Q, q, args.ldq, T, D, start, d, tid);
             take(K, k, args.ldk, T, D, j0, d, tid);
-            take(O, do_, H * D, T, D, start, d, tid);
-            take(V, v, args.ldv, T, D, j0, d, tid);
+            take(O, do_, H * E, T, E, start, d, tid);
+            take(V, v, args.ldv, T, E, j0, d, tid);
             threadgroup_barrier(mem_flags::mem_threadgroup);
             add_rows(s, Q, K, tid);
             add_rows(dp, O, V, tid);
@@ -212,13 +213,13 @@ kernel void attention_backward_kv(
 {
     threadgroup float Q[LINE * SPAN], K[LINE * SPAN], O[LINE * SPAN], V[LINE * SPAN], P[LINE * SPAN];
     threadgroup float S[LINE * SPAN];
-    const uint T = args.T, D = args.D, H = args.H, KV = args.KV, start = group.x * LINE;
+    const uint T = args.T, D = args.D, E = args.E, H = args.H, KV = args.KV, start = group.x * LINE;
     if (start >= T) return;
     const uint served = H / KV, g = group.y % KV, b = group.y / KV, c0 = group.z * WIDE, own = tid / LINE;
     k += b * T * args.ldk + g * D;
-    v += b * T * args.ldv + g * D;
+    v += b * T * args.ldv + g * E;
     dk += b * T * args.ldk + g * D;
-    dv += b * T * args.ldv + g * D;
+    dv += b * T * args.ldv + g * E;
     float k_sum[PARTS][OWN], v_sum[PARTS][OWN];
     for (uint c = 0; c < PARTS; ++c) {
         for (uint i = 0; i < OWN; ++i) k_sum[c][i] = v_sum[c][i] = 0.0f;
@@ -226,17 +227,17 @@ kernel void attention_backward_kv(
     const uint last = min(T, start + LINE) - 1, j = start + tid % LINE;
     for (uint h = g * served; h < (g + 1) * served; ++h) {
         device const float* q_h = q + b * T * args.ldq + h * D;
-        device const float* o_h = do_ + b * T * H * D + h * D;
+        device const float* o_h = do_ + b * T * H * E + h * E;
         for (uint i0 = args.causal ? start : 0; i0 < T; i0 += LINE) {
             const uint segment = args.has_first ? uint(first[b * T + i0]) - b * T : 0;
             if (first_key(i0, segment, args.window) > last) break;  // nor do later rows see these keys
             float s[OWN] = {0.0f, 0.0f, 0.0f, 0.0f}, dp[OWN] = {0.0f, 0.0f, 0.0f, 0.0f};
-            for (uint d = 0; d < D; d += LINE) {
+            for (uint d = 0; d < max(D, E); d += LINE) {
                 threadgroup_barrier(mem_flags::mem_threadgroup);
                 take(Q, q_h, args.ldq, T, D, i0, d, tid);
                 take(K, k, args.ldk, T, D, start, d, tid);
-                if (args.has_dk) take(O, o_h, H * D, T, D, i0, d, tid);
-                if (args.has_dk) take(V, v, args.ldv, T, D, start, d, tid);
+                if (args.has_dk) take(O, o_h, H * E, T, E, i0, d, tid);
+                if (args.has_dk) take(V, v, args.ldv, T, E, start, d, tid);
                 threadgroup_barrier(mem_flags::mem_threadgroup);
                 add_rows(s, Q, K, tid);
                 if (args.has_dk) add_rows(dp, O, V, tid);
@@ -257,10 +258,10 @@ kernel void attention_backward_kv(
             }
             #pragma unroll
             for (uint c = 0; c < PARTS; ++c) {
-                if (c0 + c * LINE >= D) break;
+                if (c0 + c * LINE >= max(D, E)) break;
                 threadgroup_barrier(mem_flags::mem_threadgroup);
                 if (args.has_dk) take(Q, q_h, args.ldq, T, D, i0, c0 + c * LINE, tid);
-                if (args.has_dv) take(O, o_h, H * D, T, D, i0, c0 + c * LINE, tid);
+                if (args.has_dv) take(O, o_h, H * E, T, E, i0, c0 + c * LINE, tid);
                 threadgroup_barrier(mem_flags::mem_threadgroup);
                 if (args.has_dk) add_turned(k_sum[c], S, Q, tid);
                 if (args.has_dv) add_turned(v_sum[c], P, O, tid);
@@ -271,9 +272,9 @@ kernel void attention_backward_kv(
         const uint row = start + own + LINES * i;
         for (uint c = 0; c < PARTS; ++c) {
             const uint column = c0 + c * LINE + tid % LINE;
-            if (row >= T || column >= D) continue;
-            if (args.has_dk) dk[row * args.ldk + column] = k_sum[c][i];
-            if (args.has_dv) dv[row * args.ldv + column] = v_sum[c][i];
+            if (row >= T) continue;
+            if (args.has_dk && column < D) dk[row * args.ldk + column] = k_sum[c][i];
+            if (args.has_dv && column < E) dv[row * args.ldv + column] = v_sum[c][i];
         }
     }
 }
@@ -289,12 +290,12 @@ kernel void attention_backward_sinks(
     uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
-    const uint T = args.T, D = args.D, H = args.H;
+    const uint T = args.T, E = args.E, H = args.H;
     if (h >= H) return;
     float sum = 0.0f;
     for (uint i = tid; i < args.B * T; i += GROUP) {
         float delta = 0.0f;
-        for (uint d = (i * H + h) * D; d < (i * H + h + 1) * D; ++d) delta = fma(do_[d], o[d], delta);
+        for (uint d = (i * H + h) * E; d < (i * H + h + 1) * E; ++d) delta = fma(do_[d], o[d], delta);
         sum -= precise::exp(sinks[h] - lse[(i / T * H + h) * T + i % T]) * delta;
     }
     sum = group_sum(sum, part, tid);

@@ -4,8 +4,9 @@
 //   s[t,j] = scale q[t] . kc[j]                          j <= past + t, and past + t - window < j
 //   o[t]   = sum_j e^(s[t,j] - lse[t]) vc[j]             lse[t] = log sum_j e^(s[t,j])
 //
-// for each of B sequences and H heads of D columns; KV heads of k and v serve H / KV query heads each. The caches
-// are (B, KV, S, D); past (B,) is how many rows of each sequence they hold; later rows are neither read nor,
+// for each of B sequences and H heads; q and k have D columns a head, v and o have E. KV heads of k and v serve
+// H / KV query heads each. The caches are (B, KV, S, D) and (B, KV, S, E); without v and vc the first E columns of
+// keys are the values; past (B,) is how many rows of each sequence they hold; later rows are neither read nor,
 // beyond past + T, written. First a thread for each number that is added to the caches. Then a group for each
 // row and head: it takes GROUP keys at a time, a thread each, and keeps a running maximum and sum; for the values
 // a line of threads takes LINE columns, of every so many keys, and lines that share columns add up at the end.
@@ -32,12 +33,12 @@ kernel void cached_attention_forward_store(
     constant CachedAttentionForward&  args [[buffer(CachedAttentionForward::args)]],
     uint at [[thread_position_in_grid]])
 {
-    const uint T = args.T, KV = args.KV, D = args.D;
-    if (at >= args.B * T * KV * D) return;
-    const uint d = at % D, g = at / D % KV, t = at / D / KV % T, b = at / D / KV / T;
-    const uint to = ((b * KV + g) * args.S + uint(past[b]) + t) * D + d;
-    kc[to] = k[(b * T + t) * args.ldk + g * D + d];
-    vc[to] = v[(b * T + t) * args.ldv + g * D + d];
+    const uint T = args.T, KV = args.KV, D = args.D, E = args.E, most = max(D, E);
+    if (at >= args.B * T * KV * most) return;
+    const uint d = at % most, g = at / most % KV, t = at / most / KV % T, b = at / most / KV / T;
+    const uint to = (b * KV + g) * args.S + uint(past[b]) + t;
+    if (d < D) kc[to * D + d] = k[(b * T + t) * args.ldk + g * D + d];
+    if (args.has_v && d < E) vc[to * E + d] = v[(b * T + t) * args.ldv + g * E + d];
 }
 
 // One more score of a row, with no value behind it.
@@ -53,14 +54,15 @@ struct Seen {
     float most, sum, out;
 };
 
-// Keys `begin` .. `end` - 1 of a head (K, V) for one row q, columns from c0 on; `tile` has room for GROUP (DEEP + 1)
+// Keys `begin` .. `end` - 1 of a head (K, V) for one row q, of E columns of V, whose rows are ldv apart, those from
+// c0 on; `tile` has room for GROUP (DEEP + 1)
 // numbers, P and part for GROUP. out is whole in the threads of the first lines, one a column.
-static inline Seen attend(device const float* q, device const float* K, device const float* V, uint D, float scale,
-                          float cap, uint begin, uint end, uint c0, threadgroup float* tile,
+static inline Seen attend(device const float* q, device const float* K, device const float* V, uint D, uint E, uint ldv,
+                          float scale, float cap, uint begin, uint end, uint c0, threadgroup float* tile,
                           threadgroup float* P, threadgroup float* part, uint tid) {
-    const uint across = (min(WIDE, D - c0) + LINE - 1) / LINE, sharing = LINES / across;
+    const uint across = (min(WIDE, E - c0) + LINE - 1) / LINE, sharing = LINES / across;
     const uint line = tid / LINE, column = c0 + line % across * LINE + tid % LINE;
-    const bool works = line < across * sharing && column < D;
+    const bool works = line < across * sharing && column < E;
     Seen seen = {-INFINITY, 0.0f, 0.0f};
     for (uint j0 = begin; j0 < end; j0 += GROUP) {
         float dot = 0.0f;
@@ -86,7 +88,7 @@ static inline Seen attend(device const float* q, device const float* K, device c
         if (works) {
             const uint here = min(GROUP, end - j0);
             for (uint i = line / across; i < here; i += sharing) {
-                seen.out = fma(P[i], V[(j0 + i) * D + column], seen.out);
+                seen.out = fma(P[i], V[(j0 + i) * ldv + column], seen.out);
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -110,14 +112,16 @@ kernel void cached_attention_forward(
     uint  tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float tile[GROUP * (DEEP + 1)], P[GROUP], part[GROUP];
-    const uint T = args.T, H = args.H, D = args.D, t = group.x, h = group.y % H, b = group.y / H;
+    const uint T = args.T, H = args.H, D = args.D, E = args.E, t = group.x, h = group.y % H, b = group.y / H;
     if (t >= T || b >= args.B) return;
-    const uint keys = uint(past[b]) + t + 1, head = (b * args.KV + h / (H / args.KV)) * args.S * D;
+    const uint keys = uint(past[b]) + t + 1, head = (b * args.KV + h / (H / args.KV)) * args.S;
+    const uint ldv = args.has_v ? E : D;
+    device const float* values = args.has_v ? vc + head * E : kc + head * D;
     device const float* own = q + (b * T + t) * args.ldq + h * D;
     const uint begin = first_key(keys - 1, 0, args.window), c0 = group.z * WIDE, column = c0 + tid;
-    Seen seen = attend(own, kc + head, vc + head, D, args.scale, args.cap, begin, keys, c0, tile, P, part, tid);
+    Seen seen = attend(own, kc + head * D, values, D, E, ldv, args.scale, args.cap, begin, keys, c0, tile, P, part, tid);
     if (args.has_sinks) sink(seen.most, seen.sum, seen.out, sinks[h]);
-    if (tid < WIDE && column < D) o[(b * T + t) * H * D + h * D + column] = seen.out / seen.sum;
+    if (tid < WIDE && column < E) o[(b * T + t) * H * E + h * E + column] = seen.out / seen.sum;
 }
 
 [[max_total_threads_per_threadgroup(GROUP)]]
@@ -132,21 +136,23 @@ kernel void cached_attention_forward_spans(
     uint  tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float tile[GROUP * (DEEP + 1)], P[GROUP], part[GROUP];
-    const uint T = args.T, H = args.H, D = args.D, spans = (args.S + KEYS - 1) / KEYS;
+    const uint T = args.T, H = args.H, D = args.D, E = args.E, spans = (args.S + KEYS - 1) / KEYS;
     const uint span = group.x, row = group.y / H, h = group.y % H, b = row / T, t = row % T;
     if (row >= args.B * T) return;
     const uint keys = uint(past[b]) + t + 1, end = min((span + 1) * KEYS, keys);
     const uint begin = max(span * KEYS, first_key(keys - 1, 0, args.window));
     if (begin >= end) return;
-    const uint head = (b * args.KV + h / (H / args.KV)) * args.S * D, c0 = group.z * WIDE, column = c0 + tid;
+    const uint head = (b * args.KV + h / (H / args.KV)) * args.S, c0 = group.z * WIDE, column = c0 + tid;
+    const uint ldv = args.has_v ? E : D;
+    device const float* values = args.has_v ? vc + head * E : kc + head * D;
     device const float* own = q + row * args.ldq + h * D;
-    device float* left = scratch + (group.y * spans + span) * (D + 2);
+    device float* left = scratch + (group.y * spans + span) * (E + 2);
     const Seen seen =
-        attend(own, kc + head, vc + head, D, args.scale, args.cap, begin, end, c0, tile, P, part, tid);
-    if (tid < WIDE && column < D) left[column] = seen.out;
+        attend(own, kc + head * D, values, D, E, ldv, args.scale, args.cap, begin, end, c0, tile, P, part, tid);
+    if (tid < WIDE && column < E) left[column] = seen.out;
     if (tid == 0 && group.z == 0) {
-        left[D] = seen.most;
-        left[D + 1] = seen.sum;
+        left[E] = seen.most;
+        left[E + 1] = seen.sum;
     }
 }
 
@@ -158,18 +164,18 @@ kernel void cached_attention_forward_merge(
     device const float*               scratch [[buffer(CachedAttentionForward::scratch)]],
     uint at [[thread_position_in_grid]])
 {
-    const uint T = args.T, H = args.H, D = args.D, spans = (args.S + KEYS - 1) / KEYS;
-    if (at >= args.B * T * H * D) return;
-    const uint d = at % D, head = at / D, row = head / H;
+    const uint T = args.T, H = args.H, E = args.E, spans = (args.S + KEYS - 1) / KEYS;
+    if (at >= args.B * T * H * E) return;
+    const uint d = at % E, head = at / E, row = head / H;
     const uint i = uint(past[row / T]) + row % T;
     const uint begin = first_key(i, 0, args.window) / KEYS, end = i / KEYS + 1;
-    device const float* left = scratch + head * spans * (D + 2);
+    device const float* left = scratch + head * spans * (E + 2);
     float most = -INFINITY, sum = 0.0f, out = 0.0f;
-    for (uint n = begin; n < end; ++n) most = max(most, left[n * (D + 2) + D]);
+    for (uint n = begin; n < end; ++n) most = max(most, left[n * (E + 2) + E]);
     for (uint n = begin; n < end; ++n) {
-        const float weight = precise::exp(left[n * (D + 2) + D] - most);
-        sum += weight * left[n * (D + 2) + D + 1];
-        out += weight * left[n * (D + 2) + d];
+        const float weight = precise::exp(left[n * (E + 2) + E] - most);
+        sum += weight * left[n * (E + 2) + E + 1];
+        out += weight * left[n * (E + 2) + d];
     }
     if (args.has_sinks) sink(most, sum, out, sinks[head % H]);
     o[at] = out / sum;

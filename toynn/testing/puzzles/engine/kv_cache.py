@@ -76,7 +76,7 @@ def _attended(
         k=k.reshape(1, KV * D),
         v=v.reshape(1, KV * D),
         past=np.array([past]),
-        **{"T": 1, "H": H, "KV": KV, "D": D},
+        **{"T": 1, "H": H, "KV": KV, "D": D, "E": D},
         **{"scale": scale, "window": 0, "cap": 0.0, "sinks": None},
     )
     return {"o": found["o"].reshape(H, D), "keys": found["kc"][0], "values": found["vc"][0]}
