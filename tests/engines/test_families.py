@@ -279,6 +279,17 @@ FOLDERS = {
         "shared_expert_intermediate_size must be a whole number >= 1; got 0",
     ),
     "qwen35moe dense": ("qwen35moe", dict(mlp_only_layers=[1]), "mlp_only_layers = .* is not"),
+    "qwen3next step": ("qwen3next", dict(decoder_sparse_step=2), "sparse_step must be 1; got 2"),
+    "qwen3next dense": ("qwen3next", dict(mlp_only_layers=[1]), "mlp_only_layers = .* is not"),
+    "qwen3next kinds": ("qwen3next", dict(layer_types=["mamba"] * 3), "of linear_attention, every"),
+    "qwen3next heads": (
+        "qwen3next",
+        dict(linear_num_key_heads=3),
+        r"attn_qkv.weight: \(80, 24\) does not fit: 3 and 6 heads, 5 and 30 channels",
+    ),
+    "qwen3next none": ("qwen3next", dict(linear_num_key_heads=4), "does not fit: 4 and 6 heads"),
+    "qwen3next experts": ("qwen3next", dict(num_experts=4), "count is 4; blk.0.ffn_gate_exps"),
+    "qwen3next used": ("qwen3next", dict(num_experts_per_tok=9), "at most n_experts; got 9 of 5"),
     "soft cap": ("granite", dict(logit_softcapping=30.0), "logit_softcapping = 30.0 is not known"),
 }
 
@@ -447,6 +458,9 @@ FILES = {
         0,
         "shared_d_ff must be a whole number >= 1; got 0",
     ),
+    "qwen3next heads": ("qwen3next", "qwen3next.ssm.group_count", 4, "delta_heads must divide"),
+    "qwen3next state": ("qwen3next", "qwen3next.ssm.state_size", 6, "the wrong shape"),
+    "qwen3next used": ("qwen3next", "qwen3next.expert_used_count", 6, "at most n_experts; got 6"),
     "unknown": ("smollm3", "smollm3.residual_scale", 0.5, r"smollm3\.residual_scale = 0\.5 is not"),
 }
 
@@ -594,6 +608,7 @@ def test_what_a_family_cannot_be():
 
 def test_what_llama_cpp_does_not_load_is_not_written_and_what_it_changes_is_said(tmp_path):
     for kind, sizes, message in (
+        ("qwen3next", {"normalized": False}, "reads qwen3next with normalized; got False"),
         ("qwen35", {"delta_dim": 3}, r"delta_dim = delta_value_dim; got 3 and 4"),
         (
             "gemma2",

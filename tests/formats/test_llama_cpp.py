@@ -30,6 +30,7 @@ from toynn.models import (
     OLMoEConfig,
     Phi3Config,
     Qwen3MoEConfig,
+    Qwen3NextConfig,
     Qwen35Config,
     Qwen35MoEConfig,
     Starcoder2Config,
@@ -194,6 +195,13 @@ MODELS = {
     "qwen35moe": lambda: trained(
         LlamaSeqEngine(),
         Qwen35MoEConfig(
+            **SPARSE | {"n_layers": 2}, **DELTA, attention_every=2, rope_channels=8, shared_d_ff=64
+        ),
+        untied=True,
+    ),
+    "qwen3next": lambda: trained(
+        LlamaSeqEngine(),
+        Qwen3NextConfig(
             **SPARSE | {"n_layers": 2}, **DELTA, attention_every=2, rope_channels=8, shared_d_ff=64
         ),
         untied=True,

@@ -34,7 +34,7 @@ BASES = ["stories", "gpt2", "qwen2", "qwen3", "llama-untied", "smollm3", "granit
 BASES += ["qwen3moe", "olmoe", "granitemoe", "gpt-oss"]
 BASES += ["ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan-dense", "exaone4", "cohere2"]
 BASES += ["starcoder2", "glm4", "granite-biases"]
-BASES += ["lfm2moe", "glm4moe", "ernie4_5-moe", "qwen35moe"]
+BASES += ["lfm2moe", "glm4moe", "ernie4_5-moe", "qwen35moe", "qwen3next"]
 BASES += ["olmo2", "phi3", "phi3-short", "lfm2", "qwen35", "gemma2", "gemma3"]
 
 

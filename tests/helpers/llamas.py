@@ -109,6 +109,17 @@ KINDS = {
         | DELTA,
         {"untied": True},
     ),
+    "qwen3next": (
+        {"arch": "qwen3next", "n_layers": 3, "attention_every": 2, "head_dim": 6, "expert_d_ff": 28}
+        | EXPERTS
+        | DELTA
+        | {"rms_eps": 0.1},
+        {"untied": True},
+    ),
+    "qwen3next-widths": (
+        {"arch": "qwen3next", "attention_every": 2, "normalized": False} | DELTA | WIDTHS,
+        {},
+    ),
     "gemma2": ({"arch": "gemma2", "n_layers": 3, "head_dim": 6} | CAPS, {}),
     "gemma3": ({"arch": "gemma3", "n_layers": 7, "head_dim": 6} | LOCAL, {}),
     "ministral3": ({"arch": "mistral3"} | GROWTH, {}),
@@ -124,7 +135,7 @@ KINDS = {
     "gemma3-untied-cap": ({"arch": "gemma3", "window": 3, "logit_cap": 2.0}, {"untied": True}),
 }
 #: Those of which llama.cpp reads no file.
-NO_FILES = {"qwen35-widths", "lfm2moe-plain"}
+NO_FILES = {"qwen35-widths", "qwen3next-widths", "lfm2moe-plain"}
 
 
 def config(arch="llama", **sizes):

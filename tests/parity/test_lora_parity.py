@@ -83,6 +83,7 @@ BASES = {
     "glm4moe": ("glm4moe", "F32", SPARSE | GLM4 | {"head_norms": True, "weights_scale": 1.7}),
     "ernie4_5-moe": ("ernie4_5-moe", "F32", SPARSE | {"shared_d_ff": 56}),
     "qwen35moe": ("qwen35moe", "F32", {"n_layers": 3, "attention_every": 2} | DELTA | EXPERTS),
+    "qwen3next": ("qwen3next", "F32", {"n_layers": 3, "attention_every": 2} | DELTA | EXPERTS),
     "gpt2": ("gpt2", "F32", {}),
     "gpt2-q8_0": ("gpt2", "Q8_0", WIDE),
 }
@@ -105,7 +106,7 @@ PAIRS += [("starcoder2", "plain"), ("cohere2", "plain"), ("glm4", "plain")]
 PAIRS += [("granite-biases", "plain")]
 PAIRS += [("qwen35", "plain"), ("lfm2", "plain"), ("gemma2", "plain"), ("gemma3", "rslora")]
 PAIRS += [("lfm2moe", "plain"), ("glm4moe", "rslora"), ("ernie4_5-moe", "plain")]
-PAIRS += [("qwen35moe", "plain")]
+PAIRS += [("qwen35moe", "plain"), ("qwen3next", "plain")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]
 
 
@@ -132,7 +133,11 @@ def theirs_for(model_path, recipe, folder, base):
     model = AutoModelForCausalLM.from_pretrained(
         model_path, dtype=torch.float32, attn_implementation="eager"
     )
-    return PeftModel.from_pretrained(model, folder, is_trainable=True).eval()  # without dropout
+    theirs = PeftModel.from_pretrained(model, folder, is_trainable=True).eval()  # without dropout
+    for w in theirs.parameters():  # two matrices that are one there: B has zeros, and keeps them
+        if w.requires_grad and not w.all():
+            w.register_hook(lambda gradient, mask=w != 0: gradient * mask)
+    return theirs
 
 
 def by_their_names(tensors, recipe, folder, base):

@@ -12,6 +12,7 @@ pytest.importorskip("peft", reason="PEFT, the parity group, is not installed")
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.numpy import load_file, save_file
 from some_adapters import RANKS, draw, matrices
 from test_hf_parity import IDS, their_model
 
@@ -81,7 +82,7 @@ def fused_logits(base, adapter, tmp_path):
 WRITTEN = [(kind, name) for kind in KINDS for name in ("all", "rslora-ranks")]
 WRITTEN += [("gpt-oss", "all"), ("qwen3moe", "rslora-ranks"), ("granitemoe", "ranks")]
 WRITTEN += [("olmoe", "all")]
-MIXED = ("lfm2moe", "glm4moe", "ernie4_5-moe", "qwen35moe")
+MIXED = ("lfm2moe", "glm4moe", "ernie4_5-moe", "qwen35moe", "qwen3next")
 FAMILIES = ("ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan", "exaone4", "starcoder2")
 FAMILIES += ("cohere2", "glm4", "granite-biases", *MIXED)
 WRITTEN += [(kind, "rslora-ranks") for kind in FAMILIES]
@@ -135,6 +136,28 @@ def test_dora_is_refused_where_peft_has_no_place_for_it(saved, tmp_path):
     assert_equal(fused_logits(base, adapter, tmp_path), theirs)
 
 
+@pytest.mark.parametrize("use_dora", [False, True])
+@pytest.mark.parametrize("saved", ["qwen3next"], indirect=True)
+def test_one_of_two_matrices_that_are_one_module_there(saved, use_dora, tmp_path):
+    _, model, base = saved
+    name = "blk.0.attn_gate.weight"
+    adapter = draw(base, [name])
+    if use_dora:
+        rows = np.full(base.tensors[name].shape[0], 0.7, np.float32)
+        adapter = replace(adapter, tensors={**adapter.tensors, f"{name}.lora_magnitude": rows})
+    adapters.write_peft(tmp_path / "adapter", adapter, base)
+    theirs = logits_of(PeftModel.from_pretrained(model, tmp_path / "adapter").eval())
+    assert_equal(fused_logits(base, adapter, tmp_path), theirs)
+    with pytest.raises(AdapterError, match=r"attn_gate\.weight: PEFT has its rows in an order"):
+        adapters.write_peft(tmp_path / "other", adapter)
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    key = next(key for key in tensors if "in_proj_qkvz.lora_B" in key)
+    save_file(tensors | {key: tensors[key][1:]}, path)
+    with pytest.raises(AdapterError, match=r"qkvz\.lora_B\.weight: expected 80 rows; got 79"):
+        adapters.load(tmp_path / "adapter", base)
+
+
 LLAMA = {
     "default": {},
     "suffixes": {"target_modules": ["q_proj", "k_proj", "down_proj"], "r": 3, "lora_alpha": 5},
@@ -156,6 +179,8 @@ LLAMA = {
     "down": {"target_modules": [], "target_parameters": ["mlp.experts.down_proj"]},
     "table": {"target_modules": ["embed_tokens", "q_proj"]},
     "dora": {"target_modules": "all-linear", "use_dora": True},
+    "fused": {"target_modules": ["in_proj_qkvz", "in_proj_ba", "q_proj"], "r": 3},
+    "fused-dora": {"target_modules": ["in_proj_qkvz", "q_proj"], "use_dora": True},
 }
 GPT2 = {
     "default": {},
@@ -170,12 +195,13 @@ READ = [
     (kind, name)
     for kind in ("llama", "gpt2")
     for name in (GPT2 if kind == "gpt2" else LLAMA)
-    if name not in ("experts", "down")
+    if name not in ("experts", "down", "fused", "fused-dora")
 ]
 READ += [("smollm3", "patterns"), ("granite", "head"), ("olmo2", "patterns")]
 READ += [("gemma3", "patterns"), ("gpt-oss", "experts"), ("qwen3moe", "down")]
 READ += [("phi3", "all-linear"), ("gemma2", "patterns")]
 READ += [("glm4", "all-linear"), ("ernie4_5", "patterns"), ("cohere2", "suffixes")]
+READ += [("qwen3next", "fused"), ("qwen3next", "fused-dora")]
 READ += [("llama-wide", "patterns"), ("qwen2", "patterns"), ("qwen3", "all-linear")]
 
 

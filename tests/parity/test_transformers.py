@@ -15,6 +15,7 @@ from llamas import SCALES, SIZES, draw, make, shake
 from test_gpt2_parity import LOSS, assert_gradients_agree, hp
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 from toynn.models import architecture
 
@@ -41,6 +42,7 @@ MODELS = {
     "glm4moe": "Glm4Moe",
     "qwen35": ("Qwen3_5", "Text"),
     "qwen35moe": ("Qwen3_5Moe", "Text"),
+    "qwen3next": "Qwen3Next",
     "gemma2": "Gemma2",
     "gemma3": ("Gemma3", "Text"),
     "mistral3": "Ministral3",
@@ -113,7 +115,7 @@ KINDS += ["qwen35", "qwen35-tied", "qwen35-usual"]
 KINDS += ["llama-biases", "ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan-dense"]
 KINDS += ["exaone4", "starcoder2", "cohere2", "glm4", "qwen35-widths"]
 KINDS += ["lfm2moe", "lfm2moe-plain", "glm4moe", "glm4moe-plain", "qwen35moe"]
-KINDS += ["ernie4_5-moe", "ernie4_5-moe-none"]
+KINDS += ["ernie4_5-moe", "ernie4_5-moe-none", "qwen3next", "qwen3next-widths"]
 KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
 
 
@@ -174,6 +176,11 @@ OTHER_NAMES["qwen35moe"] = OTHER_NAMES["qwen35"] | {
     f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in PARTS
 }
 OTHER_NAMES["qwen35moe"] |= {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
+OTHER_NAMES["qwen3next"] = OTHER_NAMES["qwen35moe"] | {
+    "attn_qkv": "linear_attn.in_proj_qkvz",
+    "attn_gate": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+}
 OTHER_NAMES["lfm2moe"] = OTHER_NAMES["lfm2"] | OTHER_NAMES["lfm2moe"]
 
 
@@ -196,14 +203,15 @@ def more(kind, cfg):
         width = {"block_auto_adjust_ff_dim": False, "pad_token_id": None, "norm_eps": cfg.rms_eps}
         known = {"layer_types": kinds, "conv_L_cache": cfg.conv_taps} | width
         return known | (sparse(cfg, "num_dense_layers") if cfg.arch == "lfm2moe" else {})
-    if cfg.arch.startswith("qwen35"):
+    if cfg.arch in WIDE:
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base, "mrope_section": [2, 1, 1]}
         rope["partial_rotary_factor"] = cfg.rope_channels / cfg.d_head
         every = {"layer_types": None, "full_attention_interval": cfg.attention_every}
         names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
         sizes = {f"linear_{name}": size for name, size in zip(names, cfg.delta, strict=True)}
         known = {"rope_parameters": rope, "linear_conv_kernel_dim": cfg.conv_taps} | every | sizes
-        if cfg.arch == "qwen35moe":
+        if cfg.arch != "qwen35":
+            known |= {"norm_topk_prob": cfg.normalized}
             known |= {"shared_expert_intermediate_size": cfg.shared_d_ff} | NO_PAD
             known |= {"num_experts": cfg.n_experts}
         return known
@@ -304,13 +312,23 @@ def their_name(name, arch):
 
 
 def first_of(name, arch):
-    """Gate and up of experts are one weight there: that of gate; granite's shared ones too."""
+    """Gate and up of experts are one weight there: that of gate; granite's shared ones too.
+
+    And Qwen3-Next's q, k, v and z.
+    """
+    if arch == "qwen3next":
+        name = name.replace("attn_gate", "attn_qkv")
     shared = "ffn_up_shexp" if "ffn_up_shexp" not in OTHER_NAMES.get(arch, {}) else "none"
     return name.replace("ffn_up_exps", "ffn_gate_exps").replace(shared, "ffn_gate_shexp")
 
 
-def half_of(name, w, arch):
+def half_of(name, w, cfg):
     """What of their weight is ours."""
+    arch = cfg.arch
+    if arch == "qwen3next" and (".attn_qkv." in name or ".attn_gate." in name):
+        K, V, D, E = cfg.delta
+        heads, before = w.reshape(K, -1, w.shape[-1]), 2 * D + V // K * E
+        return heads[:, :before] if "attn_qkv" in name else heads[:, before:]
     if arch == "gpt-oss" and "_exps" in name:  # columns by turns, and matrices the other way round
         ours = w[..., int("ffn_up" in name) :: 2] if "ffn_down" not in name else w
         return ours if name.endswith("bias") else ours.swapaxes(-1, -2)
@@ -323,7 +341,7 @@ def half_of(name, w, arch):
 
 def less(name, w, cfg):
     """Gemma's gains are 1 + w there, and most of Qwen3.5's."""
-    shifted = cfg.arch.startswith(("gemma", "qwen35")) and "ssm_" not in name
+    shifted = (cfg.arch.startswith("gemma") or cfg.arch in WIDE) and "ssm_" not in name
     return w - (shifted and name.endswith("norm.weight"))
 
 
@@ -332,7 +350,14 @@ def rows_apart(name, w, cfg):
 
     Heads of v of a delta rule: from those that read one of q and k after the other, to together.
     """
-    if cfg.arch.startswith("qwen35"):
+    if cfg.arch == "qwen3next":
+        K, _, D, _ = cfg.delta
+        if ".attn_qkv." not in name:
+            return w
+        qkv = np.split(w, [K * D, 2 * K * D])
+        heads = [part.reshape(K, -1, w.shape[-1]) for part in qkv]
+        return np.concatenate(heads, axis=1).reshape(w.shape)
+    if cfg.arch in WIDE:
         K, V, D, _ = cfg.delta
         parts = ("attn_gate", "attn_qkv", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt", "ssm_conv1d")
         if "ssm_out" in name:
@@ -352,6 +377,7 @@ def rows_apart(name, w, cfg):
 
 
 WIDE = {"qwen35": modeling_qwen3_5, "qwen35moe": modeling_qwen3_5_moe}
+WIDE |= {"qwen3next": modeling_qwen3_next}
 
 
 class Theirs:
@@ -400,7 +426,7 @@ class Theirs:
             torch.nn.init.zeros_(left)
         with torch.no_grad():
             for name, w in engine.weights().items():
-                theirs = half_of(name, self.weights[first_of(name, cfg.arch)], cfg.arch)
+                theirs = half_of(name, self.weights[first_of(name, cfg.arch)], cfg)
                 ours = less(name, rows_apart(name, w, cfg), cfg)
                 theirs.copy_(torch.tensor(ours).view_as(theirs))
         self.weights = {n: w for n, w in self.weights.items() if not n.endswith(CHOICE)}
@@ -436,7 +462,7 @@ class Theirs:
     def gradient_of(self, name, ours):
         """Our gradient in their order, and theirs."""
         whole = self.weights[first_of(name, self.cfg.arch)]
-        theirs = half_of(name, whole.grad.numpy(), self.cfg.arch)
+        theirs = half_of(name, whole.grad.numpy(), self.cfg)
         return rows_apart(name, ours, self.cfg).reshape(theirs.shape), theirs
 
     def update(self, row):

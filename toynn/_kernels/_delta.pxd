@@ -48,10 +48,10 @@ cdef inline Py_ssize_t tasks(Py_ssize_t heads, Py_ssize_t E) noexcept nogil:
 
 
 cdef inline Head head_of(
-    Py_ssize_t K, Py_ssize_t D, Py_ssize_t E, Py_ssize_t h
+    Py_ssize_t K, Py_ssize_t V, Py_ssize_t D, Py_ssize_t E, Py_ssize_t grouped, Py_ssize_t h
 ) noexcept nogil:
     """Head h of v, and the one of q and k that it reads."""
-    cdef Py_ssize_t q = h % K * D
+    cdef Py_ssize_t q = (h // (V // K) if grouped else h % K) * D
     return Head(q, K * D + q, 2 * K * D + h * E)
 
 

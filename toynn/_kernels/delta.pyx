@@ -5,8 +5,9 @@
     q = q' / sqrt(q'.q' + eps) / sqrt(D)     k = k' / sqrt(k'.k' + eps)     b = 1 / (1 + e^-c[t])
 
 for each of V heads of values, of E columns; S (D,E) is 0 where a sequence begins. A row of x is q'
-of K heads of D, k' of as many, v of V heads of E; head h of V reads head h mod K. Backward, from
-the last row to the first, with P = e^g S_{t-1}, m = P^T k, u = b (v - m), and R = dL/dS_t:
+of K heads of D, k' of as many, v of V heads of E; head h of V reads head h mod K, or, where heads
+are grouped, h // (V / K). Backward, from the last row to the first, with P = e^g S_{t-1},
+m = P^T k, u = b (v - m), and R = dL/dS_t:
 
     R  += q dy^T       du = R^T k          dv = b du         dm = -b du       db = du . (v - m)
     dq  = S_t dy       dk = R u + P dm     R <- R + k dm^T   dg = <R, P>      R <- e^g R
@@ -46,7 +47,7 @@ cdef void _forward_blocks(Forward* a, Py_ssize_t begin, Py_ssize_t end) noexcept
     cdef Head s
     for task in range(begin, end):
         h = task // blocks % V
-        s = head_of(K, D, E, h)
+        s = head_of(K, V, D, E, a.grouped, h)
         e0 = task % blocks * WIDE
         width = min(WIDE, E - e0)
         for t in range(T):
@@ -73,7 +74,7 @@ cdef inline void _block_backward(
     cdef Py_ssize_t T = a.T, S = a.S, K = a.K, V = a.V, D = a.D, E = a.E
     cdef Py_ssize_t L = a.L, X = a.X, n, t, i, begin
     cdef Py_ssize_t width = min(WIDE, E - e0), size = D * WIDE
-    cdef Head s = head_of(K, D, E, h)
+    cdef Head s = head_of(K, V, D, E, a.grouped, h)
     cdef Row row
     cdef float* zeros = room + (L + 1) * size
     cdef float* R = room + (L + 2) * size
@@ -111,12 +112,12 @@ cdef void _backward_heads(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcep
     for share in range(begin, end):
         room = <float*>a.workspace + share * (L + 3) * D * WIDE
         for task in range(share * B * K // a.n_threads, (share + 1) * B * K // a.n_threads):
-            s = head_of(K, D, E, task % K)
+            s = head_of(K, V, D, E, 1, task % K * (V // K))
             for n in range(task // K * T, (task // K + 1) * T):
                 memset(a.dx + n * X + s.q, 0, D * sizeof(float))
                 memset(a.dx + n * X + s.k, 0, D * sizeof(float))
             for i in range(V // K):
-                h = i * K + task % K
+                h = task % K * (V // K) + i if a.grouped else i * K + task % K
                 for n in range(task // K * T, (task // K + 1) * T):
                     a.dg[n * V + h] = 0
                     a.dc[n * V + h] = 0
@@ -144,7 +145,7 @@ cdef void _cached_blocks(Cached* a, Py_ssize_t begin, Py_ssize_t end) noexcept n
     for task in range(begin, end):
         b = task // blocks // V
         h = task // blocks % V
-        s = head_of(K, D, E, h)
+        s = head_of(K, V, D, E, a.grouped, h)
         e0 = task % blocks * WIDE
         width = min(WIDE, E - e0)
         if a.past[b] == 0:
@@ -203,18 +204,18 @@ def _rows_fit(where, arrays, sizes, options):
 forward = entry(
     <kernel_fn>_forward,
     "y[B*T V E]; states[B V S D E] <- x[B*T 2*K*D+V*E] g[B*T V] c[B*T V] i32 first[B*T]? "
-    "| L=32 X=2*K*D+V*E",
+    "| L=32 X=2*K*D+V*E grouped=0",
     NULL, _states_fit,
 )
 backward = entry(
     <kernel_fn>_backward,
     "dx[B*T 2*K*D+V*E] dg[B*T V] dc[B*T V] <- dy[B*T V E] x[B*T 2*K*D+V*E] g[B*T V] c[B*T V] "
-    "states[B V S D E] i32 first[B*T]? | L=32 X=2*K*D+V*E",
+    "states[B V S D E] i32 first[B*T]? | L=32 X=2*K*D+V*E grouped=0",
     <scratch_fn>_scratch, _states_fit,
 )
 cached = entry(
     <kernel_fn>_cached,
     "y[B*T V E] state[B V D E]! <- x[B*T 2*K*D+V*E] g[B*T V] c[B*T V] i32 past[B] i32 count[B] "
-    "| X=2*K*D+V*E",
+    "| X=2*K*D+V*E grouped=0",
     NULL, _rows_fit,
 )

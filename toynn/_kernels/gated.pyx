@@ -1,14 +1,15 @@
 """Heads with gates: what attention gave is let through by a gate that came with the queries.
 
-    q[n,h,d] = x[n,h,0,d]                                       queries
+    q[n,h,d] = x[n,h,part,d]                                    queries
     y[n,h,d] = o[n,h,d] s           s = 1 / (1 + e^-x[n,h,1,d])
 
-    dx[n,h,0,d] = dq[n,h,d],  dx[n,h,1,d] = 0                   queries_backward
+    dx[n,h,part,d] = dq[n,h,d],  dx[n,h,1 - part,d] = 0         queries_backward
     do[n,h,d]   = dy s
     dx[n,h,1,d] = dy o s (1 - s),  dx[n,h,0,d] = 0
 
-N rows of H heads; a head of x has D channels of a query, then D of its gate. float32, C-contiguous;
-all outputs are overwritten. In place: y may be o, do may be dy.
+N rows of H heads; a head of x has D channels of a query, then D of its gate, or two halves of
+another kind; part is 0 or 1. float32, C-contiguous; all outputs are overwritten. In place: y may
+be o, do may be dy.
 Source: Qiu et al. 2025, Gated Attention for Large Language Models, arXiv:2505.06708.
 """
 from libc.string cimport memcpy, memset
@@ -23,7 +24,7 @@ from toynn._kernels.entry cimport entry
 cdef void _queries_heads(Queries* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(first, last):
-        memcpy(a.q + i * a.D, a.x + 2 * i * a.D, a.D * sizeof(float))
+        memcpy(a.q + i * a.D, a.x + (2 * i + a.part) * a.D, a.D * sizeof(float))
 
 
 cdef void _queries(Queries* a) noexcept nogil:
@@ -35,8 +36,8 @@ cdef void _queries_backward_heads(
 ) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(first, last):
-        memcpy(a.dx + 2 * i * a.D, a.dq + i * a.D, a.D * sizeof(float))
-        memset(a.dx + (2 * i + 1) * a.D, 0, a.D * sizeof(float))
+        memcpy(a.dx + (2 * i + a.part) * a.D, a.dq + i * a.D, a.D * sizeof(float))
+        memset(a.dx + (2 * i + 1 - a.part) * a.D, 0, a.D * sizeof(float))
 
 
 cdef void _queries_backward(QueriesBackward* a) noexcept nogil:
@@ -76,8 +77,15 @@ cdef void _backward(Backward* a) noexcept nogil:
     parallel_for(<part_fn>_backward_heads, a, a.N * a.H if a.D else 0)
 
 
-queries = entry(<kernel_fn>_queries, "q[N H D] <- x[N H 2 D]")
-queries_backward = entry(<kernel_fn>_queries_backward, "dx[N H 2 D] <- dq[N H D]")
+def _one_of_two(where, arrays, sizes, options):
+    if sizes["part"] not in (0, 1):
+        raise ValueError(f"{where}: part must be 0 or 1; got {sizes['part']}")
+
+
+queries = entry(<kernel_fn>_queries, "q[N H D] <- x[N H 2 D] | part=0", NULL, _one_of_two)
+queries_backward = entry(
+    <kernel_fn>_queries_backward, "dx[N H 2 D] <- dq[N H D] | part=0", NULL, _one_of_two
+)
 forward = entry(<kernel_fn>_forward, "y[N H D]=o <- o[N H D] x[N H 2 D]")
 backward = entry(
     <kernel_fn>_backward, "do[N H D]=dy dx[N H 2 D] <- dy[N H D] o[N H D] x[N H 2 D]"

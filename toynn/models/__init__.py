@@ -27,6 +27,7 @@ from toynn.models.olmo2 import Olmo2Config
 from toynn.models.olmoe import OLMoEConfig
 from toynn.models.phi3 import Phi3Config
 from toynn.models.qwen3moe import Qwen3MoEConfig
+from toynn.models.qwen3next import Qwen3NextConfig
 from toynn.models.qwen35 import Qwen35Config
 from toynn.models.qwen35moe import Qwen35MoEConfig
 from toynn.models.registry import ARCHITECTURES, architecture, register
@@ -65,6 +66,7 @@ __all__ = [
     "Olmo2Config",
     "Phi3Config",
     "Qwen3MoEConfig",
+    "Qwen3NextConfig",
     "Qwen35Config",
     "Qwen35MoEConfig",
     "Row",

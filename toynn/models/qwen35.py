@@ -40,12 +40,13 @@ __all__ = ["Qwen35", "Qwen35Config"]
 
 Floats = NDArray[np.float32]
 
-_LAYER, _DELTA = "model.layers.{n}", "model.layers.{n}.linear_attn"
+_LAYER, DELTA = "model.layers.{n}", "model.layers.{n}.linear_attn"
 _MOST = 256  # rows of a state
 _MOST_TAPS = 16
-_TAPS, _D, _K, _V = "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"
-_INNER, _EVERY, _ROTATED = "ssm.inner_size", "full_attention_interval", "rope.dimension_count"
-_SECTIONS = "rope.dimension_sections"
+_TAPS, D_K = "ssm.conv_kernel", "ssm.state_size"
+K_HEADS, V_HEADS, INNER = "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size"
+_EVERY, _ROTATED = "full_attention_interval", "rope.dimension_count"
+SECTIONS = "rope.dimension_sections"
 
 #: Keys of config.json of blocks that predict further tokens, and of other programs.
 _UNUSED = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
@@ -121,8 +122,8 @@ class Qwen35Config(LlamaConfig):
 
 def _tiled(hyper: Mapping[str, Any], size: int, *, behind: bool = False) -> NDArray[np.intp]:
     """Return where at Hugging Face each row of heads of v is, perhaps behind those of q and k."""
-    K, V = (hyper[key] for key in (_K, _V))
-    before = 2 * K * hyper[_D] if behind else 0
+    K, V = (hyper[key] for key in (K_HEADS, V_HEADS))
+    before = 2 * K * hyper[D_K] if behind else 0
     if not 0 <= before < size or V < 1 or K < 1 or V % K or (size - before) % V:
         raise ValueError(f"{K} and {V} heads")
     each = np.arange(before, size).reshape(K, V // K, -1).swapaxes(0, 1).reshape(-1)
@@ -139,6 +140,8 @@ class Qwen35(Llama):
     config_type = Qwen35Config
     narrows = True
     biases_are_fixed = "have no"
+    #: Whether heads of v that share one of q and k are neighbours.
+    grouped = False
     table = (
         *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
@@ -158,35 +161,35 @@ class Qwen35(Llama):
             std=by_width, when="attends",
         ),
         matrix(
-            "blk.{n}.attn_qkv", "X C", f"{_DELTA}.in_proj_qkv",
+            "blk.{n}.attn_qkv", "X C", f"{DELTA}.in_proj_qkv",
             std=by_width, when="delta", order=_QKV,
         ),
         matrix(
-            "blk.{n}.attn_gate", "I C", f"{_DELTA}.in_proj_z",
+            "blk.{n}.attn_gate", "I C", f"{DELTA}.in_proj_z",
             std=by_width, when="delta", order=_ROWS,
         ),
         matrix(
-            "blk.{n}.ssm_beta", "H C", f"{_DELTA}.in_proj_b",
+            "blk.{n}.ssm_beta", "H C", f"{DELTA}.in_proj_b",
             std=by_width, when="delta", order=_ROWS,
         ),
         matrix(
-            "blk.{n}.ssm_alpha", "H C", f"{_DELTA}.in_proj_a",
+            "blk.{n}.ssm_alpha", "H C", f"{DELTA}.in_proj_a",
             std=by_width, when="delta", order=_ROWS,
         ),
         taps(
-            "blk.{n}.ssm_conv1d", "X L", f"{_DELTA}.conv1d",
+            "blk.{n}.ssm_conv1d", "X L", f"{DELTA}.conv1d",
             std=by_width, when="delta", order=_QKV,
         ),
         Row(
-            "blk.{n}.ssm_a", "H", f"{_DELTA}.A_log", "decays",
+            "blk.{n}.ssm_a", "H", f"{DELTA}.A_log", "decays",
             bare=True, when="delta", logarithm=True, order=_ROWS,
         ),
         rows.norm(
-            "blk.{n}.ssm_dt.bias", "H", f"{_DELTA}.dt_bias", bare=True, when="delta", order=_ROWS
+            "blk.{n}.ssm_dt.bias", "H", f"{DELTA}.dt_bias", bare=True, when="delta", order=_ROWS
         ),
-        rows.norm("blk.{n}.ssm_norm", "DV", f"{_DELTA}.norm", when="delta"),
+        rows.norm("blk.{n}.ssm_norm", "DV", f"{DELTA}.norm", when="delta"),
         matrix(
-            "blk.{n}.ssm_out", "C I", f"{_DELTA}.out_proj",
+            "blk.{n}.ssm_out", "C I", f"{DELTA}.out_proj",
             std=by_width, when="delta", order=_COLUMNS,
         ),
         norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
@@ -199,9 +202,9 @@ class Qwen35(Llama):
         super().__init__(name, title, head_norms=True)
         own = {
             _TAPS: "linear_conv_kernel_dim",
-            _D: "linear_key_head_dim",
-            _K: "linear_num_key_heads",
-            _V: "linear_num_value_heads",
+            D_K: "linear_key_head_dim",
+            K_HEADS: "linear_num_key_heads",
+            V_HEADS: "linear_num_value_heads",
         }
         self.hf = replace(
             self.hf,
@@ -228,14 +231,14 @@ class Qwen35(Llama):
         attends = every <= hyper.layers
         known = f"blk.{every - 1}.attn_q.weight" if attends else "token_embd.weight"
         shape, d_head = shape_of(hyper, known)
-        V, inner = hyper.whole(_V), hyper.whole(_INNER)
+        V, inner = hyper.whole(V_HEADS), hyper.whole(INNER)
         if inner % V:
             refuse(
                 hyper.file,
-                f"{hyper.prefix}{_INNER} must be a multiple of the {V} heads; got {inner}",
+                f"{hyper.prefix}{INNER} must be a multiple of the {V} heads; got {inner}",
             )
-        if hyper.has(_SECTIONS):  # of positions in pictures
-            hyper.counts(_SECTIONS, 4)
+        if hyper.has(SECTIONS):  # of positions in pictures
+            hyper.counts(SECTIONS, 4)
         cfg = self.config_type(
             **shape,
             arch=self.architecture,
@@ -243,9 +246,9 @@ class Qwen35(Llama):
             attention_every=every,
             rope_channels=hyper.whole(_ROTATED, d_head),
             conv_taps=hyper.whole(_TAPS),
-            delta_heads=hyper.whole(_K),
+            delta_heads=hyper.whole(K_HEADS),
             delta_value_heads=V,
-            delta_dim=hyper.whole(_D),
+            delta_dim=hyper.whole(D_K),
             delta_value_dim=inner // V,
         )
         hyper.expect("attention.value_length", d_head)
@@ -265,10 +268,10 @@ class Qwen35(Llama):
         """Return the hyper-parameters of a file."""
         assert isinstance(cfg, Qwen35Config)
         (K, V, D, E), pairs = cfg.delta, (cfg.rope_channels or 0) // 2
-        own = {_TAPS: cfg.conv_taps, _D: D, _K: K, _V: V, _INNER: V * E}
+        own = {_TAPS: cfg.conv_taps, D_K: D, K_HEADS: K, V_HEADS: V, INNER: V * E}
         third = [-(-pairs // 3), -(-(pairs - -(-pairs // 3)) // 2)]  # 11, 11, 10 of 32
         own[_EVERY] = cfg.attention_every
-        return super().write(cfg) | own | {_SECTIONS: [*third, pairs - sum(third), 0]}
+        return super().write(cfg) | own | {SECTIONS: [*third, pairs - sum(third), 0]}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read which blocks attend, how wide heads are, and RoPE; refuse what is not computed."""
@@ -288,7 +291,7 @@ class Qwen35(Llama):
         width = config.number(
             "linear_value_head_dim", config.get("linear_value_head_dim"), real=False
         )
-        found[_INNER] = int(width) * found.get(_V, 0)
+        found[INNER] = int(width) * found.get(V_HEADS, 0)
         for unused in _UNUSED:
             config.get(unused)
         rope = base_of(config, found)
@@ -307,11 +310,12 @@ class Qwen35(Llama):
             "rope_type": "default",
             "rope_theta": hyper["rope.freq_base"],
             **part_written(hyper),
-            "mrope_section": hyper[_SECTIONS][:3],
         }
+        if SECTIONS in hyper:
+            rope["mrope_section"] = hyper[SECTIONS][:3]
         return {
             "layer_types": [_kind(n, hyper[_EVERY]) for n in range(hyper["block_count"])],
-            "linear_value_head_dim": hyper[_INNER] // hyper[_V],
+            "linear_value_head_dim": hyper[INNER] // hyper[V_HEADS],
             "rope_parameters": rope,
             "pad_token_id": None,
         }, {}
@@ -353,11 +357,16 @@ class Qwen35(Llama):
         """Record a gated delta rule of x (B T, C)."""
         K, _, D, _ = cfg.delta
         qkv = block.silu(block.convolution(block.linear(x, "attn_qkv"), "ssm_conv1d"))
-        g = block.decay(block.linear(x, "ssm_alpha"), "ssm_a", "ssm_dt.bias")
-        heads = block.delta(qkv, g, block.linear(x, "ssm_beta"), K, D)
+        c, a = self.written(block, cfg, x)
+        g = block.decay(a, "ssm_a", "ssm_dt.bias")
+        heads = block.delta(qkv, g, c, K, D, grouped=self.grouped)
         normed = block.rmsnorm(heads, "ssm_norm", cfg.rms_eps)
         gate = block.linear(block.narrowed(x), "attn_gate")
         return block.linear(block.gate(normed, gate), "ssm_out")
+
+    def written(self, block: Layers, cfg: Qwen35Config, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Record how much each row of x (B T, C) writes and forgets."""
+        return block.linear(x, "ssm_beta"), block.linear(x, "ssm_alpha")
 
 
 def _kind(n: int, every: int) -> str:

@@ -148,7 +148,7 @@ class SequenceModel(Model[S]):
             if row is None or not row.elsewhere or not name.endswith(".weight"):
                 continue
             if row.kind == "matrix" or name == TABLE:
-                found[name] = mapping.name(name)
+                found[name] = f"{mapping.module(name)}.weight"
             elif row.kind == "experts":  # which is several there, or a part of one
                 found[name] = name
         return found

@@ -260,7 +260,9 @@ class Layers:
             self.session, x, w, batch=self.batch, first=self.segments, ring=ring, past=past
         )
 
-    def delta(self, x: Tensor, g: Tensor, c: Tensor, n_k_heads: int, d_k: int) -> Tensor:
+    def delta(
+        self, x: Tensor, g: Tensor, c: Tensor, n_k_heads: int, d_k: int, *, grouped: bool = False
+    ) -> Tensor:
         """Record what the gated delta rule reads of its states, by q, k and v in x; see ops.delta.
 
         With caches the states go on from where they were, and are kept.
@@ -279,6 +281,7 @@ class Layers:
             batch=self.batch,
             n_k_heads=n_k_heads,
             d_k=d_k,
+            grouped=grouped,
             first=self.segments,
             state=state,
             past=past,
@@ -334,9 +337,9 @@ class Layers:
         """Record x silu(gate)."""
         return ops.swiglu(self.session, gate, x)
 
-    def queries(self, x: Tensor, n_heads: int) -> Tensor:
-        """Record the first half of each head of x; the second half is the gate."""
-        return ops.queries(self.session, x, n_heads)
+    def queries(self, x: Tensor, n_heads: int, part: int = 0) -> Tensor:
+        """Record a half of each head of x: of q and its gate, 0 is q."""
+        return ops.queries(self.session, x, n_heads, part)
 
     def gated(self, x: Tensor, gates: Tensor, n_heads: int) -> Tensor:
         """Record x sigmoid(gate), by the gates beside the queries; see ops.gated.

@@ -17,11 +17,11 @@ def decay(s: Recorder, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return s.tape.record(DECAY, {"x": x, "w": w, "b": b}).output
 
 
-def queries(s: Recorder, x: Tensor, n_heads: int) -> Tensor:
-    """Record the first half (N, H D) of each head of x (N, H 2 D); the other half is a gate."""
+def queries(s: Recorder, x: Tensor, n_heads: int, part: int = 0) -> Tensor:
+    """Record a half (N, H D), 0 or 1, of each head of x (N, H 2 D); the second may be a gate."""
     _, columns = matrix("queries", x)
     require(columns % (2 * n_heads) == 0, "queries", f"{n_heads} heads of two halves", x)
-    return s.tape.record(QUERIES, {"x": x}, H=n_heads).output
+    return s.tape.record(QUERIES, {"x": x}, H=n_heads, part=part).output
 
 
 def gated(s: Recorder, o: Tensor, x: Tensor, n_heads: int) -> Tensor:
@@ -41,6 +41,7 @@ def delta(
     batch: int,
     n_k_heads: int,
     d_k: int,
+    grouped: bool = False,
     first: Tensor | None = None,
     state: Tensor | None = None,
     past: Tensor | None = None,
@@ -49,7 +50,8 @@ def delta(
     """Record y (B T, V E), what the gated delta rule reads of its states; see the kernel.
 
     x (B T, 2 K D + V E) holds q and k of K heads and v of V; e^g and sigmoid(c), g and c (B T, V),
-    say how much is kept and how much is written. ``first`` as in ``attention``. With a ``state``
+    say how much is kept and how much is written. Head h of v reads head h mod K, or, ``grouped``,
+    h // (V / K). ``first`` as in ``attention``. With a ``state``
     (B, V, D, E), ``past`` and ``count`` (B,) of i32 so many rows are the next of their sequences;
     that has no gradient, and there are no segments. Raises ConfigError where rows of
     several sequences may be fewer.
@@ -67,11 +69,11 @@ def delta(
     if state is not None and past is not None and count is not None:
         require(first is None, "delta", "no segments over a state", state, first)
         tensors |= {"state": state, "past": past, "count": count}
-        y = s.tape.record(DELTA_CACHED, tensors, B=batch, K=K, D=D).output
+        y = s.tape.record(DELTA_CACHED, tensors, B=batch, K=K, D=D, grouped=int(grouped)).output
         s.tape.checks.setdefault(count, []).append(checks.Below(T + 1))
         return y
     S, tensors["first"] = -(-T // LENGTH), first
-    y = s.tape.record(DELTA, tensors, B=batch, K=K, D=D, S=S, L=LENGTH).output
+    y = s.tape.record(DELTA, tensors, B=batch, K=K, D=D, S=S, L=LENGTH, grouped=int(grouped)).output
     if first is not None:
         s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
     return y

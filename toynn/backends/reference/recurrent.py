@@ -1,6 +1,7 @@
 """Gated delta rule: states that are written row by row, and heads with gates."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from toynn.backends.reference.kernel import Array, Outputs, kernel
 
@@ -30,15 +31,16 @@ def _halves(x: Array) -> tuple[Array, Array]:
 
 
 @kernel("gated.queries")
-def queries(x: Array) -> Outputs:
-    """Take the first half of each head."""
-    return {"q": _halves(x)[0]}
+def queries(x: Array, part: int) -> Outputs:
+    """Take a half of each head."""
+    return {"q": _halves(x)[part]}
 
 
 @kernel("gated.queries_backward")
-def queries_backward(dq: Array) -> Outputs:
+def queries_backward(dq: Array, part: int) -> Outputs:
     """Put dq where q came from, zeros beside it."""
-    return {"dx": np.stack([dq, np.zeros_like(dq)], axis=2)}
+    halves = [dq, np.zeros_like(dq)]
+    return {"dx": np.stack(halves[::-1] if part else halves, axis=2)}
 
 
 @kernel("gated.forward")
@@ -55,9 +57,14 @@ def gated_backward(dy: Array, o: Array, x: Array) -> Outputs:
     return {"do": dy * s, "dx": np.stack([np.zeros_like(dgate), dgate], axis=2)}
 
 
-def _heads(x: Array, K: int, V: int, D: int, E: int) -> tuple[Array, Array, Array]:
+def _read(K: int, V: int, grouped: int) -> NDArray[np.intp]:
+    """Return which head of q and k each head of v reads."""
+    return np.arange(V) // (V // K) if grouped else np.arange(V) % K
+
+
+def _heads(x: Array, K: int, V: int, D: int, E: int, grouped: int) -> tuple[Array, Array, Array]:
     """Return q (N, V, D), k and v of each head, as they are in rows of x."""
-    N, each = len(x), np.arange(V) % K
+    N, each = len(x), _read(K, V, grouped)
     q = x[:, : K * D].reshape(N, K, D)
     k = x[:, K * D : 2 * K * D].reshape(N, K, D)
     return q[:, each], k[:, each], x[:, 2 * K * D :].reshape(N, V, E)
@@ -81,10 +88,10 @@ def _seen(T: int, rows: int, first: Array | None) -> Array:
 @kernel("delta.forward")
 def delta(
     x: Array, g: Array, c: Array, B: int, T: int, K: int, V: int, D: int, E: int,
-    L: int, first: Array | None, S: int,
+    L: int, first: Array | None, S: int, grouped: int,
 ) -> Outputs:  # fmt: skip
     """S <- e^g S, then S <- S + k (b (v - S^T k))^T; y = S^T q."""
-    q, k, v = _heads(x, K, V, D, E)
+    q, k, v = _heads(x, K, V, D, E, grouped)
     q, k, b = _unit(q, D**-0.5), _unit(k), _sigmoid(c)
     seen, y = _seen(T, B * T, first), np.zeros((B * T, V, E))
     states, state = np.zeros((B, V, S, D, E)), np.zeros((V, D, E))
@@ -102,10 +109,10 @@ def delta(
 @kernel("delta.backward")
 def delta_backward(
     dy: Array, x: Array, g: Array, c: Array, states: Array,
-    B: int, T: int, K: int, V: int, D: int, E: int, L: int, first: Array | None,
+    B: int, T: int, K: int, V: int, D: int, E: int, L: int, first: Array | None, grouped: int,
 ) -> Outputs:  # fmt: skip
     """Go back row by row, with R the gradient of the state behind each."""
-    raw_q, raw_k, v = _heads(x, K, V, D, E)
+    raw_q, raw_k, v = _heads(x, K, V, D, E, grouped)
     q, k, b = _unit(raw_q, D**-0.5), _unit(raw_k), _sigmoid(c)
     seen, before = _seen(T, B * T, first), np.zeros((B * T, V, D, E))
     forgets = np.exp(g)[:, :, None, None]
@@ -129,7 +136,7 @@ def delta_backward(
         R = R - k[n][:, :, None] * dv[n][:, None]
         dg[n] = (R * before[n]).sum(axis=(1, 2))
         R = R * forgets[n] * seen[n]
-    dx, each = np.zeros_like(x), np.arange(V) % K
+    dx, each = np.zeros_like(x), _read(K, V, grouped)
     for h in range(V):
         columns = slice(each[h] * D, (each[h] + 1) * D)
         dx[:, : K * D][:, columns] += _unit_backward(dq[:, h], raw_q[:, h], D**-0.5)
@@ -141,13 +148,13 @@ def delta_backward(
 @kernel("delta.cached")
 def delta_cached(
     state: Array, x: Array, g: Array, c: Array, past: Array, count: Array,
-    T: int, K: int, V: int, D: int, E: int,
+    T: int, K: int, V: int, D: int, E: int, grouped: int,
 ) -> Outputs:  # fmt: skip
     """Go on from the state of each sequence, over as many rows as count."""
     state, y = state.copy(), np.zeros((len(x), V, E))
     for i in range(len(state)):
         rows = slice(i * T, i * T + int(count[i]))
-        q, k, v = _heads(x[rows], K, V, D, E)
+        q, k, v = _heads(x[rows], K, V, D, E, grouped)
         q, k, b, forgets = _unit(q, D**-0.5), _unit(k), _sigmoid(c[rows]), np.exp(g[rows])
         now = state[i] if past[i] else np.zeros((V, D, E))
         for n in range(len(v)):

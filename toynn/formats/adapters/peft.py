@@ -26,6 +26,7 @@ from toynn.formats.adapters.adapter import (
     matrix_of,
 )
 from toynn.formats.adapters.checks import check_base, check_shapes
+from toynn.formats.adapters.fused import split
 from toynn.formats.adapters.stacks import unwrapped
 from toynn.formats.hf.name_mapping import (
     NAME_MAPPINGS,
@@ -118,6 +119,11 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
             found = TENSOR.fullmatch(name)
             own = text_name_of(f"{found[1]}.weight") if found else None
             weight = mapping.gguf_name(own) if own else None
+            if own and not weight and found and (side := SUFFIXES.get(found[2])):
+                where = f"{file.path}: tensor {name}"
+                if parts := dict(split(where, mapping, base, own, side, file[name])):
+                    tensors |= {f"{part}{side}": values for part, values in parts.items()}
+                    continue
             kinds = TABLES if weight and is_embedding(weight) else SUFFIXES
             tensor = f"{weight}{kinds[found[2]]}" if found and found[2] in kinds else ""
             if (found and ".base_layer" in found[1]) or name.endswith(".base_layer.weight"):
@@ -148,7 +154,7 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
         )
     check_shapes(adapter, base)
     for weight in adapter.pairs:
-        module = stacks.get(weight) or mapping.name(weight).removesuffix(".weight")
+        module = stacks.get(weight) or mapping.module(weight)
         rank = adapter.rank_of(weight)
         if rank != (expected := config.rank_of(module)):
             raise AdapterError(
@@ -260,8 +266,9 @@ def order_in(base: Base, weight: str) -> tuple[int, NDArray[np.intp]] | None:
     Raises AdapterError where the base model's counts do not fit.
     """
     shape = base.tensors[matrix_of(weight, base)].shape
+    mapping = name_mapping_of(Path(), base.architecture)
     try:
-        return name_mapping_of(Path(), base.architecture).order(base.metadata, weight, shape)
+        return None if mapping.parts_of(weight) else mapping.order(base.metadata, weight, shape)
     except (KeyError, ValueError) as error:
         raise AdapterError(f"{weight}: the base model's {error} does not fit {shape}") from error
 

@@ -24,6 +24,7 @@ from toynn.formats.adapters.adapter import (
 )
 from toynn.formats.adapters.checks import check
 from toynn.formats.adapters.forms import no_peft
+from toynn.formats.adapters.fused import fused
 from toynn.formats.adapters.peft import (
     ARCHITECTURE,
     CONFIG,
@@ -69,10 +70,13 @@ def write_peft(
     if why := no_peft(adapter.tensors, adapter.architecture):
         raise AdapterError(f"{os.fspath(adapter.path)}: {why}")
     stacks = wrapped(adapter, mapping)
-    plain = [weight for weight in adapter.pairs if not is_stack(weight)]
-    modules = {weight: _module(adapter, mapping, weight) for weight in plain}
-    arrays = {name: x for own in stacks for name, x in zip(own.names, (own.a, own.b), strict=True)}
-    for weight in plain:
+    plain = {w: _module(adapter, mapping, w) for w in adapter.pairs if not is_stack(w)}
+    modules = {weight: name for weight, name in plain.items() if not mapping.parts_of(weight)}
+    if base is None and len(modules) < len(plain):
+        raise _needs_base(adapter, min(plain.keys() - modules.keys()))
+    parts = fused(adapter, mapping, base) if base is not None else {}
+    arrays = {name: x for own in (*stacks, *parts.values()) for name, x in own.tensors.items()}
+    for weight in modules:
         a, b = adapter.pairs[weight]
         own, kinds = {LORA_A: a, LORA_B: b}, SUFFIXES
         if weight in adapter.magnitudes:
@@ -92,12 +96,16 @@ def write_peft(
     told = {"format": "pt", ARCHITECTURE: adapter.architecture, **_texts(adapter.metadata)}
     weights = safetensors.parts(arrays, told)
     alike = [module for own, module in modules.items() if called_as_experts(mapping, own)]
+    targets = modules | {weight: own.whole for weight, own in parts.items()}
+    targets = {weight: module for weight, module in targets.items() if module not in alike}
     settings = _configuration(mapping, adapter, modules, base, alike)
+    settings["target_modules"] = _targets(mapping, targets, base)
     if stacks or alike:
-        parameters = [own.parameter for own in stacks] + [f"{module}.weight" for module in alike]
+        parameters = [own.whole for own in stacks] + [f"{module}.weight" for module in alike]
         settings["target_parameters"] = parameters
-        settings["rank_pattern"] |= {own.parameter: own.rank for own in stacks}
-        settings["alpha_pattern"] |= {own.parameter: own.alpha for own in stacks}
+    for adapted in (*stacks, *parts.values()):
+        settings["rank_pattern"][adapted.whole] = adapted.rank
+        settings["alpha_pattern"][adapted.whole] = adapted.alpha
     config = json.dumps(settings, indent=2) + "\n"
     write_together(folder, {WEIGHTS: weights, CONFIG: config.encode()}, AdapterError)
 
@@ -105,15 +113,15 @@ def write_peft(
 def _module(adapter: Adapter, mapping: NameMapping, weight: str) -> str:
     """Return a weight's module at Hugging Face."""
     try:
-        name = mapping.name(weight)
+        known = mapping.name(weight).endswith(".weight")
     except (KeyError, IndexError):
-        name = ""
-    if not name.endswith(".weight"):
+        known = False
+    if not known:
         raise AdapterError(
             f"{os.fspath(adapter.path)}: {weight}: expected a matrix of arch "
             f"{adapter.architecture} that PEFT has a lora_A and lora_B for"
         )
-    return name.removesuffix(".weight")
+    return mapping.module(weight)
 
 
 def _heads(adapter: Adapter, mapping: NameMapping, base: Base | None, weight: str) -> int:
@@ -170,7 +178,6 @@ def _configuration(
         if own != rank
         for name in (module, *[f"{module}.weight"] * (module in alike))
     }
-    targets = {weight: module for weight, module in modules.items() if module not in alike}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -181,7 +188,6 @@ def _configuration(
         "lora_alpha": alpha or rank,
         "alpha_pattern": {} if alpha else others,
         "use_rslora": adapter.use_rslora and alpha > 0,
-        "target_modules": _targets(mapping, targets, base),
         "fan_in_fan_out": bool(mapping.transposed),
         "lora_dropout": 0.0,
         "bias": "none",
@@ -198,7 +204,7 @@ def _configuration(
 
 def _targets(mapping: NameMapping, modules: Mapping[str, str], base: Base | None) -> list[str]:
     """Return the modules, those that each block has by the shortest name that no other ends in."""
-    hf_names = list(mapping.parts.values())
+    hf_names = set(mapping.parts.values())
     targets = set()
     for weight, module in modules.items():
         part = module_of(weight).removeprefix("blk.{n}.")

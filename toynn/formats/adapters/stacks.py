@@ -12,7 +12,7 @@ alphas are in its patterns, which PEFT 0.21 obeys, though it warns that they mat
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from toynn.errors import AdapterError
 from toynn.formats.adapters.adapter import LORA_A, LORA_B, Adapter, Base, is_stack
 from toynn.formats.hf.name_mapping import NameMapping, module_of
-from toynn.formats.hf.pieces import layout_of
+from toynn.formats.hf.pieces import layout_of, rows_of
 
-__all__ = ["Parameter", "Wrapped", "called_as_experts", "unwrapped", "wrapped"]
+__all__ = ["Parameter", "Wrapped", "called_as_experts", "together", "unwrapped", "wrapped"]
 
 Floats = NDArray[np.float32]
 
@@ -52,14 +52,16 @@ class Parameter(NamedTuple):
         """The name of the parameter, with that of its module."""
         return f"{self.module}.{self.name}"
 
+    def rows(self, total: int) -> slice:
+        """Return which of so many rows of the parameter the part is."""
+        return rows_of(self.part, self.parts, self.interleaved, total)
+
 
 class Wrapped(NamedTuple):
-    """An adapter of a parameter as PEFT has it: by what names, of which rank and alpha."""
+    """An adapter of a parameter, or module, as PEFT has it: its tensors by name, rank and alpha."""
 
-    parameter: str
-    names: tuple[str, str]  # of lora_A and lora_B
-    a: Floats
-    b: Floats
+    whole: str
+    tensors: dict[str, Floats]
     rank: int
     alpha: float
 
@@ -106,37 +108,30 @@ def wrapped(adapter: Adapter, mapping: NameMapping) -> list[Wrapped]:
         parameter = next(iter(group.values()))
         inner = len(modules[parameter.module]) > 1 and parameter.name == _ORDER[0]
         place = f"base_model.model.{parameter.module}{'.base_layer' * inner}"
-        a, b, scale = _together(adapter, group)
-        rank = a.shape[1]
-        alpha = scale * (sqrt(rank) if adapter.use_rslora and adapter.alpha else rank)
-        names = (f"{place}.lora_A.weight", f"{place}.lora_B.weight")
+        total = adapter.pairs[next(iter(group))][1].shape[1] * parameter.parts
+        kept = {weight: part.rows(total) for weight, part in group.items()}
+        a, b, alpha = together(adapter, kept, total)
         columns = np.ascontiguousarray(b.transpose(1, 2, 0)).reshape(b.shape[1], -1)
-        found.append(Wrapped(whole, names, a.reshape(-1, a.shape[-1]), columns, rank, alpha))
+        pair = {"A": a.reshape(-1, a.shape[-1]), "B": columns}
+        tensors = {f"{place}.lora_{side}.weight": values for side, values in pair.items()}
+        found.append(Wrapped(whole, tensors, a.shape[1], alpha))
     return found
 
 
-def _together(adapter: Adapter, group: Mapping[str, Parameter]) -> tuple[Floats, Floats, float]:
-    """Return A (E, R, in) and B (E, out, R) of a whole parameter, and the scale of B A."""
-    pairs: dict[str, Any] = {weight: adapter.pairs[weight] for weight in group}
-    scale = adapter.scale(next(iter(group)))
-    a = np.concatenate([pair[0] for pair in pairs.values()], axis=1)
-    experts, rows = next(iter(pairs.values()))[1].shape[:2]
-    parts = next(iter(group.values())).parts
-    b = np.zeros((experts, rows * parts, a.shape[1]), np.float32)
-    column = 0
-    for weight, parameter in group.items():
+def together(
+    adapter: Adapter, rows: Mapping[str, slice | NDArray[np.intp]], total: int
+) -> tuple[Floats, Floats, float]:
+    """Return A (.., R, in), B (.., total, R) and alpha of what weights are rows of."""
+    pairs = {weight: adapter.pairs[weight] for weight in rows}
+    scale = adapter.scale(next(iter(rows)))
+    a = np.concatenate([pair[0] for pair in pairs.values()], axis=-2)
+    rank, stacked = a.shape[-2], a.shape[:-2]
+    b, column = np.zeros((*stacked, total, rank), np.float32), 0
+    for weight, kept in rows.items():
         own = pairs[weight][1] * np.float32(adapter.scale(weight) / scale)
-        first, end = column, column + own.shape[-1]
-        b[:, parameter_rows(parameter, rows), first:end] = own
-        column = end
-    return a, b, scale
-
-
-def parameter_rows(parameter: Parameter, rows: int) -> slice:
-    """Return which rows of a parameter a part of so many is."""
-    if parameter.interleaved:
-        return slice(parameter.part, None, parameter.parts)
-    return slice(parameter.part * rows, (parameter.part + 1) * rows)
+        first, column = column, column + own.shape[-1]
+        b[..., kept, first:column] = own
+    return a, b, scale * (sqrt(rank) if adapter.use_rslora and adapter.alpha else rank)
 
 
 # -- Reading -------------------------------------------------------------------------------------
@@ -193,5 +188,5 @@ def _apart(
     tensors: dict[str, Floats] = {}
     for name, part in group.items():
         tensors[name + LORA_A] = stacked
-        tensors[name + LORA_B] = np.ascontiguousarray(whole[:, parameter_rows(part, rows)])
+        tensors[name + LORA_B] = np.ascontiguousarray(whole[:, part.rows(len(b))])
     return tensors

@@ -149,7 +149,7 @@ class HFModel(Opened):
         if self._is_changed(name):
             return self._floats(name)
         if name in self._pieces:
-            return assembled(self._pieces[name], self._view)
+            return self._ordered(name, assembled(self._pieces[name], self._view))
         values = self._view(self._sources[name])
         if self._is_transposed(name):
             return np.ascontiguousarray(values.T)
@@ -358,13 +358,13 @@ class HFModel(Opened):
             raise DataError(
                 f"{path}: {name}: expected {piece.parts} parts of as many rows; got {first.shape}"
             )
-        return TensorInfo(
-            name,
-            type,
-            (len(numbers), *shape) if numbers else shape,
-            first.offset,
-            size // piece.parts,
-        )
+        size //= piece.parts
+        if order := self._order(name, shape):
+            axis, index = order
+            size = size // shape[axis] * len(index)
+            shape = (*shape[:axis], len(index), *shape[axis + 1 :])
+        whole = (len(numbers), *shape) if numbers else shape
+        return TensorInfo(name, type, whole, first.offset, size)
 
     def _whole_of_blocks(self, source: str) -> tuple[int, ...]:
         """Return the shape of the matrices that blocks and scales are."""

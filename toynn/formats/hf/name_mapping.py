@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from toynn.formats.hf.config import Config
 from toynn.formats.hf.mxfp4 import BLOCKS
+from toynn.formats.hf.pieces import is_cut, layout_of, pieces_of, rows_of
 
 __all__ = [
     "NAME_MAPPINGS",
@@ -54,9 +55,9 @@ def _nothing_beside(hyper: Hyper, tensors: Weights) -> tuple[dict[str, Any], dic
 class Order:
     """Another order of the rows (axis 0) or columns (axis 1) of a weight.
 
-    ``index`` says, by hyper-parameters and how many there are, which one of Hugging Face's each of
-    GGUF's is. It raises KeyError for a hyper-parameter that is missing, ValueError where they do
-    not fit.
+    ``index`` says, by hyper-parameters and how many Hugging Face's weight has, which one of these
+    each of GGUF's is; they are fewer where GGUF's weight is a part of it. It raises KeyError for a
+    hyper-parameter that is missing, ValueError where they do not fit.
     """
 
     axis: int
@@ -225,7 +226,7 @@ class NameMapping(Folder):
         """The modules of a block, without what all of them begin with."""
         cut = f"{self._block}{{n}}."
         return {
-            module.removeprefix("blk.{n}."): hf_name.removeprefix(cut)
+            module.removeprefix("blk.{n}."): layout_of(hf_name)[0].removeprefix(cut)
             for module, hf_name in self.modules.items()
             if "{n}" in module
         }
@@ -244,7 +245,8 @@ class NameMapping(Folder):
     ) -> tuple[int, NDArray[np.intp]] | None:
         """Return the axis of a weight that has another order in a folder, and which; else None.
 
-        KeyError if the metadata do not say it, ValueError if they do not fit.
+        ``shape`` is that in the folder. KeyError if the metadata do not say it, ValueError if they
+        do not fit.
         """
         found = self.orders.get(self._row(gguf_name))
         if found is None:
@@ -252,7 +254,24 @@ class NameMapping(Folder):
         prefix = f"{self.architecture}."
         hyper = {key.removeprefix(prefix): value for key, value in metadata.items()}
         index = found.index(hyper, shape[found.axis])
-        return None if (np.diff(index) == 1).all() else (found.axis, index)
+        same = np.array_equal(index, np.arange(shape[found.axis]))
+        return None if same else (found.axis, index)
+
+    def module(self, gguf_name: str) -> str:
+        """Return the module at Hugging Face of a weight, or of what it is a part of; KeyError."""
+        return layout_of(self.name(gguf_name))[0].removesuffix(".weight")
+
+    def parts_of(self, gguf_name: str) -> list[str]:
+        """Return the matrices that are one in a folder with this one; none if it is whole there."""
+        if not is_cut(self.name(gguf_name)) or "_exps." in gguf_name:
+            return []
+        return [p.name for p in pieces_of(self.modules, f"{self.module(gguf_name)}.weight")]
+
+    def rows(self, metadata: Mapping[str, Any], gguf_name: str, total: int) -> NDArray[np.intp]:
+        """Return which of so many rows of a folder's weight a part is; raises as ``order``."""
+        order = self.order(metadata, gguf_name, (total,))
+        _, part, parts, interleaved = layout_of(self.name(gguf_name))
+        return order[1] if order else np.arange(total)[rows_of(part, parts, interleaved, total)]
 
     def heads(self, metadata: Mapping[str, Any], gguf_name: str) -> int:
         """Return the number of heads of a weight whose rows are in another order, else 0.

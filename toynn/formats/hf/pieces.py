@@ -6,8 +6,12 @@
 
     model.layers.{n}.mlp.experts.gate_up_proj[0:2T]                every other column of (E, C, 2 F)
 
+    blk.{n}.attn_qkv is
+    model.layers.{n}.linear_attn.in_proj_qkvz[0]                   the rows that its order names
+
 What begins in "{e}" is a stack, what ends in "[i/k]" is part i of k, along the rows; "[i:k]": its
-rows are i, i + k, ...; "T": the matrices are (in, out) there. In place of a weight for each expert
+rows are i, i + k, ...; "T": the matrices are (in, out) there; "[i]": its order has all rows, and
+says which are those of the part. In place of a weight for each expert
 a folder may have stacks, gate_up_proj and down_proj, as those of models that see pictures have.
 """
 
@@ -18,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Piece", "assembled", "cut", "is_cut", "joined", "layout_of", "pieces_of"]
+__all__ = ["Piece", "assembled", "cut", "is_cut", "joined", "layout_of", "pieces_of", "rows_of"]
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
-_PART = re.compile(r"\[(\d+)([/:])(\d+)(T?)\]")
+_PART = re.compile(r"\[(\d+)(?:([/:])(\d+)(T?))?\]")
 #: What matrices of experts are parts of in folders that have stacks of them.
 _STACKED = {
     "{e}.gate_proj": "gate_up_proj[0/2]",
@@ -106,9 +110,7 @@ def _part(values: Array, piece: Piece) -> Array:
     values = values.swapaxes(-1, -2) if piece.transposed else values
     if piece.parts == 1:
         return np.ascontiguousarray(values)
-    rows = values.shape[piece.rows] // piece.parts
-    begin = piece.part * rows
-    kept = slice(piece.part, None, piece.parts) if piece.interleaved else slice(begin, begin + rows)
+    kept = rows_of(piece.part, piece.parts, piece.interleaved, values.shape[piece.rows])
     part = values[..., kept] if piece.rows == -1 else values[..., kept, :]
     return np.ascontiguousarray(part)
 
@@ -117,7 +119,15 @@ def _how(part: re.Match[str] | None, is_weight: bool) -> tuple[Any, ...]:
     """Return the last fields of a piece."""
     if part is None:
         return ()
+    if part[2] is None:
+        return int(part[1]), 1, False, False
     return int(part[1]), int(part[3]), part[2] == ":", part[4] == "T" and is_weight
+
+
+def rows_of(part: int, parts: int, interleaved: bool, total: int) -> slice:
+    """Return which of so many rows a part of them is."""
+    rows = total // parts
+    return slice(part, None, parts) if interleaved else slice(part * rows, (part + 1) * rows)
 
 
 def layout_of(hf_name: str) -> tuple[str, int, int, bool]:

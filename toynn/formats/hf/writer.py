@@ -69,6 +69,12 @@ def write(
     for name, values in {**tensors, **added}.items():
         heads = mapping.heads(metadata, name)
         hf_name = mapping.name(name)
+        if is_cut(hf_name) and module_of(name) in mapping.orders:
+            total = sum(len(tensors[part]) for part in mapping.parts_of(name))
+            empty = np.empty((total, *values.shape[1:]), np.float32)
+            joint = arrays.setdefault(f"{mapping.module(name)}.weight", empty)
+            joint[mapping.rows(metadata, name, total)] = values
+            continue
         if is_cut(hf_name):
             pieces = cut(hf_name, values)
             parts |= pieces

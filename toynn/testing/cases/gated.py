@@ -30,8 +30,10 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     return [
         derived("gated.forward", given, loses_nan=NO_QUERY),
         derived("gated.backward", given, loses_nan=NO_QUERY),
-        derived("gated.queries", given, loses_nan=NO_GATE),
-        derived("gated.queries_backward", given),
+        derived("gated.queries", given, {"part": 0}, loses_nan=NO_GATE),
+        derived("gated.queries_backward", given, {"part": 0}),
+        derived("gated.queries", given, {"part": 1}, loses_nan=NO_QUERY),
+        derived("gated.queries_backward", given, {"part": 1}),
     ]
 
 

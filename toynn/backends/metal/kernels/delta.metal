@@ -5,8 +5,8 @@
 //   q = q' / sqrt(q'.q' + eps) / sqrt(D)     k = k' / sqrt(k'.k' + eps)     b = 1 / (1 + e^-c[t])
 //
 // for each of V heads of values, of E columns; S (D,E) is 0 where a sequence begins. A row of x is q' of K heads
-// of D, k' of as many, v of V heads of E; head h of V reads head h mod K. Backward, from the last row to the first,
-// with P = e^g S_{t-1}, m = P^T k, u = b (v - m), and R = dL/dS_t:
+// of D, k' of as many, v of V heads of E; head h of V reads head h mod K, or, where heads are grouped, h / (V / K).
+// Backward, from the last row to the first, with P = e^g S_{t-1}, m = P^T k, u = b (v - m), and R = dL/dS_t:
 //
 //   R  += q dy^T         du = R^T k            dv = b du         dm = -b du         db = du . (v - m)
 //   dq  = S_t dy         dk = R u + P dm       R <- R + k dm^T   dg = <R, P>        R <- e^g R
@@ -18,6 +18,11 @@
 // D at most GROUP. Formulas: delta.pyx. Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464, section 3.
 
 constant constexpr float EPS = 1e-6f;
+
+// The head of q and k that head h of v reads.
+static inline uint read_by(uint h, uint K, uint V, uint grouped) {
+    return grouped ? h / (V / K) : h % K;
+}
 
 // 1 / sqrt(x . x + eps)
 static inline float inverse(device const float* x, uint D) {
@@ -72,7 +77,7 @@ kernel void delta_forward(
             device float* saved = states + ((b * V + h) * args.S + t / L) * D * E + e;
             for (uint i = 0; i < D; ++i) saved[i * E] = fresh ? 0.0f : state[i * E];
         }
-        device const float* q = x + n * args.X + h % K * D;
+        device const float* q = x + n * args.X + read_by(h, K, V, args.grouped) * D;
         y[n * V * E + h * E + e] = advance(state, state, fresh, q, q + K * D, x[n * args.X + 2 * K * D + h * E + e],
                                            precise::exp(g[n * V + h]), sigmoid(c[n * V + h]), D, E);
     }
@@ -100,7 +105,7 @@ kernel void delta_cached(
             out[0] = 0.0f;
             continue;
         }
-        device const float* q = x + n * args.X + h % K * D;
+        device const float* q = x + n * args.X + read_by(h, K, V, args.grouped) * D;
         out[0] = advance(state, state, t == 0 && past[b] == 0, q, q + K * D, x[n * args.X + 2 * K * D + h * E + e],
                          precise::exp(g[n * V + h]), sigmoid(c[n * V + h]), D, E);
     }
@@ -143,7 +148,8 @@ kernel void delta_backward(
         dx[n * X + j * D + tid] = 0.0f;
         dx[n * X + (K + j) * D + tid] = 0.0f;
     }
-    for (uint h = j; h < V; h += K) {
+    for (uint i = 0; i < V / K; ++i) {
+        const uint h = args.grouped ? j * (V / K) + i : i * K + j;
         for (uint at = tid; at < size; at += GROUP) R[at] = 0.0f;
         for (uint chunk = (T + L - 1) / L; chunk > 0; --chunk) {
             const uint begin = (chunk - 1) * L, end = min(begin + L, T);

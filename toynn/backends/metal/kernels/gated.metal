@@ -1,9 +1,9 @@
 // Heads with gates: what attention gave is let through by a gate that came with the queries.
 //
-//   q[n,h,d] = x[n,h,0,d]                                       queries
+//   q[n,h,d] = x[n,h,part,d]                                    queries
 //   y[n,h,d] = o[n,h,d] s           s = 1 / (1 + e^-x[n,h,1,d])
 //
-//   dx[n,h,0,d] = dq[n,h,d],  dx[n,h,1,d] = 0                   queries_backward
+//   dx[n,h,part,d] = dq[n,h,d],  dx[n,h,1 - part,d] = 0         queries_backward
 //   do[n,h,d]   = dy s
 //   dx[n,h,1,d] = dy o s (1 - s),  dx[n,h,0,d] = 0
 //
@@ -18,7 +18,7 @@ kernel void gated_queries(
 {
     const uint D = args.D;
     if (at >= args.N * args.H * D) return;
-    q[at] = x[at / D * 2 * D + at % D];
+    q[at] = x[(at / D * 2 + args.part) * D + at % D];
 }
 
 kernel void gated_queries_backward(
@@ -30,8 +30,8 @@ kernel void gated_queries_backward(
     const uint D = args.D;
     if (at >= args.N * args.H * D) return;
     device float* d = dx + at / D * 2 * D + at % D;
-    d[0] = dq[at];
-    d[D] = 0.0f;
+    d[args.part * D] = dq[at];
+    d[(1 - args.part) * D] = 0.0f;
 }
 
 kernel void gated_forward(
