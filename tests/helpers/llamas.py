@@ -17,6 +17,7 @@ SCALES = {"embedding_scale": 3.0, "residual_scale": 0.4, "attention_scale": 0.3}
 SCALES |= {"logit_scale": 2.5}
 EXPERTS = {"n_experts": 5, "n_experts_used": 2}
 SPARSE = EXPERTS | {"expert_d_ff": 28, "dense_blocks": 2, "n_layers": 4}
+GROUPS = {"n_experts": 6, "expert_groups": 3, "expert_groups_used": 2}
 OLMOE = {"n_kv_heads": 6}
 CAPS = {"window": 4, "score_cap": 1.5, "logit_cap": 2.0}
 LOCAL = {"window": 4, "rope_base": 500.0, "local_base": 50.0, "rope_divisor": 8.0}
@@ -89,7 +90,8 @@ KINDS = {
     "glm4moe": (
         {"arch": "glm4moe", "head_norms": True, "shared_d_ff": 56, "weights_scale": 1.7}
         | GLM4
-        | SPARSE,
+        | SPARSE
+        | GROUPS,
         {"untied": True, "qkv_bias": True},
     ),
     "glm4moe-plain": ({"arch": "glm4moe", "normalized": False, "rope_channels": 2}, {}),

@@ -83,10 +83,10 @@ def test_rows_keep_their_order_within_an_expert():
     assert offsets.tolist() == [0, 2, 3, 6, 6]
 
 
-def refused(call, message, *arguments):
+def refused(call, message, *arguments, **sizes):
     with pytest.raises(ValueError, match=f"^{re.escape(call)}: {message}$"):
         op, entry = call.split(".")
-        getattr(getattr(kernels, op), entry)(*arguments)
+        getattr(getattr(kernels, op), entry)(*arguments, **sizes)
 
 
 @pytest.mark.parametrize("expert", [-1, 3, 2**31 - 1])
@@ -120,6 +120,16 @@ def test_more_experts_than_there_are_are_refused():
     p, experts = np.ones((2, 3), np.float32), np.zeros((2, 4), np.int32)
     message = r"needs 1 to 3 experts of p \(2, 3\); got 4"
     refused("routing.forward", message, np.ones((2, 4), np.float32), experts, p)
+
+
+@pytest.mark.parametrize(
+    "groups", [{"G": 5}, {"G": 4, "L": 5}, {"G": 12}, {"G": 4, "L": 0}, {"G": 6}]
+)
+def test_groups_of_experts_that_are_none_are_refused(groups):
+    """Those that do not divide experts, more than there are, of one, of none, with too few."""
+    p, experts = np.ones((2, 12), np.float32), np.zeros((2, 3), np.int32)
+    message = "needs (1 to 64 groups of 2 or more of 12|K experts within 1 of 6 groups of 2; got).*"
+    refused("routing.forward", message, np.ones((2, 3), np.float32), experts, p, **groups)
 
 
 @pytest.mark.parametrize("rows", [6, 2**31])

@@ -261,6 +261,7 @@ def sparse(cfg, dense):
     known |= {"n_routed_experts": cfg.n_experts, "use_qk_norm": getattr(cfg, "head_norms", False)}
     known |= {"n_shared_experts": cfg.shared_d_ff // cfg.expert_d_ff}
     known |= {"routed_scaling_factor": cfg.weights_scale, dense: cfg.dense_blocks}
+    known |= {"n_group": cfg.expert_groups, "topk_group": cfg.expert_groups_used}
     return known | {"use_expert_bias": getattr(cfg, "expert_bias", True)}
 
 

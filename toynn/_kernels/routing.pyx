@@ -7,6 +7,10 @@
                      (s dw[n,j] - sum_i dw[n,i] w[n,i]) / Z[n]   with it (normalized)
     dp[n,e]        = 0                                           for the others
 
+With G groups of E / G experts, those of the L groups with the largest scores alone are chosen from:
+
+    g[n,i]         = the sum of the two largest p[n,e] + b[e] of group i
+
 N rows, E experts, K of them chosen; p (N,E) are scores of at least 0, a softmax or a sigmoid of the
 router's logits; s is the scale. b (E,), by which loads are balanced, may be missing: it chooses,
 and counts for nothing else. float32, experts int32, C-contiguous; nothing may share memory. All
@@ -14,14 +18,20 @@ outputs are overwritten. Saved for backward: weights and experts, which are outp
 choice has no gradient, nor has b. NaN counts as larger than any number: so a row that has one shows
 it.
 Source: Shazeer et al. 2017, arXiv:1701.06538, section 2.1; with Z: Jiang et al. 2024,
-arXiv:2401.04088; with a sigmoid, b and s: DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2.
+arXiv:2401.04088; with a sigmoid, b, s and groups: DeepSeek-AI 2024, arXiv:2412.19437, section
+2.1.2, and 2.1.3 of arXiv:2405.04434.
 """
+from libc.math cimport INFINITY
 from libc.string cimport memset
 
 from toynn._kernels._parallel cimport parallel_for, part_fn
 from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.routing cimport Backward, Forward
 from toynn._kernels.entry cimport entry
+
+
+cdef enum:
+    GROUPS = 64  # at most, kept on the stack
 
 
 cdef inline bint _is_larger(float x, float y) noexcept nogil:
@@ -32,13 +42,52 @@ cdef inline float _score(const float* p, const float* b, Py_ssize_t e) noexcept 
     return p[e] + b[e] if b != NULL else p[e]
 
 
+cdef inline float _of_group(
+    const float* p, const float* b, Py_ssize_t first, Py_ssize_t end
+) noexcept nogil:
+    """The sum of the two largest scores of a group."""
+    cdef Py_ssize_t e
+    cdef float score, most = -INFINITY, second = -INFINITY
+    for e in range(first, end):
+        score = _score(p, b, e)
+        if _is_larger(score, most):
+            most, second = score, most
+        elif _is_larger(score, second):
+            second = score
+    return most + second
+
+
+cdef inline void _stay(
+    bint* stays, const float* p, const float* b, Py_ssize_t size, Py_ssize_t G, Py_ssize_t L
+) noexcept nogil:
+    """Which L of the groups are chosen from: those that fewer than L are larger than."""
+    cdef float scores[GROUPS]
+    cdef Py_ssize_t g, h, before
+    for g in range(G):
+        scores[g] = _of_group(p, b, g * size, (g + 1) * size)
+    for g in range(G):
+        before = 0
+        for h in range(G):
+            if _is_larger(scores[h], scores[g]) or (
+                h < g and not _is_larger(scores[g], scores[h])
+            ):
+                before += 1
+        stays[g] = before < L
+
+
 cdef inline void _choose(
-    int* experts, const float* p, const float* b, Py_ssize_t E, Py_ssize_t K
+    int* experts, const float* p, const float* b, Py_ssize_t E, Py_ssize_t K, Py_ssize_t G,
+    Py_ssize_t L,
 ) noexcept nogil:
     """The K largest of E, in order: each is put in front of those that are smaller."""
+    cdef bint stays[GROUPS]
     cdef Py_ssize_t e, j, count = 0
     cdef float score
+    if L < G:
+        _stay(stays, p, b, E // G, G, L)
     for e in range(E):
+        if L < G and not stays[e // (E // G)]:
+            continue
         j = count
         score = _score(p, b, e)
         if count < K:
@@ -65,10 +114,10 @@ cdef inline float _total(
 
 cdef inline void _row_forward(
     float* weights, int* experts, const float* p, const float* b, Py_ssize_t E, Py_ssize_t K,
-    bint normalized, float scale, float eps,
+    Py_ssize_t G, Py_ssize_t L, bint normalized, float scale, float eps,
 ) noexcept nogil:
     cdef Py_ssize_t j
-    _choose(experts, p, b, E, K)
+    _choose(experts, p, b, E, K, G, L)
     cdef float factor = scale / _total(p, experts, K, eps) if normalized else scale
     for j in range(K):
         weights[j] = p[experts[j]] * factor
@@ -93,8 +142,8 @@ cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept 
     cdef Py_ssize_t n
     for n in range(first, last):
         _row_forward(
-            a.weights + n * a.K, a.experts + n * a.K, a.p + n * a.E, a.b, a.E, a.K, a.normalized,
-            a.scale, a.eps,
+            a.weights + n * a.K, a.experts + n * a.K, a.p + n * a.E, a.b, a.E, a.K, a.G, a.L,
+            a.normalized, a.scale, a.eps,
         )
 
 
@@ -122,10 +171,24 @@ def _checked(where, arrays, sizes, options):
         )
 
 
+def _in_groups(where, arrays, sizes, options):
+    _checked(where, arrays, sizes, options)
+    E, K, G, L = (sizes[name] for name in "EKGL")
+    if G != 1 and not (2 <= G <= GROUPS and E % G == 0 and E >= 2 * G and 1 <= L <= G):
+        raise ValueError(
+            f"{where}: needs 1 to {GROUPS} groups of 2 or more of {E} experts, and 1 to all of "
+            f"them; got {G} and {L}"
+        )
+    if G == 1 != L or K > E // G * L:
+        raise ValueError(
+            f"{where}: needs K experts within {L} of {G} groups of {E // G}; got K {K}"
+        )
+
+
 forward = entry(
     <kernel_fn>_forward,
-    "weights[N K] i32 experts[N K] <- p[N E] b[E]? | normalized=0 scale=1.0 eps=0.0",
-    NULL, _checked,
+    "weights[N K] i32 experts[N K] <- p[N E] b[E]? | G=1 L=1 normalized=0 scale=1.0 eps=0.0",
+    NULL, _in_groups,
 )
 backward = entry(
     <kernel_fn>_backward,

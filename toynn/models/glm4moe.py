@@ -20,6 +20,8 @@ from toynn.models.llama import Floats, Llama
 from toynn.models.mixture import (
     EXPERT_WIDTH,
     EXPERTS,
+    GROUPS,
+    GROUPS_USED,
     SCALE,
     SHARED,
     SHARED_COUNT,
@@ -49,7 +51,9 @@ class Glm4MoEConfig(SparseConfig, Glm4Config):
         Whether heads of q and k are normalised before they are rotated.
     """
 
-    has: ClassVar[tuple[str, ...]] = ("shared_d_ff", "dense_blocks", "normalized", "weights_scale")
+    has: ClassVar[tuple[str, ...]] = (
+        *("shared_d_ff", "dense_blocks", "normalized", "weights_scale", "expert_groups"),
+    )
 
     counts_shared: ClassVar[bool] = True
 
@@ -85,10 +89,11 @@ class Glm4MoE(Sparse, PartlyRotated):
             EXPERT_WIDTH: "moe_intermediate_size",
             SHARED_COUNT: "n_shared_experts",
             SCALE: "routed_scaling_factor",
+            GROUPS: "n_group",
+            GROUPS_USED: "topk_group",
         },
         real=Llama.hf.real | {SCALE},
-        optional=Llama.hf.optional | {SCALE},
-        fixed={**Llama.hf.fixed, "n_group": (1,), "topk_group": (1,)},
+        optional=Llama.hf.optional | {SCALE, GROUPS, GROUPS_USED},
         biases={"attention_bias": (False, names(*QKV))},
         zero_biases=frozenset(),
     )

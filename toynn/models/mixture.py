@@ -38,11 +38,14 @@ Floats = NDArray[np.float32]
 EXPERTS, USED = "expert_count", "expert_used_count"
 EXPERT_WIDTH, SHARED = "expert_feed_forward_length", "expert_shared_feed_forward_length"
 SHARED_COUNT = "expert_shared_count"
+GROUPS, GROUPS_USED = "expert_group_count", "expert_group_used_count"
 DENSE, SUM, SCALE = "leading_dense_block_count", "expert_weights_norm", "expert_weights_scale"
 _GATING = "expert_gating_func"
+_MOST_GROUPS = 64  # of experts, that routing takes
 _SCORES = {"softmax": 1, "sigmoid": 2}
 #: What a new model has of what not all architectures have.
 _PLAIN = {"shared_d_ff": 0, "dense_blocks": 0, "normalized": True, "weights_scale": 1.0}
+_PLAIN |= {"expert_groups": 1}
 _PARTS = {
     "router": "gate",
     "gate": "experts.{e}.gate_proj",
@@ -105,9 +108,12 @@ class SparseConfig(MixtureConfig):
         Whether the weights of the experts that are used add up to weights_scale.
     weights_scale
         What the weights of experts are multiplied by.
+    expert_groups, expert_groups_used
+        Groups of experts, and of how many a token uses experts: those whose two best add up to
+        most.
     """
 
-    #: Which of the last four the architecture has.
+    #: Which of what stands behind expert_d_ff the architecture has.
     has: ClassVar[tuple[str, ...]] = ()
     #: Whether shared_d_ff may be 0; whether it is counted in widths of an expert.
     may_share_none: ClassVar[bool] = False
@@ -118,6 +124,8 @@ class SparseConfig(MixtureConfig):
     dense_blocks: int = 0
     normalized: bool = True
     weights_scale: float = 1.0
+    expert_groups: int = 1
+    expert_groups_used: int = 1
 
     def __post_init__(self) -> None:
         if self.expert_d_ff is None:
@@ -127,7 +135,7 @@ class SparseConfig(MixtureConfig):
             object.__setattr__(self, "shared_d_ff", self.expert_d_ff if shares else 0)
         super().__post_init__()
         kind = type(self).__name__
-        check_sizes(self, "expert_d_ff")
+        check_sizes(self, "expert_d_ff", "expert_groups", "expert_groups_used")
         check_sizes(self, "dense_blocks", least=0)
         check_sizes(self, "shared_d_ff", least=int(shares and not self.may_share_none))
         check_flags(self, "normalized")
@@ -135,6 +143,7 @@ class SparseConfig(MixtureConfig):
         for name, plain in _PLAIN.items():
             if name not in self.has and (value := getattr(self, name)) != plain:
                 raise ConfigError(f"{kind}: {name} must be {plain} in {self.arch}; got {value}")
+        self._check_groups()
         if self.counts_shared and (self.shared_d_ff or 0) % self.expert_width:
             raise ConfigError(
                 f"{kind}: expert_d_ff must divide shared_d_ff; got {self.expert_d_ff} and "
@@ -144,6 +153,18 @@ class SparseConfig(MixtureConfig):
             raise ConfigError(
                 f"{kind}: dense_blocks must be less than n_layers; got {self.dense_blocks} of "
                 f"{self.n_layers}"
+            )
+
+    def _check_groups(self) -> None:
+        groups, used = self.expert_groups, self.expert_groups_used
+        size, rest = divmod(self.n_experts, groups)
+        whole = groups == 1 or (not rest and size > 1 and groups <= _MOST_GROUPS)
+        if not whole or used > groups or self.n_experts_used > size * used:
+            raise ConfigError(
+                f"{type(self).__name__}: expert_groups, at most {_MOST_GROUPS}, must divide "
+                "n_experts into groups of 2 or more, of which expert_groups_used have "
+                "n_experts_used; got "
+                f"{groups} of {self.n_experts}, {used} and {self.n_experts_used}"
             )
 
     @property
@@ -313,6 +334,9 @@ class Sparse(Mixture):
             found["normalized"] = hyper.flag(SUM, self.usually_normalized)
         if "weights_scale" in cfg.has:
             found["weights_scale"] = hyper.real(SCALE, 1.0)
+        if "expert_groups" in cfg.has:
+            found["expert_groups"] = hyper.count(GROUPS) or 1
+            found["expert_groups_used"] = hyper.count(GROUPS_USED) or 1
         if "shared_d_ff" in cfg.has:
             found["shared_d_ff"] = self.read_shared(hyper, found["expert_d_ff"])
         return replace(cfg, **found), options
@@ -325,8 +349,10 @@ class Sparse(Mixture):
         """Return the hyper-parameters of a file."""
         own: dict[str, Any] = {EXPERT_WIDTH: cfg.expert_d_ff}
         told = {DENSE: "dense_blocks", SUM: "normalized", SCALE: "weights_scale"}
-        told |= {SHARED: "shared_d_ff"}
+        told |= {SHARED: "shared_d_ff", GROUPS: "expert_groups"}
         own |= {key: getattr(cfg, name) for key, name in told.items() if name in cfg.has}
+        if GROUPS in own:
+            own[GROUPS_USED] = cfg.expert_groups_used
         if cfg.counts_shared:
             own[SHARED_COUNT] = cfg.shared_d_ff // cfg.expert_d_ff
         return super().write(cfg) | own | {_GATING: _SCORES[self.score]}
@@ -355,4 +381,5 @@ class Sparse(Mixture):
     def routing(self, cfg: Any) -> dict[str, Any]:
         """Return how experts are chosen and weighed, as Layers.routes takes it."""
         how = {"normalized": cfg.normalized, "scale": cfg.weights_scale, "score": self.score}
-        return how | {"eps": self.eps, "choice": "exp_probs_b"}
+        groups = (cfg.expert_groups, cfg.expert_groups_used)
+        return how | {"eps": self.eps, "choice": "exp_probs_b", "groups": groups}

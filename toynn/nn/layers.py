@@ -179,14 +179,16 @@ class Layers:
         scale: float = 1.0,
         eps: float = 0.0,
         choice: str = "",
+        groups: tuple[int, int] = (1, 1),
     ) -> ops.Routes:
         """Record which experts each row of x (N, C) goes to, by the scores of a router (E, C).
 
         Scores are the "softmax" of its logits or the "sigmoid" of each. ``choice`` names a module
         whose bias (E,), if it is there, is added to them before the largest are chosen, and not to
         the weights. ``normalized``: the weights of those that are ``used`` add up to ``scale``, but
-        for ``eps``, which is added to their sum; else they are scores times it. The router's
-        product is as exact as float32. Raises ConfigError for another score.
+        for ``eps``, which is added to their sum; else they are scores times it. ``groups`` is that
+        of ops.route. The router's product is as exact as float32. Raises ConfigError for another
+        score.
         """
         s = self.session
         if score not in _SCORES:
@@ -197,7 +199,9 @@ class Layers:
         finally:
             s.matmul_precision = precision
         scores, b = _SCORES[score](s, logits), self.bias(choice) if choice else None
-        return ops.route(s, scores, used, b, normalized=normalized, scale=scale, eps=eps)
+        return ops.route(
+            s, scores, used, b, normalized=normalized, scale=scale, eps=eps, groups=groups
+        )
 
     def mixture(
         self,

@@ -9,6 +9,7 @@ N K; where not all rows of x are valid, only the first ones are there.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
@@ -18,6 +19,7 @@ from toynn.ops._shape import Recorder, Sizes, by_names, flops, itself, matrix, r
 __all__ = ["Routes", "combine", "dispatch", "experts", "route", "weigh"]
 
 MOST_ROWS = 2**31 - 1  # of all copies: their numbers are int32
+MOST_GROUPS = 64  # of experts
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,12 @@ def route(
     normalized: bool = False,
     scale: float = 1.0,
     eps: float = 0.0,
+    groups: tuple[int, int] = (1, 1),
 ) -> Routes:
     """Record which k experts each row goes to, the largest of its scores p (N, E), plus b (E,).
+
+    ``groups``: of so many groups of experts, only those of so many are chosen from: of the groups
+    whose two largest scores add up to most.
 
     p is a softmax or a sigmoid of a router's logits. What a copy counts is its score without b,
     times ``scale``; with ``normalized``, its share in the sum of the k, to which ``eps`` is added.
@@ -52,7 +58,11 @@ def route(
     fits = 1 <= k <= E and N * k <= MOST_ROWS
     require(fits, "route", f"{k} of E experts, and at most {MOST_ROWS} copies of rows", p)
     tensors = {"p": p, "b": b}
-    chosen = s.tape.record(ROUTING, tensors, K=k, normalized=normalized, scale=scale, eps=eps)
+    G, L = groups
+    within = G == L == 1 or (2 <= G <= MOST_GROUPS and E % G == 0 and E >= 2 * G and 1 <= L <= G)
+    require(within and k <= E // G * L, "route", f"{k} experts of {L} of {G} groups", p)
+    how: dict[str, Any] = {"normalized": normalized, "scale": scale, "eps": eps}
+    chosen = s.tape.record(ROUTING, tensors, K=k, G=G, L=L, **how)
     rows = s.tape.record(EXPERT_ROWS, {"experts": chosen["experts"]}, E=E)
     return Routes(chosen["weights"], rows["slots"], rows["offsets"])
 

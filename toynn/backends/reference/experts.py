@@ -9,10 +9,20 @@ from toynn.backends.reference.kernel import Array, Outputs, kernel
 
 @kernel("routing.forward")
 def routing(
-    p: Array, b: Array | None, K: int, normalized: int, scale: float, eps: float
+    p: Array, b: Array | None, K: int, G: int, L: int, normalized: int, scale: float, eps: float
 ) -> Outputs:
-    """Compute the scores of the K of each row that are largest with b; over their sum and eps."""
-    experts = np.argsort(-(p if b is None else p + b), axis=1, kind="stable")[:, :K]
+    """Compute the scores of the K of each row that are largest with b; over their sum and eps.
+
+    They are within the L of G groups whose two largest add up to most.
+    """
+    scores = p if b is None else p + b
+    if L < G:
+        groups = scores.reshape(len(p), G, -1)
+        best = np.argsort(-np.sort(groups, axis=2)[..., -2:].sum(axis=2), axis=1, kind="stable")
+        stays = np.zeros((len(p), G, 1), bool)
+        np.put_along_axis(stays[..., 0], best[:, :L], True, axis=1)
+        scores = np.where(stays, groups, -np.inf).reshape(p.shape)
+    experts = np.argsort(-scores, axis=1, kind="stable")[:, :K]
     chosen = np.take_along_axis(p, experts, axis=1)
     total = chosen.sum(axis=1, keepdims=True) + eps if normalized else 1
     return {"weights": scale * chosen / total, "experts": experts}

@@ -42,8 +42,14 @@ CASE = differentiable(
         {"N": 20, "E": 128, "K": 1, "tenths": 5},
         {"N": 21, "E": 9, "K": 3, "normalized": 1, "hundredths": 20, "biased": 1},
         {"N": 21, "E": 9, "K": 3, "biased": 1},
+        {"N": 33, "E": 24, "K": 5, "G": 6, "L": 2, "normalized": 1, "biased": 1},
+        {"N": 9, "E": 128, "K": 4, "G": 64, "L": 63},  # the most groups, of the fewest experts
+        {"N": 9, "E": 12, "K": 6, "G": 2, "L": 1},  # all of a group
     ),
-    bench={"qwen3_30b_a3b": {"N": 256, "E": 128, "K": 8, "normalized": 1}},
+    bench={
+        "qwen3_30b_a3b": {"N": 256, "E": 128, "K": 8, "normalized": 1},
+        "deepseek_v3": {"N": 256, "E": 256, "K": 8, "G": 8, "L": 4, "normalized": 1, "biased": 1},
+    },
     tolerance=1e-6,
     reason="a sum of up to eight scores, a quotient, a product; a gradient is a difference",
 )

@@ -6,6 +6,8 @@
 //                    (s dw[n,j] - sum_i dw[n,i] w[n,i]) / Z[n]   with it (normalized)
 //   dp[n,e]        = 0                                           for the others
 //
+// With G groups of E / G experts, those of the L groups alone are chosen from whose two largest p + b add up to most.
+//
 // N rows, a thread each; E experts, K of them chosen; b may be missing. NaN counts as larger than any number.
 // Source: Shazeer et al. 2017, arXiv:1701.06538, section 2.1; Jiang et al. 2024, arXiv:2401.04088.
 
@@ -13,6 +15,23 @@ static inline bool is_larger(float x, float y) { return x > y || (isnan(x) && !i
 
 static inline float score_of(device const float* p, device const float* b, uint has_b, uint e) {
     return has_b ? p[e] + b[e] : p[e];
+}
+
+constant constexpr uint GROUPS = 64;  // at most
+
+// The sum of the two largest scores of experts `first` .. `end` - 1.
+static inline float group_score(device const float* p, device const float* b, uint has_b, uint first, uint end) {
+    float most = -INFINITY, second = -INFINITY;
+    for (uint e = first; e < end; ++e) {
+        const float score = score_of(p, b, has_b, e);
+        if (is_larger(score, most)) {
+            second = most;
+            most = score;
+        } else if (is_larger(score, second)) {
+            second = score;
+        }
+    }
+    return most + second;
 }
 
 static inline float total_of(device const float* p, device const int* experts, uint K, float eps) {
@@ -34,10 +53,25 @@ kernel void routing_forward(
     weights += n * K;
     experts += n * K;
     p += n * E;
+    const uint G = args.G, size = E / G;
+    float scores[GROUPS];
+    bool stays[GROUPS];
+    if (args.L < G) {
+        for (uint g = 0; g < G; ++g) scores[g] = group_score(p, b, args.has_b, g * size, (g + 1) * size);
+        for (uint g = 0; g < G; ++g) {
+            uint before = 0;
+            for (uint h = 0; h < G; ++h) {
+                before += is_larger(scores[h], scores[g]) || (h < g && !is_larger(scores[g], scores[h])) ? 1 : 0;
+            }
+            stays[g] = before < args.L;
+        }
+    }
+    uint count = 0;
     for (uint e = 0; e < E; ++e) {
+        if (args.L < G && !stays[e / size]) continue;
         const float score = score_of(p, b, args.has_b, e);
-        uint j = min(e, K - 1);
-        if (e >= K && !is_larger(score, score_of(p, b, args.has_b, experts[j]))) continue;
+        uint j = min(count++, K - 1);
+        if (count > K && !is_larger(score, score_of(p, b, args.has_b, experts[j]))) continue;
         while (j > 0 && is_larger(score, score_of(p, b, args.has_b, experts[j - 1]))) {
             experts[j] = experts[j - 1];
             --j;
