@@ -1,14 +1,14 @@
 """What reads a sequence, forward and backward, as the sequence grows: cost that is linear or not.
 
-Attention over all keys, attention with a window, and the gated delta rule, each with as many heads
-and channels; a window and a state of 512 rows and 128 x 64 numbers.
+Attention over all keys, attention with a window, the gated delta rule, and Mamba 2's state space,
+each with as many heads and channels; a window and states of 512 rows and 128 x 64 numbers.
 """
 
 from collections.abc import Callable
 
 import numpy as np
 
-from toynn._kernels import attention, delta
+from toynn._kernels import attention, delta, ssd
 
 __all__ = ["LENGTHS", "steps"]
 
@@ -44,10 +44,26 @@ def _delta(T: int) -> Callable[[], None]:
     return step
 
 
+def _ssd(T: int) -> Callable[[], None]:
+    rng = np.random.default_rng(0)
+    x, dt = (rng.standard_normal((T, n), np.float32) for n in (HEADS * D + 2 * KEYS, HEADS))
+    a, bias, skip = -rng.random((HEADS, 1), np.float32), *np.ones((2, HEADS), np.float32)
+    skip = skip.reshape(-1, 1)
+    y, dy = np.empty((T, HEADS * D), np.float32), rng.standard_normal((T, HEADS * D), np.float32)
+    dx, ddt, da, dbias, dskip = (np.empty_like(each) for each in (x, dt, a, bias, skip))
+
+    def step() -> None:
+        ssd.forward(y, x, dt, a, bias, skip, G=1)
+        ssd.backward(dx, ddt, da, dbias, dskip, dy, x, dt, a, bias, skip, G=1)
+
+    return step
+
+
 def steps(T: int) -> dict[str, Callable[[], None]]:
     """Return forward and backward of each, over a sequence of T rows."""
     return {
         "attention": _attention(T, 0),
         f"window {WINDOW}": _attention(T, WINDOW),
         "delta rule": _delta(T),
+        "state space": _ssd(T),
     }

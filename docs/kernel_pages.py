@@ -43,6 +43,7 @@ KINDS = {
         "class_token": "Pictures: class_token",
         "layernorm": "LayerNorm",
         "rmsnorm": "RMSNorm",
+        "gatednorm": "RMSNorm",
         "dora": "Magnitudes: DoRA",
         "shortconv": "A short convolution",
         "decay": "A gated delta rule",
@@ -53,6 +54,7 @@ KINDS = {
         "routing": "A mixture of experts",
         "dispatch": "A mixture of experts",
         "gated": "A gated delta rule",
+        "columns": "A selective state space",
     },
     "loops_elements": {
         "elementwise": "elementwise.add, elementwise.scale",
@@ -60,6 +62,7 @@ KINDS = {
         "dropout": "Dropout, with a mask that is never stored",
         "gelu": "GELU",
         "silu": "SiLU and SwiGLU",
+        "relu2": "SiLU and SwiGLU",
         "swiglu": "SiLU and SwiGLU",
         "geglu": "SiLU and SwiGLU",
         "sigmoid": "The slope without cancellation",
@@ -80,6 +83,7 @@ KINDS = {
         "cached_attention": "Over a cache: generation",
     },
     "loops_scan": {"delta": "A gated delta rule"},
+    "loops_chunks": {"ssd": "A selective state space"},
     "loops_once": {
         "valid_rows": "Valid rows: valid_rows",
         "expert_rows": "A mixture of experts",

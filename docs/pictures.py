@@ -330,6 +330,27 @@ def loops_scan():
     return d
 
 
+def loops_chunks():
+    """Draw a state that goes from chunk to chunk, and what each chunk computes."""
+    d = Drawing(760, 200, "A state that goes from chunk to chunk")
+    for k in range(4):
+        d.box(10 + 186 * k, 60, 150, 40, f"rows {64 * k} .. {64 * k + 63}", "e", small=True)
+        d.text(85 + 186 * k, 118, "W U + m (C S)", "middle", small=True)
+        if k < 3:
+            d.arrow(160 + 186 * k, 80, 196 + 186 * k, 80)
+            d.text(178 + 186 * k, 72, "S", "middle", small=True)
+    d.text(
+        10, 34, "forward: a thread takes heads, and goes from chunk to chunk, each a few products"
+    )
+    d.arrow(745, 150, 10, 150)
+    d.text(
+        10,
+        176,
+        "backward: S and dL/dS of all chunks by heads; then threads take chunks, with all heads",
+    )
+    return d
+
+
 def loops_once():
     """Draw a kernel of one thread."""
     d = Drawing(760, 100, "One thread, once through a few numbers")
@@ -343,7 +364,7 @@ def loops_once():
 
 PICTURES = (
     *(step, packing, q4_k, loops, layers, loops_rows, loops_columns, loops_elements),
-    *(loops_sums, loops_attention, loops_scan, loops_once),
+    *(loops_sums, loops_attention, loops_scan, loops_chunks, loops_once),
 )
 
 

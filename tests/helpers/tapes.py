@@ -205,6 +205,26 @@ def shortconv(net, segments):
     return ops.shortconv(net.s, x, w, batch=B, first=first)
 
 
+def biased_taps(net):
+    x, w, b = net.activation(), net.parameter(C, 3), net.parameter(C)
+    return ops.shortconv(net.s, x, w, b, batch=B)
+
+
+def columns(net):
+    x = ops.silu(net.s, net.activation(2 * C + 3))
+    y = ops.gatednorm(
+        net.s,
+        ops.columns(net.s, x, 3, C),
+        ops.columns(net.s, x, C + 3, C),
+        net.parameter(2, C // 2),
+    )
+    return ops.add(net.s, y, ops.columns(net.s, x, 0, C))
+
+
+def relu2(net):
+    return ops.relu2(net.s, net.activation())
+
+
 def taps_alone(net):
     return ops.shortconv(net.s, net.activation(), net.parameter(C, 3), batch=B)
 
@@ -216,6 +236,15 @@ def delta(net, segments):
     g = ops.decay(net.s, net.activation(4), net.declare(*negative(net, 4)), net.parameter(4))
     x = net.activation(2 * 2 * 3 + 4 * 2)
     return ops.delta(net.s, x, g, net.activation(4), batch=B, n_k_heads=2, d_k=3, first=first)
+
+
+def ssd(net, segments):
+    first = None
+    if segments:
+        first = net.declare(net.s.input("first", (N,), "i32"), np.array([0, 0, 2, 3, 3, 3]))
+    x, dt = net.activation(4 * 2 + 2 * 2 * 3), net.activation(4)
+    a, bias, skip = net.declare(*negative(net, 4, 1)), net.parameter(4), net.parameter(4, 1)
+    return ops.ssd(net.s, x, dt, a, bias, skip, batch=B, n_groups=2, d_state=3, first=first)
 
 
 def negative(net, *shape):
@@ -431,8 +460,13 @@ TAPES = {
     "shortconv-in-segments": (shortconv, True),
     "frozen-taps": (frozen_taps,),
     "taps-alone": (taps_alone,),
+    "biased-taps": (biased_taps,),
+    "columns": (columns,),
+    "relu2": (relu2,),
     "delta": (delta, False),
     "delta-in-segments": (delta, True),
+    "ssd": (ssd, False),
+    "ssd-in-segments": (ssd, True),
     "gated": (gated,),
     "geglu": (geglu,),
     "softcap": (softcap,),

@@ -223,6 +223,62 @@ def test_delta_of_a_longer_key():
     assert grown[-1] > 1e6 * np.abs(v).max()
 
 
+# -- ssd
+
+
+def spaced(x, b, c, dt, a=-1.0):
+    """Return y of one sequence, one head, without a bias and without what passes the state by."""
+    T, D = b.shape
+    one = {"a": np.full((1, 1), a, np.float32), "bias": np.zeros(1, np.float32)}
+    one |= {
+        "skip": np.zeros((1, 1), np.float32),
+        "dt": np.broadcast_to(np.float32(dt), (T, 1)).copy(),
+    }
+    rows = np.concatenate([x, b, c], 1)
+    return run("ssd.forward", x=rows, **one, B=1, T=T, V=1, E=x.shape[1], G=1, D=D).y
+
+
+def test_ssd_is_attention_without_softmax():
+    """What is left of the state if nothing is forgotten?
+
+    With a near 0, and steps of p = log 2, each row sees the sum of all rows before it, weighed by
+    c . b: attention whose scores go through no softmax, at a cost that is linear in T.
+    """
+    x, b, c = draw(150, 5), draw(150, 4, seed=1), draw(150, 4, seed=2)
+    y = spaced(x, b, c, 0.0, a=-1e-9)
+    assert np.allclose(y, np.tril(c @ b.T) @ (np.log(2) * x), atol=1e-3)
+
+
+def test_ssd_of_a_long_step():
+    """What does the size of a step do?
+
+    It says both how much is forgotten and how much is written. After a step of almost 0 the state
+    is as it was: the row writes nothing. A step of 30 replaces the state by what the row writes.
+    """
+    x, b, c = draw(70, 3), draw(70, 4, seed=1), draw(70, 4, seed=2)
+    assert np.abs(spaced(x, b, c, -30.0)).max() < 1e-9
+    alone = 30 * (b * c).sum(1, keepdims=True) * x
+    assert np.allclose(spaced(x, b, c, 30.0), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_ssd_after_much_was_forgotten():
+    """What breaks if M is made of differences of sums of a p?
+
+    After rows that forget much, sums from the chunk's beginning are large: around -2000 a float32
+    has steps of 0.0001, and e to a difference is off by as much. Row t of M is row t - 1 times one
+    factor, so rows behind them are as exact as without them.
+    """
+    dt, parts = np.full((64, 1), -3.0), [draw(64, n, seed=n) for n in (3, 4, 5)]
+    dt[:20] = 100.0
+    (x, b, c), p = (parts[0], parts[1], parts[2][:, :4]), np.logaddexp(0, dt)
+    sums = np.cumsum(-p)
+    left = np.exp(np.minimum(sums[:, None] - sums, 0))
+    exact = np.tril(c.astype(float) @ b.T * left) @ (p * x)
+    assert np.abs(spaced(x, b, c, dt) - exact).max() < 1e-6 * np.abs(exact).max()
+    rounded = np.cumsum(-p, dtype=np.float32)
+    assert np.abs(np.exp(np.minimum(rounded[:, None] - rounded, 0)) - left).max() > 1e-5
+
+
 # -- decay
 
 

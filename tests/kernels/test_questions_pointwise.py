@@ -260,3 +260,73 @@ def test_softcap_near_zero():
     true = 30 * np.tanh(float(x[0]) / 30)
     assert abs(y[0] / true - 1) < 1e-6
     assert abs(naive[0] / true - 1) > 1e-5
+
+
+# -- relu2
+
+
+def test_relu2_has_a_slope_that_is_continuous():
+    """What does squaring do to ReLU's corner?
+
+    The slope of ReLU jumps from 0 to 1 at 0. The slope of its square is 2 max(x, 0): it is 0 at 0
+    and grows from there, so a small change of x near 0 changes the gradient little.
+    """
+    x = np.float32([-1e-3, 0, 1e-3])
+    dx = run("relu2.backward", dy=np.ones(3, np.float32), x=x).dx
+    assert dx.tolist() == [0, 0, np.float32(2e-3)]
+
+
+def test_relu2_of_a_large_number():
+    """What does the square do to outliers?
+
+    It magnifies them: twice x is four times y, above 0. SiLU and GELU go like x there. So the
+    matrix behind it has to have smaller weights.
+    """
+    one, two = (run("relu2.forward", x=np.float32([x])).y for x in (8, 16))
+    assert two == 4 * one
+
+
+def test_relu2_is_zero_for_half_of_its_inputs():
+    """How much of the MLP does a row use?
+
+    Where x is 0 or less, y is exactly 0, and the gradient, too: no weight behind y, or before x,
+    learns from this row. For inputs around 0 that is half of the channels.
+    """
+    x = draw(1000).ravel()
+    y = run("relu2.forward", x=x).y
+    assert ((y == 0) == (x <= 0)).all() and 400 < (y == 0).sum() < 600
+
+
+# -- columns
+
+
+def test_columns_are_copies():
+    """Why copy columns, and not read them where they are?
+
+    Attention does read q, k and v from one wide row, since its kernel knows how far rows are apart.
+    All other kernels take rows side by side: threads cut them anywhere, and some write in place. A
+    copy costs one reading and one writing, little beside the product that made the row.
+    """
+    x = draw(4, 10)
+    y = run("columns.forward", x=x, C=3, K=5).y
+    assert np.array_equal(y, x[:, 5:8]) and y.flags.c_contiguous
+
+
+def test_columns_give_zeros_to_the_others():
+    """What is the gradient of the columns that were not taken?
+
+    y does not depend on them, so it is 0. If nothing else reads x, these columns learn nothing.
+    """
+    dx = run("columns.backward", dy=np.ones((2, 3), np.float32), X=8, K=4).dx
+    assert dx.tolist() == [[0, 0, 0, 0, 1, 1, 1, 0]] * 2
+
+
+def test_columns_taken_twice():
+    """What if several ops read the same columns?
+
+    Gradients of all uses add up. A tape has the first backward write all columns, and tells the
+    others to accumulate: these add to their own columns, and leave the others alone.
+    """
+    dx = run("columns.backward", dy=np.ones((1, 2), np.float32), X=4, K=1).dx
+    dy = np.full((1, 2), 2, np.float32)
+    assert run("columns.backward", into={"dx": dx}, dy=dy, X=4, K=2).dx.tolist() == [[0, 1, 3, 2]]

@@ -473,3 +473,44 @@ def test_dropout_in_an_evaluation():
     x = draw(1000)
     assert np.array_equal(dropped(x, active=0), x)
     assert not np.array_equal(dropped(x), x)
+
+
+# -- gatednorm
+
+
+def test_gatednorm_undoes_the_size_of_a_gate():
+    """Why does it matter that the gate is before the norm?
+
+    A gate behind the norm makes a whole row smaller. Before it, the norm takes the size back: only
+    how channels differ is left. A gate that is the same for all channels does nothing.
+    """
+    x, w = draw(3, 8), np.ones((1, 8), np.float32)
+    small, large = (
+        run("gatednorm.forward", x=x, z=np.full_like(x, z), w=w, eps=1e-12).y for z in (1, 20)
+    )
+    assert np.allclose(small, large, rtol=1e-4)
+
+
+def test_gatednorm_of_a_closed_gate():
+    """What comes out of a group whose gate is closed?
+
+    silu(z) of a z far below 0 is almost 0, and so is h. Then eps decides: h / sqrt(eps) is still
+    almost 0. Without eps the norm would make rounding errors as large as anything else.
+    """
+    x, w = draw(2, 8), np.ones((1, 8), np.float32)
+    y = run("gatednorm.forward", x=x, z=np.full_like(x, -40), w=w, eps=1e-5).y
+    assert np.abs(y).max() < 1e-12
+
+
+def test_gatednorm_of_groups():
+    """What do groups change?
+
+    Each group has a mean square of its own. An outlier in one group makes the other channels of
+    its group small, and leaves those of other groups as they are.
+    """
+    x, z, w = draw(2, 8), draw(2, 8, seed=1), np.ones((2, 4), np.float32)
+    before = run("gatednorm.forward", x=x, z=z, w=w).y
+    x[:, 0] = 1000
+    after = run("gatednorm.forward", x=x, z=z, w=w).y
+    assert np.array_equal(before[:, 4:], after[:, 4:])
+    assert (np.abs(after[:, 1:4]) < 0.1 * np.abs(before[:, 1:4])).all()

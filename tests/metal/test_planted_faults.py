@@ -47,6 +47,18 @@ FAULTS = {
         "R[tid * E + e] = forget * grown;",
     ),
     "delta: a row beyond the count is written": ("delta", 0, "t >= uint(count[b])", "t > T"),
+    "ssd: no barrier before columns are read as rows": (
+        "ssd",
+        0,
+        f"passed = group_sum(passed, part, tid);\n                {DEVICE}",
+        "passed = group_sum(passed, part, tid);",
+    ),
+    "ssd: a segment sees the one before": (
+        "ssd",
+        0,
+        "fresh ? 0.0f : kept * before[i * E]",
+        "kept * before[i * E]",
+    ),
     # Barriers.
     "group_sum: no barrier after partial sums": (
         "rmsnorm",

@@ -8,24 +8,19 @@
 N rows, V heads. float32, C-contiguous; dx is overwritten, dw and db overwritten or added to.
 Source: Dao & Gu 2024, Mamba-2, arXiv:2405.21060, whose step p is.
 """
-from libc.math cimport expf, log1pf
-
 from toynn._kernels._common cimport sigmoid_
 from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels._softplus cimport softplus_
 from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.decay cimport Backward, Forward
 from toynn._kernels.entry cimport entry
-
-
-cdef inline float _softplus(float x) noexcept nogil:
-    return x + log1pf(expf(-x)) if x > 0 else log1pf(expf(x))
 
 
 cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t n, v
     for n in range(first, last):
         for v in range(a.V):
-            a.y[n * a.V + v] = a.w[v] * _softplus(a.x[n * a.V + v] + a.b[v])
+            a.y[n * a.V + v] = a.w[v] * softplus_(a.x[n * a.V + v] + a.b[v])
 
 
 cdef void _forward(Forward* a) noexcept nogil:
@@ -48,7 +43,7 @@ cdef void _backward_heads(Backward* a, Py_ssize_t first, Py_ssize_t last) noexce
         for n in range(a.N):
             of_b += a.dx[n * a.V + v]
             if a.dw != NULL:
-                of_w += a.dy[n * a.V + v] * _softplus(a.x[n * a.V + v] + a.b[v])
+                of_w += a.dy[n * a.V + v] * softplus_(a.x[n * a.V + v] + a.b[v])
         if a.dw != NULL:
             a.dw[v] = of_w
         if a.db != NULL:

@@ -1,22 +1,23 @@
 """A short convolution, alone or between two gates: LFM2 has that in place of most attention.
 
-    u[t,c] = b[t,c] v[t,c]                              b, g, v: the thirds of row t of x (N,3C)
-    z[t,c] = sum_k w[c,L-1-k] u[t-k,c]                  k = 0 .. L-1, as far as the sequence begins
+    u[t,c] = i[t,c] v[t,c]                              i, g, v: the thirds of row t of x (N,3C)
+    z[t,c] = b[c] + sum_k w[c,L-1-k] u[t-k,c]           k = 0 .. L-1, as far as the sequence begins
     y[t,c] = g[t,c] z[t,c]
 
-    dg = dy z        dz = dy g        du[t,c] = sum_k w[c,L-1-k] dz[t+k,c]      db = du v, dv = du b
-    dw[c,L-1-k] = sum_t dz[t,c] u[t-k,c]
+    dg = dy z        dz = dy g        du[t,c] = sum_k w[c,L-1-k] dz[t+k,c]      di = du v, dv = du i
+    dw[c,L-1-k] = sum_t dz[t,c] u[t-k,c]                db[c] = sum_t dz[t,c]
 
-Without gates u = x (N,C) and y = z. P = 3 or 1 says how many parts of C channels a row of x has.
-N = B T rows: B sequences of T; C channels, L taps each. A row sees L rows of its sequence, or of
-its segment: first[i] is the first row of row i's, counted over all rows. float32, C-contiguous.
-dx is overwritten, dw overwritten or added to; nothing is saved: u and z are recomputed.
+b may be missing: 0. Without gates u = x (N,C) and y = z. P = 3 or 1 says how many parts of C
+channels a row of x has. N = B T rows: B sequences of T; C channels, L taps each. A row sees L rows
+of its sequence, or of its segment: first[i] is the first row of row i's, counted over all rows.
+float32, C-contiguous. dx is overwritten, dw and db overwritten or added to; nothing is saved: u and
+z are recomputed.
 cached: the T rows come behind past[b] others of each sequence, whose last u are in a ring (B,R,C),
 that of position p in row p mod R; those of the T rows are added. No gradient.
 Source: Liquid AI 2025, arXiv:2511.23404, section 2; the convolution: Poli et al. 2023,
 arXiv:2302.10866.
 """
-from toynn._kernels._columns cimport COLS, parallel_columns
+from toynn._kernels._columns cimport COLS, begin_sums, end_sums, parallel_columns
 from toynn._kernels._parallel cimport parallel_for, part_fn
 from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.shortconv cimport Backward, Cached, Forward
@@ -34,14 +35,14 @@ cdef inline Py_ssize_t _taps(
 
 
 cdef inline void _convolve(
-    float* z, const float* x, const float* w, Py_ssize_t taps, Py_ssize_t C, Py_ssize_t L,
-    Py_ssize_t P,
+    float* z, const float* x, const float* w, const float* b, Py_ssize_t taps, Py_ssize_t C,
+    Py_ssize_t L, Py_ssize_t P,
 ) noexcept nogil:
     """z (C,) of the row x, behind which taps - 1 rows of its sequence lie."""
     cdef Py_ssize_t k, c
     cdef const float* r = x
     for c in range(C):
-        z[c] = 0
+        z[c] = b[c] if b != NULL else 0
     for k in range(taps):
         r = x - k * P * C
         if P == 1:
@@ -56,7 +57,7 @@ cdef void _forward_rows(Forward* a, Py_ssize_t begin, Py_ssize_t end) noexcept n
     cdef Py_ssize_t T = a.T, C = a.C, L = a.L, P = a.P
     cdef Py_ssize_t n, c
     for n in range(begin, end):
-        _convolve(a.y + n * C, a.x + n * P * C, a.w, _taps(a.first, n, T, L), C, L, P)
+        _convolve(a.y + n * C, a.x + n * P * C, a.w, a.b, _taps(a.first, n, T, L), C, L, P)
         if P == 1:
             continue
         for c in range(C):
@@ -88,7 +89,7 @@ cdef void _backward_rows(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept
                     d[c] += a.w[c * L + L - 1 - k] * (a.dy[m * C + c] * a.x[m * P * C + C + c])
         if P == 1:
             continue
-        _convolve(d + C, r, a.w, _taps(a.first, n, T, L), C, L, P)
+        _convolve(d + C, r, a.w, a.b, _taps(a.first, n, T, L), C, L, P)
         for c in range(C):
             d[C + c] *= a.dy[n * C + c]
             d[2 * C + c] = d[c] * r[c]
@@ -123,10 +124,26 @@ cdef void _backward_columns(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexc
                 a.dw[(c0 + c) * L + L - 1 - k] = acc[c]
 
 
+cdef void _backward_bias(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """db of blocks of channels."""
+    cdef Py_ssize_t C = a.C, P = a.P, block, n, c, c0, width
+    cdef float acc[COLS]
+    for block in range(begin, end):
+        c0 = block * COLS
+        width = min(COLS, C - c0)
+        begin_sums(acc, a.db + c0, width, a.accumulate)
+        for n in range(a.B * a.T):
+            for c in range(width):
+                acc[c] += a.dy[n * C + c0 + c] * (1 if P == 1 else a.x[(n * P + 1) * C + c0 + c])
+        end_sums(a.db + c0, acc, width)
+
+
 cdef void _backward(Backward* a) noexcept nogil:
     parallel_for(<part_fn>_backward_rows, a, a.B * a.T)
     if a.dw != NULL:
         parallel_columns(<part_fn>_backward_columns, a, a.C)
+    if a.db != NULL:
+        parallel_columns(<part_fn>_backward_bias, a, a.C)
 
 
 cdef void _cached_columns(Cached* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
@@ -146,6 +163,8 @@ cdef void _cached_columns(Cached* a, Py_ssize_t begin, Py_ssize_t end) noexcept 
             for c in range(c0, c1):
                 u[c] = r[c] if P == 1 else r[c] * r[2 * C + c]
                 a.y[(b * T + t) * C + c] = a.w[c * L + L - 1] * u[c]
+                if a.b != NULL:
+                    a.y[(b * T + t) * C + c] += a.b[c]
             for k in range(1, min(L, p + 1)):
                 u = a.ring + (b * R + (p - k) % R) * C
                 for c in range(c0, c1):
@@ -161,15 +180,17 @@ cdef void _cached(Cached* a) noexcept nogil:
 
 
 forward = entry(
-    <kernel_fn>_forward, "y[B*T C] <- x[B*T P*C] w[C L] i32 first[B*T]? | B=1", NULL, segments
+    <kernel_fn>_forward,
+    "y[B*T C] <- x[B*T P*C] w[C L] b[C]? i32 first[B*T]? | B=1",
+    NULL, segments,
 )
 backward = entry(
     <kernel_fn>_backward,
-    "dx[B*T P*C] dw[C L]?+ <- dy[B*T C] x[B*T P*C] w[C L] i32 first[B*T]? | B=1",
+    "dx[B*T P*C] dw[C L]?+ db[C]?+ <- dy[B*T C] x[B*T P*C] w[C L] b[C]? i32 first[B*T]? | B=1",
     NULL, segments,
 )
 cached = entry(
     <kernel_fn>_cached,
-    "y[B*T C] ring[B R C]! <- x[B*T P*C] w[C L] i32 past[B]",
+    "y[B*T C] ring[B R C]! <- x[B*T P*C] w[C L] b[C]? i32 past[B]",
     NULL, ring_has_room,
 )

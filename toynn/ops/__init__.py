@@ -24,8 +24,10 @@ from toynn.ops.elementwise import (
     ADD,
     SCALE,
     add,
+    columns,
     geglu,
     gelu,
+    relu2,
     rounded,
     scale,
     sigmoid,
@@ -38,8 +40,8 @@ from toynn.ops.experts import Routes, combine, dispatch, experts, route, weigh
 from toynn.ops.linear import embedding, linear
 from toynn.ops.loss import chunk_rows, cross_entropy, linear_cross_entropy, valid_rows
 from toynn.ops.preference import dpo, kto, orpo, token_losses, token_sums
-from toynn.ops.recurrent import decay, delta, gated, queries
-from toynn.ops.rows import class_token, layernorm, rmsnorm, rope, softmax
+from toynn.ops.recurrent import decay, delta, gated, queries, ssd
+from toynn.ops.rows import class_token, gatednorm, layernorm, rmsnorm, rope, softmax
 from toynn.ops.shortconv import RING, shortconv
 from toynn.ops.update import adamw_step, grad_norm
 
@@ -57,6 +59,7 @@ __all__ = [
     "attention",
     "chunk_rows",
     "class_token",
+    "columns",
     "combine",
     "cross_entropy",
     "decay",
@@ -69,6 +72,7 @@ __all__ = [
     "embedding",
     "experts",
     "gated",
+    "gatednorm",
     "geglu",
     "gelu",
     "grad_norm",
@@ -78,6 +82,7 @@ __all__ = [
     "linear_cross_entropy",
     "orpo",
     "queries",
+    "relu2",
     "rmsnorm",
     "rope",
     "rounded",
@@ -88,6 +93,7 @@ __all__ = [
     "silu",
     "softcap",
     "softmax",
+    "ssd",
     "swiglu",
     "swiglu_halves",
     "token_losses",

@@ -13,6 +13,7 @@ from toynn.ops._shape import (
     by_names,
     flops,
     itself,
+    matrix,
     require,
 )
 
@@ -23,8 +24,10 @@ __all__ = [
     "GELU_FORMS",
     "SCALE",
     "add",
+    "columns",
     "geglu",
     "gelu",
+    "relu2",
     "rounded",
     "scale",
     "sigmoid",
@@ -48,6 +51,18 @@ def add(s: Recorder, a: Tensor, b: Tensor) -> Tensor:
 def _add_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     back.contribute(node["a"], dy)
     back.contribute(node["b"], dy)
+
+
+def columns(s: Recorder, x: Tensor, first: int, count: int) -> Tensor:
+    """Record columns (N, count) of x (N, X), from ``first`` on."""
+    _, X = matrix("columns", x)
+    fits = first >= 0 and 0 < count <= X - first
+    require(fits, "columns", f"{count} columns from {first} on", x)
+    return s.tape.record(COLUMNS, {"x": x}, C=count, K=first).output
+
+
+def _columns_gradient(back: Backward, node: Node, dy: Tensor) -> None:
+    back.emit(COLUMNS_BACKWARD, {"dx": node["x"]}, {"dy": dy}, node)
 
 
 def scale(s: Recorder, x: Tensor, alpha: float) -> Tensor:
@@ -83,6 +98,11 @@ def gelu(s: Recorder, x: Tensor, form: str = "gelu_tanh") -> Tensor:
 def sigmoid(s: Recorder, x: Tensor) -> Tensor:
     """Record y = 1 / (1 + e^-x)."""
     return s.tape.record(SIGMOID, {"x": x}).output
+
+
+def relu2(s: Recorder, x: Tensor) -> Tensor:
+    """Record y = max(x, 0)^2."""
+    return s.tape.record(RELU2, {"x": x}).output
 
 
 def silu(s: Recorder, x: Tensor) -> Tensor:
@@ -125,6 +145,8 @@ def _gelu_flops(tanh: int, exact: int) -> Callable[[Sizes], int]:
 
 ADD = Op("elementwise.add", flops(1, "n"), _add_gradient, rows="n a", name="add")
 ACCUMULATE = Op("elementwise.accumulate", flops(1, "n"))
+COLUMNS_BACKWARD = Op("columns.backward", flops(1, "N", "C"), adds=True, rows="N dy")
+COLUMNS = Op("columns.forward", flops(0, "N", "C"), _columns_gradient, rows="N x")
 SCALE = Op("elementwise.scale", flops(1, "n"), _scale_gradient, rows="n x", name="scale")
 ROUNDING = Op("rounding.forward", flops(1, "n"), straight_through=True)
 GELU_BACKWARD = Op("gelu.backward", _gelu_flops(EXP + 16, EXP + 32), rows="n dy")
@@ -135,6 +157,8 @@ SIGMOID_BACKWARD = Op("sigmoid.backward", flops(SIGMOID_SLOPE + 1, "n"), rows="n
 SIGMOID = Op(
     "sigmoid.forward", flops(EXP + 2, "n"), by_names(SIGMOID_BACKWARD), recompute=itself, rows="n x"
 )
+RELU2_BACKWARD = Op("relu2.backward", flops(3, "n"), rows="n dy")
+RELU2 = Op("relu2.forward", flops(2, "n"), by_names(RELU2_BACKWARD), recompute=itself, rows="n x")
 SILU_BACKWARD = Op("silu.backward", flops(SIGMOID_SLOPE + 3, "n"), rows="n dy")
 SILU = Op(
     "silu.forward", flops(EXP + 3, "n"), by_names(SILU_BACKWARD), recompute=itself, rows="n x"

@@ -1,4 +1,4 @@
-"""A state that is written row by row: the gated delta rule, and what goes with it."""
+"""States that are written row by row: the gated delta rule, Mamba 2, and what goes with them."""
 
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
@@ -6,10 +6,11 @@ from toynn.graph.tape import Node, Op, Tensor
 from toynn.numerics import checks
 from toynn.ops._shape import EXP, SIGMOID_SLOPE, Recorder, Sizes, by_names, flops, matrix, require
 
-__all__ = ["decay", "delta", "gated", "queries"]
+__all__ = ["decay", "delta", "gated", "queries", "ssd"]
 
 LENGTH = 32  # rows from one saved state to the next
 MOST = 256  # rows of a state
+CHUNK = 64  # rows of a state space that are computed together
 
 
 def decay(s: Recorder, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -79,8 +80,53 @@ def delta(
     return y
 
 
+def ssd(
+    s: Recorder,
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    bias: Tensor,
+    skip: Tensor,
+    *,
+    batch: int,
+    n_groups: int,
+    d_state: int,
+    first: Tensor | None = None,
+    state: Tensor | None = None,
+    past: Tensor | None = None,
+    count: Tensor | None = None,
+) -> Tensor:
+    """Record y (B T, V E), what a selective state space reads of its states; see the kernel.
+
+    x (B T, V E + 2 G D) holds x of V heads, b and c of G groups; dt (B T, V), bias (V,) say how
+    large a step is, a (V, 1), below 0, how fast states decay, skip (V, 1) what of x is added to y.
+    ``first``, and ``state`` (B, V, D, E) with ``past`` and ``count`` (B,), are as in ``delta``.
+    Raises ConfigError where rows of several sequences may be fewer.
+    """
+    N, X = matrix("ssd", x)
+    _, V = matrix("ssd", dt)
+    G, D = n_groups, d_state
+    fits = V % G == 0 and X > 2 * G * D and (X - 2 * G * D) % V == 0 and N % batch == 0
+    require(fits, "ssd", f"x of heads, {V} in {G} groups, and twice {G} x {D}", x, dt)
+    if x.root.valid is not None and batch != 1:
+        raise ConfigError("ssd: rows that may be fewer are one sequence, in segments")
+    T = N // batch
+    tensors: dict[str, Tensor | None] = {"x": x, "dt": dt, "a": a, "bias": bias, "skip": skip}
+    if state is not None and past is not None and count is not None:
+        require(first is None, "ssd", "no segments over a state", state, first)
+        tensors |= {"state": state, "past": past, "count": count}
+        y = s.tape.record(SSD_CACHED, tensors, B=batch, G=G, D=D).output
+        s.tape.checks.setdefault(count, []).append(checks.Below(T + 1))
+        return y
+    tensors["first"] = first
+    y = s.tape.record(SSD, tensors, B=batch, G=G, D=D).output
+    if first is not None:
+        s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
+    return y
+
+
 def _no_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    raise ConfigError("a delta rule over a kept state has no gradient: record it without to train")
+    raise ConfigError("states that are kept have no gradient: record the rule without to train")
 
 
 def _forward(sizes: Sizes) -> int:
@@ -93,6 +139,14 @@ def _backward(sizes: Sizes) -> int:
     """Count 5 for recomputing states, 6 for R, du and what was read, and 14 for the rest."""
     each = 25 * sizes["D"] * sizes["E"] + 6 * EXP
     return each * sizes["B"] * sizes["T"] * sizes["V"]
+
+
+def _chunks(sizes: Sizes, triangles: int, states: int, of_groups: int) -> int:
+    """Count the products of chunks of 64 rows: of triangles, and with states; those of groups."""
+    T, E, D = (sizes[name] for name in "TED")
+    rows = min(T, CHUNK)
+    of_heads = sizes["V"] * (triangles * rows * E + 2 * states * D * E + 3 * EXP)
+    return sizes["B"] * T * (of_heads + sizes["G"] * of_groups * rows * D)
 
 
 DECAY_BACKWARD = Op("decay.backward", flops(3 * EXP + 8, "N", "V"), rows="N dy")
@@ -110,3 +164,6 @@ GATED = Op("gated.forward", flops(EXP + 3, "N", "H", "D"), by_names(GATED_BACKWA
 DELTA_BACKWARD = Op("delta.backward", _backward, rows="T dy")
 DELTA = Op("delta.forward", _forward, by_names(DELTA_BACKWARD), rows="T x")
 DELTA_CACHED = Op("delta.cached", _forward, _no_gradient)
+SSD_BACKWARD = Op("ssd.backward", lambda sizes: _chunks(sizes, 2, 5, 3), rows="T dy")
+SSD = Op("ssd.forward", lambda sizes: _chunks(sizes, 1, 2, 1), by_names(SSD_BACKWARD), rows="T x")
+SSD_CACHED = Op("ssd.cached", lambda sizes: _chunks(sizes, 1, 2, 1), _no_gradient)

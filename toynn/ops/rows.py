@@ -1,7 +1,17 @@
 """Ops on one row at a time: softmax, norms, RoPE, class tokens."""
 
 from toynn.graph.tape import Op, Tensor
-from toynn.ops._shape import EXP, Recorder, Sizes, by_names, flops, itself, matrix, require
+from toynn.ops._shape import (
+    EXP,
+    SIGMOID_SLOPE,
+    Recorder,
+    Sizes,
+    by_names,
+    flops,
+    itself,
+    matrix,
+    require,
+)
 
 __all__ = ["class_token", "layernorm", "rmsnorm", "rope", "softmax"]
 
@@ -25,6 +35,14 @@ def rmsnorm(s: Recorder, x: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
     D = w.size
     require(w.shape == (D,) and C % D == 0, "rmsnorm", f"w (D,) with D dividing {C}", x, w)
     return s.tape.record(RMSNORM, {"x": x, "w": w}, eps=eps).output
+
+
+def gatednorm(s: Recorder, x: Tensor, z: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
+    """Record y (N, G C) = h / sqrt(mean h^2 + eps) * w of each group, h = x silu(z); w (G, C)."""
+    G, C = matrix("gatednorm", w)
+    fits = x.shape == z.shape and x.shape[1:] == (G * C,)
+    require(fits, "gatednorm", f"x and z (N, {G * C})", x, z, w)
+    return s.tape.record(GATEDNORM, {"x": x, "z": z, "w": w}, eps=eps).output
 
 
 def rope(
@@ -81,6 +99,16 @@ LAYERNORM = Op(
     "layernorm.forward",
     flops(7, "N", "C"),
     by_names(LAYERNORM_BACKWARD),
+    recompute=itself,
+    rows="N x",
+)
+GATEDNORM_BACKWARD = Op(
+    "gatednorm.backward", flops(2 * SIGMOID_SLOPE + 18, "N", "G", "C"), rows="N dy"
+)
+GATEDNORM = Op(
+    "gatednorm.forward",
+    flops(EXP + 8, "N", "G", "C"),
+    by_names(GATEDNORM_BACKWARD),
     recompute=itself,
     rows="N x",
 )

@@ -15,6 +15,7 @@ def shortconv(
     s: Recorder,
     x: Tensor,
     w: Tensor,
+    b: Tensor | None = None,
     *,
     batch: int,
     first: Tensor | None = None,
@@ -23,26 +24,28 @@ def shortconv(
 ) -> Tensor:
     """Record y (B T, C) = g conv(b v) for x (B T, 3 C), whose thirds are b, g and v; w (C, L).
 
-    Of an x (B T, C) it is conv(x). conv sums L rows of a channel, of w; see the kernel. ``first``
-    as in ``attention``. With a ``ring`` (B, RING, C) and ``past`` (B,) of i32 the rows are the next
-    T of their sequences; that has no gradient, and there are no segments. Raises ConfigError where
-    rows of several sequences may be fewer.
+    Of an x (B T, C) it is conv(x). conv sums L rows of a channel, of w, and b (C,) if it is there;
+    see the kernel. ``first`` as in ``attention``. With a ``ring`` (B, RING, C) and ``past`` (B,) of
+    i32 the rows are the next T of their sequences; that has no gradient, and there are no segments.
+    Raises ConfigError where rows of several sequences may be fewer.
     """
     N, columns = matrix("shortconv", x)
     C, L = matrix("shortconv", w)
     fits = columns in (C, 3 * C) and N % batch == 0
     require(fits, "shortconv", f"x (B T, {C}) or (B T, {3 * C}), {batch} sequences", x, w)
+    require(b is None or b.shape == (C,), "shortconv", f"a bias ({C},)", b)
     T = N // batch
     if x.root.valid is not None and batch != 1:
         raise ConfigError("shortconv: rows that may be fewer are one sequence, in segments")
     if ring is None or past is None:
-        y = s.tape.record(SHORTCONV, {"x": x, "w": w, "first": first}, B=batch).output
+        y = s.tape.record(SHORTCONV, {"x": x, "w": w, "b": b, "first": first}, B=batch).output
         if first is not None:
             s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
         return y
     fits = first is None and ring.shape == (batch, RING, C) and T + L - 1 <= RING
     require(fits, "shortconv", f"a ring ({batch}, {RING}, {C})", ring, x)
-    return s.tape.record(CACHED, {"ring": ring, "x": x, "w": w, "past": past}, B=batch).output
+    read = {"ring": ring, "x": x, "w": w, "b": b, "past": past}
+    return s.tape.record(CACHED, read, B=batch).output
 
 
 def _no_gradient(back: Backward, node: Node, dy: Tensor) -> None:

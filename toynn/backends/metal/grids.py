@@ -19,6 +19,7 @@ TILE, PRODUCT = 64, 128  # products: results of a group, its threads
 GEMV_ROWS = 4  # rows of a GEMV, at most
 GEMV_COPIES = 16  # of rows, sent to experts: from here on in tiles
 KEYS, CROWD = 1024, 128  # of a cache: keys of a span; groups from which on there is one span
+CHUNK = 64  # rows of a state space from one state that is kept to the next
 WIDE = 128  # attention: columns of a head that a group adds up
 MEDIUM = precision.PRECISIONS.index("medium")
 
@@ -172,6 +173,11 @@ PASSES: dict[str, Passes] = {
     "experts.backward_weight": lambda s: _tiles(s, "N", "K", s["E"]),
     "experts.forward": _products_of_experts,
     "gated.queries_backward": _each("N", "H", "D"),
+    "gatednorm.backward": lambda s: [
+        rows(s["N"] * s["G"], "_x"),
+        columns(s["G"] * s["C"] * s["has_dw"], "_w"),
+    ],
+    "gatednorm.forward": lambda s: [rows(s["N"] * s["G"])],
     "grad_norm.forward": lambda s: [rows(_over(s["n"], BLOCK), "_blocks"), rows(1)],
     "kto.backward": _each("S"),
     "kto.forward": _one_group,
@@ -191,10 +197,18 @@ PASSES: dict[str, Passes] = {
     "shortconv.backward": lambda s: [
         each(s["B"] * s["T"] * s["C"], "_x"),
         each(s["C"] * s["L"] * s["has_dw"], "_w"),
+        each(s["C"] * s["has_db"], "_b"),
     ],
     "shortconv.cached": _each("B", "C"),
     "softmax.backward": _rows,
     "softmax.forward": _rows,
+    "ssd.backward": lambda s: [
+        each(s["B"] * s["V"] * s["E"], "_states"),
+        rows(s["B"] * s["G"]),
+        each(s["V"] * max(s["has_da"], s["has_dbias"], s["has_dskip"]), "_sums"),
+    ],
+    "ssd.cached": _each("B", "V", "E"),
+    "ssd.forward": _each("B", "V", "E"),
     "swiglu.halves_backward": _each("N", "F"),
     "token_sums.forward": lambda s: [rows(2 * s["S"])],
     "valid_rows.forward": _one_group,
@@ -224,6 +238,11 @@ SCRATCH: dict[str, Callable[[Sizes], int]] = {
     "delta.backward": lambda s: 4 * s["B"] * s["K"] * s["E"] * ((s["L"] + 2) * s["D"] + 2),
     "delta.forward": lambda s: 4 * s["B"] * s["V"] * s["D"] * s["E"],
     "grad_norm.forward": lambda s: 4 * _over(s["n"], BLOCK),
+    "ssd.backward": lambda s: (
+        4 * s["B"] * s["V"] * (_over(s["T"], CHUNK) * s["D"] * s["E"] + 2 * s["T"])
+        + 4 * s["B"] * s["G"] * (CHUNK + 2) * s["D"] * s["E"]
+    ),
+    "ssd.forward": lambda s: 4 * s["B"] * s["V"] * s["D"] * s["E"],
 }
 
 #: The types of matrices that quantized.metal reads, by their numbers in GGUF: all that toynn knows.

@@ -33,6 +33,32 @@ def bias_backward(dy: Array) -> Outputs:
     return {"db": dy.sum(axis=0)}
 
 
+@kernel("columns.forward")
+def columns(x: Array, C: int, K: int) -> Outputs:
+    """Take C columns from column K on."""
+    return {"y": x[:, K : K + C]}
+
+
+@kernel("columns.backward")
+def columns_backward(dy: Array, X: int, K: int) -> Outputs:
+    """Put dy where y came from, zeros beside it."""
+    dx = np.zeros((len(dy), X))
+    dx[:, K : K + dy.shape[1]] = dy
+    return {"dx": dx}
+
+
+@kernel("relu2.forward")
+def relu2(x: Array) -> Outputs:
+    """Compute y = max(x, 0)^2."""
+    return {"y": np.maximum(x, 0) ** 2}
+
+
+@kernel("relu2.backward")
+def relu2_backward(dy: Array, x: Array) -> Outputs:
+    """Compute dx = 2 max(x, 0) dy."""
+    return {"dx": 2 * np.maximum(x, 0) * dy}
+
+
 def float16(x: Array) -> Array:
     """Round to float16, in float64."""
     return x.astype(np.float16).astype(np.float64)

@@ -61,6 +61,25 @@ def rmsnorm_backward(dy: Array, x: Array, w: Array, r: Array) -> Outputs:
     return {"dx": r * (w * dy - x * r * r * dot), "dw": (dy * x * r).sum(axis=0)}
 
 
+@kernel("gatednorm.forward")
+def gatednorm(x: Array, z: Array, w: Array, eps: float) -> Outputs:
+    """Compute y = h r w of each group, h = x silu(z), r = 1 / sqrt(mean h^2 + eps)."""
+    h = (x * z / (1 + np.exp(-z))).reshape(len(x), *w.shape)
+    r = 1 / np.sqrt((h * h).mean(axis=2) + eps)
+    return {"y": (h * r[:, :, None] * w).reshape(x.shape), "r": r}
+
+
+@kernel("gatednorm.backward")
+def gatednorm_backward(dy: Array, x: Array, z: Array, w: Array, r: Array) -> Outputs:
+    """Compute the gradients of an RMSNorm, then of h = x silu(z)."""
+    s, groups = 1 / (1 + np.exp(-z)), (len(x), *w.shape)
+    h, d, r = (x * z * s).reshape(groups), dy.reshape(groups), r[:, :, None]
+    dh = r * (w * d - h * r * r * (w * d * h).mean(axis=2, keepdims=True))
+    dh = dh.reshape(x.shape)
+    dz = dh * x * (s + z * s * (1 - s))
+    return {"dx": dh * z * s, "dz": dz, "dw": (d * h * r).sum(axis=0)}
+
+
 def _rotated(
     x: Array,
     positions: Array,
@@ -130,37 +149,43 @@ def _gates(x: Array, P: int) -> list[Array]:
 
 
 @kernel("shortconv.forward")
-def shortconv(x: Array, w: Array, B: int, T: int, first: Array | None, P: int) -> Outputs:
-    """Compute y = g sum_k w[L-1-k] (b v)[t-k], with b, g, v the thirds of x, or x, 1 and 1."""
-    b, g, v = _gates(x, P)
+def shortconv(
+    x: Array, w: Array, b: Array | None, B: int, T: int, first: Array | None, P: int
+) -> Outputs:
+    """Compute y = g (b + sum_k w[L-1-k] (i v)[t-k]), i, g, v the thirds of x, or x, 1 and 1."""
+    i, g, v = _gates(x, P)
     taps = enumerate(w.T[::-1])
-    return {"y": g * sum(tap * _shifted(b * v, k, B, T, first) for k, tap in taps)}
+    z = sum(tap * _shifted(i * v, k, B, T, first) for k, tap in taps)
+    return {"y": g * (z if b is None else z + b)}
 
 
 @kernel("shortconv.backward")
 def shortconv_backward(
-    dy: Array, x: Array, w: Array, B: int, T: int, first: Array | None, P: int
+    dy: Array, x: Array, w: Array, b: Array | None, B: int, T: int, first: Array | None, P: int
 ) -> Outputs:
     """Compute dw = sum_t dz[t] u[t-k], and du by adding each dz to where its u came from."""
-    b, g, v = _gates(x, P)
-    z, du, dw = np.zeros_like(g), np.zeros_like(g), np.zeros_like(w)
+    i, g, v = _gates(x, P)
+    z, du, dw = np.zeros_like(g) + (0 if b is None else b), np.zeros_like(g), np.zeros_like(w)
     rows = np.arange(B * T)
     starts = rows // max(T, 1) * T if first is None else first
     for k, tap in enumerate(w.T[::-1]):
-        u = _shifted(b * v, k, B, T, first)
+        u = _shifted(i * v, k, B, T, first)
         z += tap * u
         dw[:, w.shape[1] - 1 - k] = (dy * g * u).sum(axis=0)
         seen = rows - k >= starts
         du[rows[seen] - k] += tap * (dy * g)[seen]
-    return {"dx": np.hstack([du * v, dy * z, du * b]) if P == 3 else du, "dw": dw}
+    dx = np.hstack([du * v, dy * z, du * i]) if P == 3 else du
+    return {"dx": dx, "dw": dw, "db": (dy * g).sum(axis=0)}
 
 
 @kernel("shortconv.cached")
-def shortconv_cached(ring: Array, x: Array, w: Array, past: Array, T: int, P: int) -> Outputs:
-    """Put u = b v into the ring by position; compute y from what is there."""
-    b, g, v = _gates(x, P)
-    kept, y = ring.copy(), np.zeros_like(g)
-    for n, row in enumerate(b * v):
+def shortconv_cached(
+    ring: Array, x: Array, w: Array, b: Array | None, past: Array, T: int, P: int
+) -> Outputs:
+    """Put u = i v into the ring by position; compute y from what is there."""
+    i, g, v = _gates(x, P)
+    kept, y = ring.copy(), np.zeros_like(g) + (0 if b is None else b)
+    for n, row in enumerate(i * v):
         sequence = kept[n // T]
         position = int(past[n // T]) + n % T
         sequence[position % len(sequence)] = row

@@ -16,9 +16,11 @@ def _inputs(
     L: int,
     P: int = 3,
     segments: int = 0,
+    biased: int = 0,
     **_: int,
 ) -> dict[str, Array]:
     arrays = {"x": normal(rng, B * T, P * C), "w": normal(rng, C, L)}
+    arrays |= {"b": normal(rng, C)} if biased else {}
     return arrays | {"first": segment_starts(B, T, segments)} if segments else arrays
 
 
@@ -39,18 +41,19 @@ CASE = differentiable(
     _inputs,
     options=_options,
     more=_cached,
+    without=lambda sizes: () if sizes.get("biased") else ("db",),
     shapes=(
         {"B": 1, "T": 1, "C": 1, "L": 1, "past": 0},
         {"B": 2, "T": 9, "C": 5, "L": 3, "past": 1},
         {"B": 1, "T": 70, "C": 65, "L": 4, "past": 79},
         {"B": 2, "T": 1, "C": 33, "L": 3, "past": 500},
         {"B": 1, "T": 2, "C": 8, "L": 7, "past": 3},
-        {"B": 2, "T": 9, "C": 65, "L": 4, "P": 1, "past": 79},
+        {"B": 2, "T": 9, "C": 65, "L": 4, "P": 1, "past": 79, "biased": 1},
         {"B": 0, "T": 4, "C": 8, "L": 3},
         {"B": 2, "T": 9, "C": 5, "L": 4, "P": 1},
         {"B": 2, "T": 0, "C": 8, "L": 3},
         {"B": 2, "T": 200, "C": 6, "L": 3, "segments": 1},
-        {"B": 3, "T": 7, "C": 4, "L": 5, "segments": 4},
+        {"B": 3, "T": 7, "C": 4, "L": 5, "segments": 4, "biased": 1},
         {"B": 3, "T": 7, "C": 4, "L": 5, "P": 1, "segments": 4},
     ),
     bench={

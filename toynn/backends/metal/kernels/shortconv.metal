@@ -1,13 +1,13 @@
 // A short convolution, alone or between two gates.
 //
-//   u[t,c] = b[t,c] v[t,c]                              b, g, v: the thirds of row t of x (N,3C)
-//   z[t,c] = sum_k w[c,L-1-k] u[t-k,c]                  k = 0 .. L-1, as far as the sequence begins
+//   u[t,c] = i[t,c] v[t,c]                              i, g, v: the thirds of row t of x (N,3C)
+//   z[t,c] = b[c] + sum_k w[c,L-1-k] u[t-k,c]           k = 0 .. L-1, as far as the sequence begins
 //   y[t,c] = g[t,c] z[t,c]
 //
-//   dg = dy z        dz = dy g        du[t,c] = sum_k w[c,L-1-k] dz[t+k,c]      db = du v, dv = du b
-//   dw[c,L-1-k] = sum_t dz[t,c] u[t-k,c]
+//   dg = dy z        dz = dy g        du[t,c] = sum_k w[c,L-1-k] dz[t+k,c]      di = du v, dv = du i
+//   dw[c,L-1-k] = sum_t dz[t,c] u[t-k,c]                db[c] = sum_t dz[t,c]
 //
-// Without gates u = x (N,C) and y = z; P = 3 or 1 parts of C channels are a row of x.
+// b may be missing: 0. Without gates u = x (N,C) and y = z; P = 3 or 1 parts of C channels are a row of x.
 // A thread for each channel of a row; dw: a thread for each tap of a channel, over all rows. cached: a thread for
 // each channel of a sequence, over its T rows; u are in a ring of R rows. Formulas: shortconv.pyx.
 // Source: Liquid AI 2025, arXiv:2511.23404, section 2.
@@ -27,6 +27,7 @@ kernel void shortconv_forward(
     device float*               y     [[buffer(ShortconvForward::y)]],
     device const float*         x     [[buffer(ShortconvForward::x)]],
     device const float*         w     [[buffer(ShortconvForward::w)]],
+    device const float*         b     [[buffer(ShortconvForward::b)]],
     device const int*           first [[buffer(ShortconvForward::first)]],
     constant ShortconvForward&  args  [[buffer(ShortconvForward::args)]],
     uint at [[thread_position_in_grid]])
@@ -34,7 +35,7 @@ kernel void shortconv_forward(
     const uint C = args.C, L = args.L, P = args.P;
     if (at >= args.B * args.T * C) return;
     const uint n = at / C, c = at % C, seen = taps(first, args.has_first, n, args.T, L);
-    float z = 0.0f;
+    float z = args.has_b ? b[c] : 0.0f;
     for (uint k = 0; k < seen; ++k) {
         z += w[c * L + L - 1 - k] * summed(x + (n - k) * P * C + c, C, P);
     }
@@ -46,6 +47,7 @@ kernel void shortconv_backward_x(
     device const float*          dy    [[buffer(ShortconvBackward::dy)]],
     device const float*          x     [[buffer(ShortconvBackward::x)]],
     device const float*          w     [[buffer(ShortconvBackward::w)]],
+    device const float*          b     [[buffer(ShortconvBackward::b)]],
     device const int*            first [[buffer(ShortconvBackward::first)]],
     constant ShortconvBackward&  args  [[buffer(ShortconvBackward::args)]],
     uint at [[thread_position_in_grid]])
@@ -54,7 +56,7 @@ kernel void shortconv_backward_x(
     if (at >= N * C) return;
     const uint n = at / C, c = at % C, seen = taps(first, args.has_first, n, args.T, L);
     device const float* r = x + n * P * C + c;
-    float z = 0.0f, du = 0.0f;
+    float z = args.has_b ? b[c] : 0.0f, du = 0.0f;
     for (uint k = 0; k < seen; ++k) z += w[c * L + L - 1 - k] * summed(r - k * P * C, C, P);
     for (uint k = 0; k < L && n + k < N; ++k) {
         if (taps(first, args.has_first, n + k, args.T, L) <= k) break;
@@ -91,24 +93,41 @@ kernel void shortconv_backward_w(
     dw[at] = sum;
 }
 
+kernel void shortconv_backward_b(
+    device float*                db   [[buffer(ShortconvBackward::db)]],
+    device const float*          dy   [[buffer(ShortconvBackward::dy)]],
+    device const float*          x    [[buffer(ShortconvBackward::x)]],
+    constant ShortconvBackward&  args [[buffer(ShortconvBackward::args)]],
+    uint c [[thread_position_in_grid]])
+{
+    const uint C = args.C, P = args.P;
+    if (c >= C) return;
+    float sum = args.accumulate ? db[c] : 0.0f;
+    for (uint n = 0; n < args.B * args.T; ++n) {
+        sum += dy[n * C + c] * (P == 1 ? 1.0f : x[n * P * C + C + c]);
+    }
+    db[c] = sum;
+}
+
 kernel void shortconv_cached(
     device float*              y    [[buffer(ShortconvCached::y)]],
     device float*              ring [[buffer(ShortconvCached::ring)]],
     device const float*        x    [[buffer(ShortconvCached::x)]],
     device const float*        w    [[buffer(ShortconvCached::w)]],
+    device const float*        b    [[buffer(ShortconvCached::b)]],
     device const int*          past [[buffer(ShortconvCached::past)]],
     constant ShortconvCached&  args [[buffer(ShortconvCached::args)]],
     uint at [[thread_position_in_grid]])
 {
     const uint C = args.C, L = args.L, P = args.P, R = args.R, T = args.T;
     if (at >= args.B * C) return;
-    const uint b = at / C, c = at % C;
-    ring += b * R * C + c;
+    const uint i = at / C, c = at % C;
+    ring += i * R * C + c;
     for (uint t = 0; t < T; ++t) {
-        const uint p = uint(past[b]) + t, n = b * T + t;
+        const uint p = uint(past[i]) + t, n = i * T + t;
         device const float* r = x + n * P * C + c;
         ring[p % R * C] = summed(r, C, P);
-        float z = 0.0f;
+        float z = args.has_b ? b[c] : 0.0f;
         for (uint k = 0; k < L && k <= p; ++k) z += w[c * L + L - 1 - k] * ring[(p - k) % R * C];
         y[n * C + c] = P == 1 ? z : z * r[C];
     }

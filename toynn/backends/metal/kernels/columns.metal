@@ -1,0 +1,29 @@
+// Some columns of a matrix, side by side.
+//
+//   y[n,c]     = x[n,K+c]                          c = 0 .. C-1
+//   dx[n,K+c]  = dy[n,c], and 0 elsewhere; or, added to what others gave: dx[n,K+c] += dy[n,c]
+//
+// N rows of X columns, of which C from column K on are copied; a thread for each element of y, or of dx.
+
+kernel void columns_forward(
+    device float*             y    [[buffer(ColumnsForward::y)]],
+    device const float*       x    [[buffer(ColumnsForward::x)]],
+    constant ColumnsForward&  args [[buffer(ColumnsForward::args)]],
+    uint at [[thread_position_in_grid]])
+{
+    if (at >= args.N * args.C) return;
+    y[at] = x[at / args.C * args.X + args.K + at % args.C];
+}
+
+kernel void columns_backward(
+    device float*              dx   [[buffer(ColumnsBackward::dx)]],
+    device const float*        dy   [[buffer(ColumnsBackward::dy)]],
+    constant ColumnsBackward&  args [[buffer(ColumnsBackward::args)]],
+    uint at [[thread_position_in_grid]])
+{
+    if (at >= args.N * args.X) return;
+    const uint n = at / args.X, c = at % args.X;
+    const bool mine = c >= args.K && c < args.K + args.C;
+    const float d = mine ? dy[n * args.C + c - args.K] : 0.0f;
+    if (mine || !args.accumulate) dx[at] = args.accumulate ? dx[at] + d : d;
+}
