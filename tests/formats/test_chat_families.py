@@ -100,6 +100,16 @@ ERNIE = (
     "{%- else -%}{{- message['content'] + '\\n' -}}{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- 'Assistant: ' -}}{%- endif -%}"
 )
+GLM = (
+    "[gMASK]<sop>{%- for message in messages -%}"
+    "{%- if message.role == 'user' -%}{{- '<|user|>\n' + message.content -}}"
+    "{%- elif message.role == 'assistant' -%}"
+    "{{- '<|assistant|>\n<think></think>\n' + message.content -}}"
+    "{%- for call in message.tool_calls or [] -%}{{- '<tool_call>' + call.function.name -}}"
+    "{%- endfor -%}{%- elif message.role == 'tool' -%}{{- '<|observation|>\n' + message.content -}}"
+    "{%- else -%}{{- '<|system|>\n' + message.content -}}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
 #: Template, end of a turn, what may stand between it and the next turn.
 FAMILIES = {
     "qwen3": (QWEN3, "<|im_end|>"),
@@ -157,11 +167,17 @@ def make(tmp_path, request):
     return make
 
 
-def of_template(tmp_path, text):
-    """A tokenizer of a file with this template and every family's control tokens."""
-    keys = {"tokenizer.chat_template": text}
-    specials = [(token, CONTROL) for token in (*CONTROLS, *HARMONY)]
-    return Tokenizer.from_gguf(bpe_file(tmp_path / "chat.gguf", specials=specials, keys=keys))
+def of_template(tmp_path, text, **ends):
+    """A tokenizer of a file with this template and every family's control tokens.
+
+    ``ends``: further tokens that end turns, by their names in the file: eot, eom.
+    """
+    path, keys = tmp_path / "chat.gguf", {"tokenizer.chat_template": text}
+    specials = [(token, CONTROL) for token in dict.fromkeys((*CONTROLS, *HARMONY, *ends.values()))]
+    plain = Tokenizer.from_gguf(bpe_file(path, specials=specials, keys=keys))
+    ids = {name: plain.encode(token, parse_special=True)[-1] for name, token in ends.items()}
+    keys |= {f"tokenizer.ggml.{name}_token_id": id for name, id in ids.items()}
+    return Tokenizer.from_gguf(bpe_file(path, specials=specials, keys=keys))
 
 
 def shown(tokenizer, turns, trained=True):
@@ -292,6 +308,26 @@ def test_thoughts_and_calls_of_gpt_oss(tmp_path):
     arguments = '{"of": ["a", 1]}<|call|>'
     assert called == f" to=functions.dust<|channel|>commentary json<|message|>{arguments}"
     assert answer == "<|channel|>final<|message|>Much.<|return|>"
+
+
+def test_answers_of_glm_end_with_the_token_that_begins_the_next_message(tmp_path):
+    """Generation stops there; behind the last answer nothing follows that would say so."""
+    tokenizer = of_template(tmp_path, GLM, eot="<|user|>", eom="<|observation|>")
+    begun = "\n<think></think>\n"
+    for talk in (TALK, [SYSTEM, *TALK]):
+        turns = tokenizer.encode_turns(talk)
+        ended = [f"{begun}{text}<|user|>" for text in ("Zork.", "A robot.", "Of dust.")]
+        assert shown(tokenizer, turns) == ended
+        whole = "".join(tokenizer.decode(ids, special=True) for ids, _ in turns)
+        assert (
+            whole.removeprefix("<bos>") == tokenizer.chat(talk).removeprefix("<bos>") + "<|user|>"
+        )
+        assert all(ids[-1] in tokenizer.eog for ids, trained in turns if trained)
+    called, answer = shown(tokenizer, tokenizer.encode_turns(CALLED))
+    assert (called, answer) == (f"{begun}<tool_call>dust<|observation|>", f"{begun}Much.<|user|>")
+    assert shown(tokenizer, tokenizer.encode_turns(CALLED[:2])) == [called]
+    other = of_template(tmp_path, GLM)  # where <|user|> ends no turn, nothing is made up
+    assert shown(other, other.encode_turns(TALK))[0] == f"{begun}Zork."
 
 
 @pytest.mark.parametrize("family", ["qwen3.5", "qwen3.5-brief"])

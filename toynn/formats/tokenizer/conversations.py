@@ -1,7 +1,9 @@
 """Conversations as ids, in parts: what the assistant says has loss, the rest has none.
 
 The text is the chat template's; special tokens count where it wrote them, and not where a message
-did. Of many conversations, one on each core is rendered, and what they become is encoded together.
+did. An answer ends with a token that ends turns. In GLM's templates that is the first one of the
+next message, so it is written behind the last answer too. Of many conversations, one on each core
+is rendered, and what they become is encoded together.
 """
 
 import re
@@ -65,6 +67,7 @@ class Conversations:
         self._vocab, self._cutter, self._model = vocab, cutter, model
         self._template = template
         self._special_ids = frozenset(id for _, id in vocab.specials)
+        self._begins: dict[str, str] = {}  # by role: see _next_begins
 
     def prompt(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
         """Return the ids of messages.
@@ -105,7 +108,7 @@ class Conversations:
             messages, [(len(messages), False), *borders], talk[1]
         )
         for index, begin, end in zip(answers, begun[::2], begun[1::2], strict=True):
-            upto = end[0] if end[1] else self._turn_end(whole, begin[0])
+            upto = end[0] if end[1] else self._end_behind(whole, begin[0])[1]
             if not begin[1] or not ends[-1] <= begin[0] <= upto:
                 raise GGUFError(
                     f"{self._vocab.path}: tokenizer.chat_template: cannot tell which part "
@@ -113,19 +116,39 @@ class Conversations:
                     f"when others follow; split the conversation after its first answer, or "
                     f"train on text"
                 )
+            ended = self._end_behind(whole, begin[0])
+            if upto == len(whole) and ended[0] < 0:
+                whole += self._next_begins("tool" if messages[index].get("tool_calls") else "user")
+                ended = self._end_behind(whole, begin[0])
+            if ended[0] == upto:  # the next message's first token ends this one
+                upto = ended[1]
             for at in (begin[0], upto):
                 texts.append(whole[ends[-1] : at])
                 ends.append(at)
         return _Rendered([*texts, whole[ends[-1] :]], guard)
 
-    def _turn_end(self, text: str, begin: int) -> int:
-        """Return where the first token behind a place ends that ends a turn; -1: there is none."""
+    def _end_behind(self, text: str, begin: int) -> tuple[int, int]:
+        """Return where the first token behind a place that ends a turn is; -1: there is none."""
         found = [
-            at + len(end)
+            (at, at + len(end))
             for end in (self._vocab.tokens[id] for id in self._vocab.eog)
             if (at := text.find(end, begin)) >= 0
         ]
-        return min(found, default=-1)
+        return min(found, default=(-1, -1))
+
+    def _next_begins(self, role: str) -> str:
+        """Return the token that begins a message behind an answer, if it ends a turn; else ""."""
+        if role not in self._begins:
+            talk = [{"role": each, "content": "a"} for each in ("user", "assistant", role)]
+            try:
+                text, [(at, begins)] = self._template().render_beginnings(
+                    talk, [(3, False), (2, False)]
+                )
+            except GGUFError:  # it has no such role
+                text, at, begins = "", 0, False
+            start, end = self._end_behind(text, at)
+            self._begins[role] = text[start:end] if begins and start == at else ""
+        return self._begins[role]
 
     def _encoded(self, many: Sequence[_Rendered]) -> list[list[Turn]]:
         """Return the turns of conversations, all of which are encoded together.
