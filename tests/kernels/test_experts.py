@@ -106,8 +106,8 @@ def test_an_expert_out_of_range_is_refused(expert):
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
-        ([0, 2, 1, 3], "offsets must not descend: 1 at 2"),
-        ([1, 2, 2, 3], r"offsets needs E \+ 1 numbers from 0 on; got \[1, 2, 2, 3\]"),
+        ([0, 2, 1, 3], r"offsets must not descend; offsets\[2\] is 1 after 2"),
+        ([1, 2, 2, 3], r"offsets needs E \+ 1 numbers that begin with 0; got \[1, 2, 2, 3\]"),
         ([0, 1, 2, 5], "offsets end at 5; there are 4 rows"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Products that pack nothing ahead: GEMV_INT8, GEMV, SKINNY, SMALL (see _product.pxd)."""
+"""Products that pack nothing in advance: GEMV_INT8, GEMV, SKINNY, SMALL (see _product.pxd)."""
 from libc.string cimport memset
 
 from toynn._kernels._common cimport (
@@ -18,14 +18,14 @@ cdef enum:
 
 
 cdef inline void multiply_share(const Product* p, Py_ssize_t i, int shares) noexcept nogil:
-    """Share i of a product in place: rows of C, or columns if there are more of those."""
+    """Compute share i of a product in place: a range of C's rows, or of its columns if more."""
     cdef Operand a = p.a, b = p.b
     cdef Py_ssize_t row = 0, column = 0, N = b.size, last, r
     if a.size >= b.size:
         row, last = i * a.size // shares, (i + 1) * a.size // shares
         a.x += row * a.stride
         a.size = last - row
-    elif shares > 1:  # SKINNY: columns of B are side by side, or are one panel, the last share's
+    elif shares > 1:  # SKINNY: columns of B are contiguous, or one panel, which the last share has
         column = panel_start(&p.b, i * panels(&p.b) // shares)
         b.x += column
         b.size = panel_start(&p.b, (i + 1) * panels(&p.b) // shares) - column
@@ -35,7 +35,7 @@ cdef inline void multiply_share(const Product* p, Py_ssize_t i, int shares) noex
 
 
 cdef inline void multiply_small(const Product* p) noexcept nogil:
-    """SMALL: on one thread."""
+    """SMALL: all on one thread."""
     cdef fpstate before = flush_denormals()
     multiply_share(p, 0, 1)
     restore_fpstate(before)
@@ -83,7 +83,7 @@ cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexce
 cdef inline void dot_rows_in_int8(
     const Product* p, const float* rounded, Py_ssize_t n0, Py_ssize_t n1
 ) noexcept nogil:
-    """The same of rows of x in 8 bits with rows of w as they are."""
+    """The same for rows of x in 8 bits; rows of w are read quantized."""
     cdef Py_ssize_t m, M = p.a.size, N = p.b.size
     p.int8(
         p.c + n0, N, row_of(&p.b, n0), p.b.row_bytes, n1 - n0, rounded, rounded_row(p.K), M, p.K
@@ -105,7 +105,7 @@ cdef inline void _gemv_columns(void* direct, Py_ssize_t first, Py_ssize_t last) 
 
 
 cdef inline void multiply_gemv(const Product* p, void* workspace, int n_threads) noexcept nogil:
-    """GEMV and GEMV_INT8: time goes into reading w, once, in order, as it is."""
+    """GEMV and GEMV_INT8: w is read once, in order, unpacked; that takes most of the time."""
     cdef float* rounded = aligned(workspace)
     cdef Direct d = Direct(p, 0, rounded)
     if p.way == GEMV_INT8:

@@ -10,7 +10,7 @@ from toynn._kernels.gemm._squares cimport sum_tiles
 cdef inline void finish_row(
     const Product* p, Py_ssize_t at, Py_ssize_t column, Py_ssize_t n
 ) noexcept nogil:
-    """Bias and activation for n elements of C from ``at`` on, whose sums are complete."""
+    """Bias and activation for n elements of C from ``at`` on; their sums are complete."""
     cdef float* c = p.c + at
     cdef float* y = p.y + at
     cdef Py_ssize_t j

@@ -1,8 +1,8 @@
 """The inner layers of a matrix product, shared by matmul and attention: tiles of packed panels.
 
-Sums run over k in blocks that depend on K alone, so that an element of C is the same float whatever
-the panels, the buffers and the threads around it. How a packed panel looks and which tile
-multiplies it is known here, in _panels.pxd, gemm.h, gemm_bf16.h and gemm_amx.h only.
+Sums run over k in blocks that depend on K alone. So an element of C has the same bits whatever
+panels, buffers and threads compute it. Only this file, _panels.pxd, gemm.h, gemm_bf16.h and
+gemm_amx.h know the layout of a packed panel and the tile that multiplies it.
 """
 from toynn._kernels.gemm._panels cimport (
     KC, LINE, MR, NR, SIDE, V, Operand, aligned, blocks_of, is_floats, pack, panel_floats,
@@ -10,8 +10,8 @@ from toynn._kernels.gemm._panels cimport (
 )
 
 cdef enum:
-    PACKED = 1 << 14  # floats of A that a thread packs on its stack (64 KB): they stay in L2
-    USES = 3          # panels of B that each of them is to serve, or it is read where it is
+    PACKED = 1 << 14  # most floats of A that a thread packs on its stack (64 KB): they stay in L2
+    USES = 3          # fewest panels of B for which packing A pays
 
 cdef extern from "gemm.h" nogil:
     void tile_in_place "tn_tile" (
@@ -44,7 +44,7 @@ cdef extern from "tiles.h" nogil:
 cdef inline void copy_tile(
     float* c, Py_ssize_t ldc, const float* tile, Py_ssize_t rows, Py_ssize_t columns, bint add
 ) noexcept nogil:
-    """The columns of a tile that exist."""
+    """Copy or add to C the rows and columns of a tile that exist."""
     cdef Py_ssize_t i, j
     for i in range(rows):
         for j in range(columns):
@@ -55,7 +55,7 @@ cdef inline void multiply_panels(
     float* c, Py_ssize_t ldc, const float* a, const float* b, int rows, Py_ssize_t columns,
     Py_ssize_t n, bint pairs, bint add,
 ) noexcept nogil:
-    """Packed panel of A times packed panel of B: n terms, or steps of pairs."""
+    """Packed panel of A times packed panel of B: n terms, or n steps of pairs."""
     cdef float tile[MR * NR]
     cdef bint whole = columns == NR
     cdef float* to = c if whole else tile
@@ -72,7 +72,7 @@ cdef inline void multiply_panels_in_tiles(
     float* c, Py_ssize_t ldc, const float* a, const float* b, Py_ssize_t rows, Py_ssize_t columns,
     int parts, Py_ssize_t steps, bint add,
 ) noexcept nogil:
-    """Packed panel of A times packed panel of B, on a thread that has begun with tiles."""
+    """Packed panel of A times packed panel of B, on a thread that has called begin_tiles."""
     cdef float tile[SIDE * SIDE]
     if rows == SIDE and columns == SIDE:
         multiply_tiles(parts, steps, a, b, c, ldc, add)
@@ -87,8 +87,8 @@ cdef inline void multiply_rows(
 ) noexcept nogil:
     """Rows of A times panel q of B, for up to KC terms from k on: float32 sums of floats.
 
-    A is read where it is, if these terms of it are not packed already. So is B where a tile's
-    columns are side by side; else they are packed.
+    A is read in place unless its terms are packed already. B is read in place if a tile's columns
+    are contiguous; otherwise they are packed here.
     """
     cdef float buffer[NR * KC + LINE]
     cdef float* packed = aligned(buffer)

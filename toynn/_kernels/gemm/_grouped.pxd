@@ -1,7 +1,7 @@
-"""Products of many matrices, each with rows of its own, as tasks that threads share.
+"""Products of the experts' matrices, each with its own rows, as tasks that threads share.
 
-The rows of an expert are side by side: offsets say where. Which operand is read along which axis is
-said in _product.pxd, how a product is cut in _tasks.pxd.
+The rows of an expert are contiguous; offsets say where they begin. _product.pxd says along which
+axis each operand is read, and _tasks.pxd how a product is cut into tasks.
 """
 from libc.stdint cimport uint8_t
 
@@ -18,19 +18,19 @@ from toynn._kernels.gemm._tasks cimport multiply_task, task_floats, tasks_of
 
 cdef struct Experts:
     Entry which
-    float* c              # what is written
+    float* c              # the output
     const float* a        # x or dy
     const void* b         # w or x
     const float* bias
     const int* offsets
     Py_ssize_t E, M, N, K, type, precision
     bint add
-    int units             # of this CPU, beside its level: enum Unit
-    const Prepacked* kept  # of each matrix, one behind another; NULL: none
+    int units             # of this CPU: enum Unit
+    const Prepacked* kept  # panels of all matrices, one after the other; NULL: not prepacked
 
 
 cdef inline Product _product_of_expert(const Experts* x, Py_ssize_t e) noexcept nogil:
-    """The product of expert e with its rows."""
+    """The product of expert e's matrix and its rows."""
     cdef Py_ssize_t first = x.offsets[e], M = x.offsets[e + 1] - first, N = x.N, K = x.K
     cdef Type type = type_of(x.type)
     cdef bint forward = x.which == FORWARD
@@ -53,14 +53,14 @@ cdef inline Product _product_of_expert(const Experts* x, Py_ssize_t e) noexcept 
 cdef inline void _task(
     const Experts* x, Py_ssize_t i, Py_ssize_t most, void* workspace
 ) noexcept nogil:
-    """Task i % most of expert i / most, which may have fewer."""
+    """Compute task i % most of expert i / most, if that expert has so many tasks."""
     cdef Product p = _product_of_expert(x, i // most)
     if i % most < tasks_of(&p):
         multiply_task(&p, workspace, i % most)
 
 
 cdef inline Py_ssize_t floats_for(const Experts* x) noexcept nogil:
-    """Floats of scratch memory for a thread: as if one expert had all M rows, or more."""
+    """Floats of scratch memory for a thread: enough for an expert with any number of the M rows."""
     cdef Product p = product_of(
         x.which, NULL, NULL, NULL, x.M, x.N, x.K, x.type, x.precision, x.units
     )
@@ -69,14 +69,14 @@ cdef inline Py_ssize_t floats_for(const Experts* x) noexcept nogil:
 
 cdef struct Tasks:
     const Experts* x
-    Py_ssize_t most     # of an expert
-    float* rooms
-    Py_ssize_t floats   # of a room, one for each thread
+    Py_ssize_t most     # most tasks of any expert
+    float* rooms        # scratch memory of all threads
+    Py_ssize_t floats   # scratch memory of one thread
     Py_ssize_t taken
 
 
 cdef inline void _take_tasks(void* tasks, int i, int m) noexcept nogil:
-    """Tasks are of unlike size, so a thread takes the next when it is done with one."""
+    """Compute tasks on one thread. They differ in size, so a thread takes one after another."""
     cdef Tasks* all = <Tasks*>tasks
     cdef Py_ssize_t task = take(&all.taken)
     cdef fpstate before = flush_denormals()
@@ -93,7 +93,7 @@ cdef inline void _take_tasks(void* tasks, int i, int m) noexcept nogil:
 cdef inline void multiply_experts(
     const Experts* x, void* workspace, int n_threads
 ) noexcept nogil:
-    """All products."""
+    """Compute the products of all experts."""
     cdef Tasks all = Tasks(x, 0, <float*>workspace, floats_for(x), 0)
     cdef Product p
     cdef Py_ssize_t e

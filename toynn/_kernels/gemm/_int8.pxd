@@ -1,16 +1,16 @@
-"""Rows of x in 8 bits, and products of them with quantized rows as they are (dot_int8.h).
+"""Rows of x in 8 bits, and their products with quantized rows of w (dot_int8.h).
 
-The rows are rounded once, into scratch memory: of each its codes, then the scales of its blocks of
-32, then the scales times the sums of their codes; of two rows at a time where smmla reads them.
+Each row is rounded once, into scratch memory. Its codes come first, then the scales of its blocks
+of 32, then each scale times the sum of its block's codes. For smmla two rows are stored as a pair.
 """
 from libc.stdint cimport uint8_t
 
 from toynn._kernels.gemm._panels cimport LINE, blocks_of
 
 cdef extern from "dot_int8.h" nogil:
-    bint HAS_INT8 "TN_INT8"  # whether this build has any of it
-    int UNITS_OF_BUILD "TN_UNITS"  # the CPU's instructions for 8 bits: cpu.int8_unit
-    # y[m * y_row + i], for N rows of w, in bytes, by M rounded rows of x, of n terms.
+    bint HAS_INT8 "TN_INT8"  # whether this build multiplies in 8 bits
+    int UNITS_OF_BUILD "TN_UNITS"  # 8-bit instructions that this build may use: cpu.int8_unit
+    # y[m * y_row + i] for N rows of w (as bytes) by M rounded rows of x, of n terms.
     ctypedef void (*dot_fn "tn_dot_fn")(
         float* y, Py_ssize_t y_row, const uint8_t* w, Py_ssize_t w_row, Py_ssize_t N,
         const float* x, Py_ssize_t x_row, Py_ssize_t M, Py_ssize_t n,

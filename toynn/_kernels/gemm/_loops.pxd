@@ -1,11 +1,12 @@
 """The five loops of a matrix product: C (+)= A B, both sides packed in panels.
 
-The loops are numbered as in Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454. There B is
-packed for all threads and A by each of them; here the smaller side is *resident*, packed for all
-threads, and the larger one is *streamed*: each thread packs its share just before use.
+The loops are numbered as in Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454. In BLIS B is
+packed for all threads, and each thread packs its part of A. Here the smaller side is *resident*: it
+is packed for all threads. The larger side is *streamed*: each thread packs its share just before
+use.
 
     LOOP 5   slices of the resident side, so that a packed slice stays in L3
-    LOOP 4   passes: KC terms of the sums; not parallel, since passes add to the same C
+    LOOP 4   passes of KC terms of the sums; not parallel, since passes add to the same C
              the resident slice is packed, by all threads
     LOOP 3   groups of streamed panels, dealt to the threads; a packed group stays in L2
              the streamed group is packed
@@ -13,7 +14,7 @@ threads, and the larger one is *streamed*: each thread packs its share just befo
     LOOP 1   panels of the streamed group
              a tile of C, in registers; after the last pass bias and activation
 
-PANELS_RESIDENT turns LOOPs 4 and 3 around: then a block of C stays in L2 through all passes.
+PANELS_RESIDENT swaps LOOPs 4 and 3, so that a block of C stays in L2 through all passes.
 """
 
 from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate
@@ -30,17 +31,17 @@ from toynn._kernels.pool cimport run_on_threads, work_fn
 cdef enum:
     RESIDENT = 3 << 18        # floats of a packed resident slice (3 MB): it stays in L3
     STREAMED = 3 << 15        # floats of a packed streamed group (384 KB): it stays in L2
-    STREAMED_TILES = 5 << 16  # the same for tiles (1.25 MB): CPUs that have them have 2 MB of L2
-    STREAMED_BESIDE_C = 5 << 15  # the same (640 KB) where a block of C is to stay in L2 beside it
+    STREAMED_TILES = 5 << 16  # the same for tiles (1.25 MB): CPUs with AMX have 2 MB of L2
+    STREAMED_BESIDE_C = 5 << 15  # the same (640 KB) if a block of C is to stay in L2 beside it
 
 cdef struct Plan:
     const Operand* resident
     const Operand* streamed
     Py_ssize_t slice   # resident panels that are packed at a time
-    Py_ssize_t groups  # in which streamed panels are cut
-    Py_ssize_t pass_floats           # room for one pass of all of the resident side
-    Py_ssize_t resident_floats       # room for a slice, of PANELS_RESIDENT for all passes
-    Py_ssize_t streamed_floats       # room for a group, per thread
+    Py_ssize_t groups  # number of groups of streamed panels
+    Py_ssize_t pass_floats           # memory of one pass of the whole resident side
+    Py_ssize_t resident_floats       # memory of a slice; with PANELS_RESIDENT of all its passes
+    Py_ssize_t streamed_floats       # memory of a group, per thread
     Py_ssize_t most_streamed_floats  # the same for any number of threads: a run may use fewer
 
 
@@ -61,7 +62,7 @@ cdef inline Plan plan_of(const Product* p, int n_threads) noexcept nogil:
     plan.pass_floats = panels(plan.resident) * resident_panel
     plan.resident_floats = plan.slice * resident_panel * (passes if all_terms else 1)
     plan.groups = blocks_of(panels(plan.streamed), room // streamed_panel)
-    plan.groups = blocks_of(plan.groups, n_threads) * n_threads  # each thread gets as many
+    plan.groups = blocks_of(plan.groups, n_threads) * n_threads  # the same number for each thread
     plan.groups = min(plan.groups, panels(plan.streamed))
     plan.streamed_floats = blocks_of(panels(plan.streamed), plan.groups) * streamed_panel
     plan.most_streamed_floats = (
@@ -80,7 +81,7 @@ cdef inline void pack_resident(
     const Plan* plan, float* packed, Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t j, int parts,
     Py_ssize_t k, Py_ssize_t kc,
 ) noexcept nogil:
-    """Part j of resident panels s0 .. s1 - 1, for terms k .. k + kc - 1, unless prepacked."""
+    """Pack part j of resident panels s0 .. s1 - 1, terms k .. k + kc - 1, unless prepacked."""
     cdef Py_ssize_t first = j * (s1 - s0) // parts, last = (j + 1) * (s1 - s0) // parts
     if plan.resident.packed == NULL:
         pack(
@@ -106,7 +107,7 @@ cdef inline void multiply_group(
     if plan.resident.packed != NULL:
         resident = plan.resident.packed + kept_start(plan.resident, s0, k, kc)
     if parts_of(&p.a) and not plan.resident.is_a:
-        # In tiles C is passed over along its rows: the resident panels, of B, in LOOP 1.
+        # With tiles, C is traversed along its rows: LOOP 1 runs over the resident panels (of B).
         for o in range(o0, o1):
             at_o = streamed + (o - o0) * streamed_step
             for s in range(s0, s1):
@@ -146,7 +147,7 @@ cdef struct Pass:
     const Product* p
     const Plan* plan
     float* resident       # packed
-    float* rooms          # of the threads, for streamed groups
+    float* rooms          # scratch memory of the threads, for streamed groups
     Py_ssize_t s0, s1     # resident panels
     Py_ssize_t k, kc      # terms
 
@@ -157,7 +158,7 @@ cdef inline Pass _whole_pass(const Product* p, const Plan* plan, void* workspace
 
 
 cdef inline void _pack_pass(void* task, int i, int m) noexcept nogil:
-    """Part i of m of the resident panels of a pass."""
+    """Pack part i of m of the resident panels of a pass."""
     cdef const Pass* x = <const Pass*>task
     cdef fpstate before = flush_denormals()
     pack_resident(x.plan, x.resident, x.s0, x.s1, i, m, x.k, x.kc)
@@ -165,7 +166,7 @@ cdef inline void _pack_pass(void* task, int i, int m) noexcept nogil:
 
 
 cdef inline void _pack_passes(void* task, int i, int m) noexcept nogil:
-    """The same of all passes, one behind another."""
+    """Pack part i of m of the resident panels of all passes, one after the other."""
     cdef const Pass* x = <const Pass*>task
     cdef Pass one = x[0]
     cdef Py_ssize_t t, most = terms_per_pass(&x.p.a)
@@ -196,7 +197,7 @@ cdef inline void _multiply_groups(void* task, int i, int m) noexcept nogil:
 cdef inline void multiply_in_loops(
     const Product* p, void* workspace, int n_threads
 ) noexcept nogil:
-    """LOOPs 5 to 3. All threads have packed before any multiplies."""
+    """LOOPs 5 to 3. No thread multiplies before all have packed."""
     cdef Plan plan = plan_of(p, n_threads)
     cdef Pass x = _whole_pass(p, &plan, workspace)
     cdef Py_ssize_t i, t, most = terms_per_pass(&p.a)

@@ -1,4 +1,4 @@
-"""A product, whichever its way."""
+"""A product, computed in the way that _product.pxd chose."""
 from libc.string cimport memset
 
 from toynn._kernels.gemm._direct cimport multiply_gemv, multiply_skinny, multiply_small

@@ -1,19 +1,19 @@
 """Panels: how the sides of a matrix product are cut, and packed in the order the tile reads them.
 
-A product is C (M,N) (+)= A (M,K) B (K,N). Either side may lie in memory in either order: an Operand
+A product is C (M,N) (+)= A (M,K) B (K,N). Either side may be stored in either order. An Operand
 says how far apart its rows (of A) or columns (of B) are, and how far apart successive k. Each side
-is cut into panels as wide as the register tile of gemm.h: A in panels of at most MR rows, all of
-nearly the same height, B in panels of NR columns, the last one filled up with zeros when packed.
+is cut into panels as wide as the register tile of gemm.h. Panels of A have at most MR rows, and
+nearly the same height. Panels of B have NR columns; packing pads the last one with zeros.
 
 A product in bfloat16 packs both sides as pairs of terms (gemm_bf16.h), which are rounded here. For
 tiles, panels of both sides are 32 wide and hold one to three bfloat16 parts of each float, which
 are split here (gemm_amx.h).
 
-B may also be of any type of _types.pxd; its rows run along k or across it. It is dequantized while
-it is packed, a stretch of a row at a time, so that there are never more floats of it than the
-panels in use. Panels that share a block are packed together, so that the block is dequantized once.
+B may have any type of _types.pxd; its rows run along k or across it. It is dequantized while it is
+packed, a stretch of a row at a time. So only the panels in use are ever float32. Panels that share
+a block are packed together, so that the block is dequantized once.
 
-A side that does not change may be prepacked (prepacked.pyx): its panels are read where they are.
+A side that does not change may be prepacked (prepacked.pyx): its panels are read in place.
 """
 from libc.stddef cimport ptrdiff_t
 from libc.stdint cimport uint8_t
@@ -35,7 +35,7 @@ cdef extern from "gemm.h" nogil:
 cdef extern from "gemm_bf16.h" nogil:
     enum:
         STEP_PAIRS "TN_STEP_PAIRS"  # pairs of a step
-    bint HAS_PAIRS "TN_PAIRS"  # whether this build has the next
+    bint HAS_PAIRS "TN_PAIRS"  # whether this build has pack_pairs
     void pack_pairs "tn_pack_pairs" (
         float* y, int width, const float* x, Py_ssize_t n, Py_ssize_t stride, Py_ssize_t k_stride,
         Py_ssize_t kc,
@@ -43,8 +43,8 @@ cdef extern from "gemm_bf16.h" nogil:
 
 cdef extern from "gemm_amx.h" nogil:
     enum:
-        SIDE "TN_SIDE"  # rows of a panel of A, and terms of a step, in tiles; as many columns as NR
-    bint HAS_TILES "TN_TILES"  # whether this build has the next
+        SIDE "TN_SIDE"  # with tiles: rows of a panel of A, and terms of a step; also equal to NR
+    bint HAS_TILES "TN_TILES"  # whether this build has pack_tiles
     void pack_tiles "tn_pack_tiles" (
         float* y, int parts, bint is_a, const float* x, Py_ssize_t n, Py_ssize_t stride,
         Py_ssize_t k_stride, Py_ssize_t kc,
@@ -54,8 +54,8 @@ cdef extern from "gemm_amx.h" nogil:
 cdef enum:
     KC = 256       # terms of a sum per pass: a packed panel of A and one of B fit in 48 KB of L1
     STRETCH = 256  # values of a row dequantized at a time, if it runs across k: whole panels
-    TERMS = 32     # rows across k that are packed before one returns to the first panel
-    AHEAD = 8      # rows that are fetched into cache before they are dequantized
+    TERMS = 32     # rows across k that are packed for all panels before the next rows are
+    AHEAD = 8      # how many rows ahead of dequantizing a row is fetched into cache
     LINE = 16      # floats in a cache line
 
 cdef enum Form:  # what packed panels are made of
@@ -72,11 +72,11 @@ cdef struct Operand:
     Py_ssize_t k_stride
     bint is_a
     Form form            # in which it is packed
-    # Of another type than F32 x points at bytes; strides are those that its values would have.
+    # If type is not F32, x points at bytes; strides count values, as if they were floats.
     Type type
     Py_ssize_t row_bytes
-    bint along_k         # a row is one column of B; otherwise, the values of one k
-    const float* packed  # all of it in panels, from kept_start on; NULL: it is packed when used
+    bint along_k         # a row is one column of B; otherwise it has the values of one k
+    const float* packed  # all of it in panels, see kept_start; NULL: it is packed when used
 
 
 cdef inline Operand floats_at(
@@ -88,7 +88,7 @@ cdef inline Operand floats_at(
 cdef inline Operand stored_as(
     Py_ssize_t type, const void* rows, Py_ssize_t size, Py_ssize_t row, bint along_k
 ) noexcept nogil:
-    """A matrix with rows of ``row`` values, of a type that GGUF numbers, as operand B."""
+    """A matrix with rows of ``row`` values, of a type by its GGUF number, as operand B."""
     cdef Operand b = floats_at(
         <const float*>rows, size, row if along_k else 1, 1 if along_k else row, False
     )
@@ -103,7 +103,7 @@ cdef inline bint is_floats(const Operand* side) noexcept nogil:
 
 
 cdef inline int parts_of(const Operand* side) noexcept nogil:
-    """Parts of bfloat16 of each float, as tiles multiply them; 0: not for tiles."""
+    """bfloat16 parts of each float if packed for tiles; 0 if not."""
     return side.form - PAIRS if side.form > PAIRS else 0
 
 
@@ -129,7 +129,7 @@ cdef inline Py_ssize_t panels(const Operand* side) noexcept nogil:
 
 
 cdef inline Py_ssize_t panel_start(const Operand* side, Py_ssize_t p) noexcept nogil:
-    """First row or column of panel p; that of the panel after the last is ``size``."""
+    """First row or column of panel p; ``size`` if p is the number of panels."""
     if side.is_a and side.form < TILES_1:
         return p * side.size // blocks_of(side.size, MR)
     return min(p * _width(side), side.size)
@@ -140,12 +140,12 @@ cdef inline int terms_of_step(const Operand* side) noexcept nogil:
 
 
 cdef inline Py_ssize_t steps(const Operand* side, Py_ssize_t kc) noexcept nogil:
-    """Rounds in which a tile takes kc terms of each row and column."""
+    """Steps in which a tile takes kc terms of each row and column."""
     return blocks_of(kc, terms_of_step(side))
 
 
 cdef inline Py_ssize_t terms_per_pass(const Operand* side) noexcept nogil:
-    """Terms of a sum that are packed at a time; of parts as many as take 48 KB."""
+    """Terms of a sum that are packed at a time; for tiles, as many as take 48 KB."""
     return 3 * KC // parts_of(side) if parts_of(side) else KC
 
 
@@ -156,7 +156,7 @@ cdef inline Py_ssize_t _step_floats(const Operand* side) noexcept nogil:
 
 
 cdef inline Py_ssize_t panel_floats(const Operand* side, Py_ssize_t kc) noexcept nogil:
-    """Floats that a packed panel takes; of MR rows, a register may be written past their end."""
+    """Floats of a packed panel, with one register to spare where packing A may write past it."""
     cdef Py_ssize_t n = steps(side, kc) * _step_floats(side)
     return blocks_of(n, V) * V + V if side.is_a and side.form < TILES_1 else n
 
@@ -167,8 +167,8 @@ cdef inline void _pack_floats(
 ) noexcept nogil:
     """y[k * width + i] = x[i * stride + k * k_stride] for the n rows that exist, 0 for the others.
 
-    One of the strides is 1. Where a register is wider than y is, its surplus is written over by the
-    next k: hence k ascends.
+    One of the strides is 1. k must ascend: where a register is wider than y, the next k overwrites
+    its surplus.
     """
     cdef Py_ssize_t i, k, b, whole = kc // V
     if stride == 1 and n == width:
@@ -191,7 +191,7 @@ cdef inline void _pack_terms(
     float* y, const Operand* side, const float* x, Py_ssize_t n, Py_ssize_t stride,
     Py_ssize_t k_stride, Py_ssize_t kc,
 ) noexcept nogil:
-    """A panel of floats: as they are, in pairs, or as parts for tiles."""
+    """Pack a panel from floats: as floats, in pairs, or as parts for tiles."""
     if parts_of(side):
         pack_tiles(y, parts_of(side), side.is_a, x, n, stride, k_stride, kc)
     elif side.form == PAIRS:
@@ -203,14 +203,14 @@ cdef inline void _pack_terms(
 
 
 cdef inline const uint8_t* row_of(const Operand* b, Py_ssize_t r) noexcept nogil:
-    """Row r of a matrix of another type than F32."""
+    """Row r of a matrix whose type is not F32."""
     return <const uint8_t*>b.x + r * b.row_bytes
 
 
 cdef inline const float* stretch(
     const Operand* b, Py_ssize_t r, Py_ssize_t k, Py_ssize_t kc, float* buffer
 ) noexcept nogil:
-    """Terms k .. k + kc - 1 of column r, which is a row of any type: where their floats are."""
+    """Return terms k .. k + kc - 1 of column r, a row of any type, as floats; maybe in buffer."""
     if is_floats(b):
         return b.x + r * b.stride + k
     dequantize(&b.type, buffer, row_of(b, r), k, kc)
@@ -220,11 +220,11 @@ cdef inline const float* stretch(
 cdef inline void _pack_along(
     float* y, const Operand* b, Py_ssize_t p, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
-    """Panel p, whose columns are rows; up to KC terms."""
+    """Pack panel p, whose columns are quantized rows; up to KC terms."""
     cdef float buffer[NR * KC + LINE]
     cdef float* rows = aligned(buffer)
     cdef Py_ssize_t i, n = min(<Py_ssize_t>NR, b.size - p * NR)
-    # Where in a row the terms are. The CPU does not foresee that the next row follows.
+    # Where the terms are in a row. The CPU's own prefetching does not foresee the next row.
     cdef Py_ssize_t at = k * b.row_bytes // b.stride, nbytes = kc * b.row_bytes // b.stride
     for i in range(n):
         prefetch(row_of(b, p * NR + i + AHEAD) + at, nbytes)
@@ -235,7 +235,7 @@ cdef inline void _pack_along(
 cdef inline void _pack_across(
     float* y, const Operand* b, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
-    """Panels p0 .. p1 - 1, through which the rows run."""
+    """Pack panels p0 .. p1 - 1, through which the quantized rows run."""
     cdef float buffer[SIDE * STRETCH + LINE]  # the rows of a step
     cdef float* values = aligned(buffer)
     cdef Py_ssize_t i, r, t, p, first, last, j, end, terms, at, nbytes
@@ -245,7 +245,7 @@ cdef inline void _pack_across(
         last = min(p1, (t + 1) * (STRETCH // NR))
         j = first * NR // RUN * RUN  # a panel may begin and end within a run
         end = min(blocks_of(last * NR, RUN) * RUN, b.size)
-        # As in _pack_along; a row of so many bytes has k_stride values.
+        # As in _pack_along; a row of row_bytes has k_stride values.
         at = j * b.row_bytes // b.k_stride
         nbytes = (end - j) * b.row_bytes // b.k_stride
         memset(values, 0, per_step * STRETCH * sizeof(float))
@@ -266,14 +266,14 @@ cdef inline void _pack_across(
 cdef inline void pack(
     float* y, const Operand* side, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
-    """Pack panels p0 .. p1 - 1 of terms k .. k + kc - 1, one after another."""
+    """Pack panels p0 .. p1 - 1, terms k .. k + kc - 1, one after another."""
     cdef Py_ssize_t p, t, first, start, n, most, panel = panel_floats(side, kc)
     cdef float* at
     if not is_floats(side) and not side.along_k:
         _pack_across(y, side, p0, p1, k, kc)
         return
-    # Rows that run across k are taken TERMS at a time, through all panels: the CPU foresees that
-    # a row goes on, but not which one follows.
+    # Rows that run across k are packed TERMS at a time, through all panels: the CPU prefetches
+    # along a row, but does not foresee the next row.
     most = KC if side.k_stride == 1 else TERMS
     for t in range(blocks_of(kc, most)):
         first = t * most
@@ -291,7 +291,7 @@ cdef inline void pack(
 
 
 cdef inline Py_ssize_t kept_floats(const Operand* side, Py_ssize_t K) noexcept nogil:
-    """Floats of all of a side in panels, of K terms."""
+    """Floats of a whole side in panels, of K terms."""
     cdef Py_ssize_t most = terms_per_pass(side)
     return panels(side) * (K // most * panel_floats(side, most) + panel_floats(side, K % most))
 
@@ -299,7 +299,7 @@ cdef inline Py_ssize_t kept_floats(const Operand* side, Py_ssize_t K) noexcept n
 cdef inline Py_ssize_t kept_start(
     const Operand* side, Py_ssize_t p, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
-    """Where panel p of a pass of kc terms from k on begins: pass after pass, panel after panel."""
+    """Where panel p of the pass over terms k .. k + kc - 1 begins: passes follow each other."""
     cdef Py_ssize_t most = terms_per_pass(side)
     return k // most * panels(side) * panel_floats(side, most) + p * panel_floats(side, kc)
 
@@ -307,7 +307,7 @@ cdef inline Py_ssize_t kept_start(
 cdef inline const float* packed_panels(
     float* room, const Operand* side, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
-    """Panels p0 .. p1 - 1 of a pass: where they are kept, or packed now, in ``room``."""
+    """Return panels p0 .. p1 - 1 of a pass: the prepacked ones, or packed now, in ``room``."""
     if side.packed != NULL:
         return side.packed + kept_start(side, p0, k, kc)
     pack(room, side, p0, p1, k, kc)

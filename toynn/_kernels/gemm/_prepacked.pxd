@@ -1,8 +1,8 @@
 """Prepacked weights: a matrix w (N,K) in panels, operand B of a product, packed once for many runs.
 
-A program keeps the panels, and hands them to a call by KernelArgs.kept. They have the form in which
-the product packs w for as many rows as they were made for: floats, pairs or parts of bfloat16. A
-product that needs another form (for fewer rows, say) packs w itself.
+A program keeps the panels and passes them to a call by KernelArgs.kept. They are made for a number
+of rows, in the form that the product then uses: floats, or pairs or parts of bfloat16. A product
+that needs another form (with fewer rows, say) packs w itself.
 """
 from toynn._kernels.gemm._panels cimport Form, Operand
 from toynn._kernels.gemm._product cimport FORWARD, Entry, Product, weights_of
@@ -10,7 +10,7 @@ from toynn._kernels.gemm._product cimport FORWARD, Entry, Product, weights_of
 # All fields are as wide as a pointer: the program writes them as an array of int64.
 cdef struct Prepacked:
     float* panels
-    Py_ssize_t product  # Entry: whose operand
+    Py_ssize_t product  # Entry: the product that reads them
     Py_ssize_t form     # Form
     Py_ssize_t N
     Py_ssize_t K
@@ -19,7 +19,7 @@ cdef struct Prepacked:
 cdef inline Operand prepacked_operand(
     const Prepacked* its, const void* w, Py_ssize_t type
 ) noexcept nogil:
-    """Operand B of the product, w (N,K), to be packed in its form."""
+    """w (N,K) as operand B of the product, to be packed in the same form."""
     cdef Operand b = weights_of(<Entry>its.product, w, its.N, its.K, type)
     b.form = <Form>its.form
     return b
@@ -31,6 +31,6 @@ cdef inline Py_ssize_t terms_of(const Prepacked* its) noexcept nogil:
 
 
 cdef inline void read_prepacked(Product* p, const Prepacked* its) noexcept nogil:
-    """Have a product read B where it is prepacked, if it is, in the form that B needs."""
+    """Let a product read the prepacked B, if there is one in the form that it needs."""
     if its != NULL and its.form == p.b.form:
         p.b.packed = its.panels

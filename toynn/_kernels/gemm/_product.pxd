@@ -1,11 +1,11 @@
-"""The products of a linear layer as C = A B, and the decision how each is computed.
+"""The products of a linear layer as C = A B, and how each is computed.
 
     FORWARD           y  = x w^T      rows of x by rows of w, which run along the sums
     BACKWARD_INPUT    dx = dy w       rows of dy by columns of w
     BACKWARD_WEIGHT   dw = dy^T x     columns of dy by columns of x
 
 C is (M,N), A (M,K), B (K,N); here these letters are sizes of the product, not of the layer. w may
-be of any type of _types.pxd.
+have any type of _types.pxd.
 """
 from toynn._kernels.gemm._int8 cimport (
     HAS_INT8, UNITS_OF_BUILD, dot_fn, dot_int8_of, in_int8, int8_floats,
@@ -20,17 +20,17 @@ cdef enum:
     MEDIUM = 2
 
 cdef enum:
-    GEMV_ROWS = 3          # rows of x for which packing w costs more time than it saves
-    GEMV_INT8_ROWS = 16    # the same where they are rounded to 8 bits
-    SMALL_TO = 1 << 21     # multiplications (20 us) for which threads and packing cost too much
+    GEMV_ROWS = 3          # up to so many rows of x, packing w costs more time than it saves
+    GEMV_INT8_ROWS = 16    # the same if they are rounded to 8 bits
+    SMALL_TO = 1 << 21     # up to so many multiplications (20 us), threads and packing do not pay
     SMALL_TO_TILES = 1 << 14  # the same for tiles of one part: they are 16 times as fast
-    LARGE_C = 1 << 17      # numbers of C (512 KB) that do not stay in L2 from one pass to the next
-    ALL_TERMS = 3 << 19    # floats of the packed smaller side with all its terms (6 MB)
+    LARGE_C = 1 << 17      # elements of C (512 KB) that do not stay in L2 from one pass to the next
+    ALL_TERMS = 3 << 19    # most floats of the smaller side, packed with all its terms (6 MB)
 
 cdef enum Unit:
     GAINS_BY_PAIRS = 1  # multiplying pairs of bfloat16 pays
-    INT8 = 2            # 8-bit integers
-    INT8_UNIT = 4       # times the unit that multiplies them: 0, 1 or 2 of dot_int8.h
+    INT8 = 2            # some unit multiplies 8-bit integers
+    INT8_UNIT = 4       # times the number of that unit: 0, 1 or 2 of dot_int8.h
 
 cdef enum Entry:
     FORWARD
@@ -42,8 +42,8 @@ cdef enum Way:       # see decide()
     GEMV
     SKINNY
     SMALL
-    PANELS           # from here on both sides are packed
-    PANELS_RESIDENT  # the smaller side once, with all its terms
+    PANELS           # this and the next pack both sides
+    PANELS_RESIDENT  # the smaller side is packed once, with all its terms
 
 cdef enum Activation:
     NONE
@@ -57,17 +57,17 @@ cdef struct Product:
     Py_ssize_t K  # length of the sums
     float* c
     bint add
-    dot_fn int8   # of GEMV_INT8: what multiplies rows of w as they are
-    int int8_unit  # with which unit
+    dot_fn int8   # for GEMV_INT8: multiplies quantized rows of w
+    int int8_unit  # the unit that it uses
     # What happens to a finished element: y = act(c += bias). y may be c.
     const float* bias
     float* y
     Activation activation
-    float* squares  # of the finished tiles, summed by tile; NULL: no one asks
+    float* squares  # sums of squares of the finished tiles; NULL: not wanted
 
 
 cdef inline int units():
-    """The units of this CPU, as far as this build has instructions for them."""
+    """The units of this CPU that this build can use, as bits of enum Unit."""
     from toynn._kernels.cpu import INT8_UNITS, gains_by_pairs, int8_unit
     int8 = int8_unit(UNITS_OF_BUILD) if HAS_INT8 else ""
     pairs = GAINS_BY_PAIRS if HAS_PAIRS and gains_by_pairs() else 0
@@ -77,14 +77,14 @@ cdef inline int units():
 cdef inline bint rounds_gemv(
     Entry which, Py_ssize_t type, Py_ssize_t precision, int units
 ) noexcept nogil:
-    """Whether up to GEMV_INT8_ROWS rows are rounded to 8 bits."""
+    """Whether the rows of x, if GEMV_INT8_ROWS or fewer, are rounded to 8 bits."""
     return which == FORWARD and precision == MEDIUM and units & INT8 and in_int8(type)
 
 
 cdef inline Py_ssize_t gemv_floats(
     Entry which, Py_ssize_t M, Py_ssize_t K, Py_ssize_t type, Py_ssize_t precision, int units
 ) noexcept nogil:
-    """Floats of scratch memory for GEMV_INT8 if a run has M rows or fewer; 0: no row is rounded."""
+    """Floats of scratch memory for GEMV_INT8 in runs of up to M rows; 0 if no row is rounded."""
     if not rounds_gemv(which, type, precision, units):
         return 0
     return int8_floats(min(M, <Py_ssize_t>GEMV_INT8_ROWS), K)
@@ -108,12 +108,12 @@ cdef inline void decide(
         medium, CPU gains by pairs                              PANELS           pairs of bfloat16
         all else                                                PANELS           float32
 
-    GEMV reads w once, in order; SKINNY and SMALL read the sides where they are, on all threads and
-    on one. Where a side is one panel, packing would cost most, so SKINNY reads unpacked: a thread
-    takes a share of the other side, or of B, whose columns are then side by side. "tiles" are those
-    of the level amx. * PANELS_RESIDENT where there are several passes, C would not stay in L2
-    between them, and the smaller side with all its terms fits into L3. Sizes, type, precision and
-    CPU alone choose, since bits depend on it.
+    GEMV reads w once, in order. SKINNY and SMALL read both sides in place: SKINNY on all threads,
+    SMALL on one. If a side is a single panel, packing would take most of the time. So SKINNY packs
+    nothing: a thread takes a share of the longer side. "tiles" means the level amx. * means
+    PANELS_RESIDENT if there are several passes, C would not stay in L2 between them, and the
+    smaller side with all its terms fits into L3. The choice depends on sizes, type, precision and
+    CPU alone, because the bits of the result depend on it.
     """
     cdef Py_ssize_t M = p.a.size, N = p.b.size, K = p.K
     cdef bint small = M * N * K <= SMALL_TO, tiles = False
@@ -149,7 +149,7 @@ cdef inline void decide(
 
 
 cdef inline Py_ssize_t _all_terms(const Operand* side, Py_ssize_t K) noexcept nogil:
-    """Floats of a packed side with all its terms, passes of equal length."""
+    """Floats of a packed side with all its terms, the last pass padded to full length."""
     cdef Py_ssize_t most = terms_per_pass(side)
     return kept_floats(side, blocks_of(K, most) * most)
 
@@ -159,7 +159,7 @@ cdef inline bint is_packed(const Product* p) noexcept nogil:
 
 
 cdef inline bint can_sum_squares(const Product* p) noexcept nogil:
-    """Whether its tiles are those of _squares.pxd."""
+    """Whether the product's tiles are those of _squares.pxd."""
     return is_packed(p) and (p.a.form >= TILES_1) == HAS_TILES
 
 
@@ -176,7 +176,7 @@ cdef inline Product product_of(
     Entry which, float* c, const float* a, const void* b, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K,
     Py_ssize_t type, Py_ssize_t precision, int units,
 ) noexcept nogil:
-    """The product of an entry, with M, N and K of its layer; ``units`` of this CPU: enum Unit."""
+    """The product of an entry; M, N and K are those of the layer, ``units`` bits of enum Unit."""
     cdef Product p
     p.c = p.y = c
     p.bias = p.squares = NULL

@@ -1,9 +1,9 @@
-"""Sums of the squares of a gradient dw (N,K), one for each of its tiles, for the norm of all.
+"""Sums of squares of a gradient dw (N,K), one per tile, for the norm of all gradients.
 
-The product that stores the last of a tile has it in cache, and sums its squares (_loops.pxd);
-where dw has changed since, they are summed anew (grad_norm.pyx). A tile is a panel by a panel, of
-floats, or 32 by 32 at a level that has the tiles of AMX. So the cut depends on N, K and the level
-alone. Bits depend neither on the thread that sums a tile nor on the rows of dy.
+A product sums the squares of a tile when it has stored the tile and still has it in cache
+(_loops.pxd). If dw changes later, grad_norm.pyx sums them again. A tile is one panel by another:
+panels of floats, or 32 by 32 at a level with the tiles of AMX. So the cut depends on N, K and the
+level alone. The bits depend neither on the thread that sums a tile nor on the rows of dy.
 """
 cdef extern from "squares.h" nogil:
     float sum_squares "tn_sum_squares" (
@@ -16,12 +16,12 @@ from toynn._kernels.gemm._panels cimport (
 
 # All fields are as wide as a pointer: the program writes them as an array of int64.
 cdef struct Squares:
-    Py_ssize_t first  # element of g with which dw begins
+    Py_ssize_t first  # element of g at which dw begins
     Py_ssize_t N
     Py_ssize_t K
-    float* sums       # of the tiles, row by row of panels
+    float* sums       # one per tile, row by row of panels
     Py_ssize_t valid  # whether the sums match what is in dw
-    double total      # of the sums
+    double total      # the sum of the sums
 
 cdef struct AllSquares:
     Py_ssize_t count
@@ -31,18 +31,18 @@ cdef struct AllSquares:
 cdef inline Operand rows_of(Py_ssize_t N) noexcept nogil:
     """dw's rows, in panels."""
     cdef Operand side = floats_at(NULL, N, 1, 1, True)
-    side.form = TILES_1 if HAS_TILES else FLOATS  # parts change no cut
+    side.form = TILES_1 if HAS_TILES else FLOATS  # the cut is the same for any number of parts
     return side
 
 
 cdef inline Operand columns_of(Py_ssize_t K) noexcept nogil:
     cdef Operand side = floats_at(NULL, K, 1, 1, False)
-    side.form = TILES_1 if HAS_TILES else FLOATS  # parts change no cut
+    side.form = TILES_1 if HAS_TILES else FLOATS
     return side
 
 
 cdef inline bint has_tiles(Py_ssize_t N, Py_ssize_t K) noexcept nogil:
-    """Whether dw (N,K) is more than one panel wide and high: else its product has no tiles."""
+    """Whether dw (N,K) is more than one panel wide and high; if not, its product has no tiles."""
     return N > MR and K > V
 
 

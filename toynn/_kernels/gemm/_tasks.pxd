@@ -1,8 +1,8 @@
-"""A product as tasks that a thread does by itself: for many products at once, as of experts.
+"""A product as tasks for single threads: for many products at once, such as those of experts.
 
 Each thread packs both operands of its task into its own scratch memory. How a product is cut
 depends on its shape alone. Each element of C is the sum that multiply_matrices makes, in the same
-order. So bits depend neither on the number of threads nor on which thread takes a task.
+order. So the bits depend neither on the number of threads nor on which thread takes a task.
 """
 from libc.string cimport memset
 
@@ -21,12 +21,12 @@ cdef enum:
 
 
 cdef inline Py_ssize_t _room(const Product* p) noexcept nogil:
-    """Floats of a packed side, at most."""
+    """The most floats of a packed side."""
     return STREAMED_TILES if parts_of(&p.a) else STREAMED
 
 
 cdef inline Plan _plan_alone(const Product* p) noexcept nogil:
-    """A plan for one thread, which has no more of the smaller side at once than of the larger."""
+    """A plan for one thread; the packed smaller side has no more memory than the larger."""
     cdef Plan plan = plan_of(p, 1)
     cdef Py_ssize_t panel = panel_floats(plan.resident, min(p.K, terms_per_pass(&p.a)))
     plan.slice = min(plan.slice, _room(p) // panel)
@@ -35,12 +35,12 @@ cdef inline Plan _plan_alone(const Product* p) noexcept nogil:
 
 
 cdef inline Py_ssize_t task_floats(const Product* p) noexcept nogil:
-    """Floats of scratch memory for a thread: enough for any product of no larger sides."""
+    """Floats of scratch memory for a thread: enough for this and for any smaller product."""
     return 2 * _room(p) + LINE if is_packed(p) else 0
 
 
 cdef inline Py_ssize_t tasks_of(const Product* p) noexcept nogil:
-    """How many tasks a product is; none, if it has no element."""
+    """How many tasks a product is cut into; 0 if C is empty."""
     if p.a.size == 0 or p.b.size == 0:
         return 0
     if p.way == GEMV_INT8 or p.way == GEMV:
@@ -49,13 +49,13 @@ cdef inline Py_ssize_t tasks_of(const Product* p) noexcept nogil:
 
 
 cdef inline void multiply_task(const Product* p, void* workspace, Py_ssize_t i) noexcept nogil:
-    """Task i, on a thread that has begun with tiles, if there are any."""
+    """Compute task i, on a thread that has called begin_tiles if this build has tiles."""
     cdef Plan plan
     cdef float* resident = aligned(workspace)
     cdef Py_ssize_t s, s0, s1, t, k, kc, most = terms_per_pass(&p.a)
     cdef Py_ssize_t n0 = i * COLUMNS, n1 = min(n0 + COLUMNS, p.b.size)
     if p.way == GEMV_INT8:
-        # By each task: little beside so many columns.
+        # Each task rounds x again: that costs little beside COLUMNS columns.
         round_rows(resident, p.a.x, p.a.size, p.K, p.int8_unit)
         dot_rows_in_int8(p, resident, n0, n1)
         return

@@ -1,4 +1,4 @@
-"""One tile of C: a packed panel of A by a packed panel of B, whatever their form."""
+"""One tile of C: a packed panel of A by a packed panel of B, in any form."""
 from toynn._kernels.gemm._gemm cimport (
     multiply_panels, multiply_panels_in_tiles, multiply_rows, splits_exactly,
 )
@@ -11,7 +11,7 @@ from toynn._kernels.gemm._product cimport Product
 cdef inline void _multiply_as_floats(
     const Product* p, Py_ssize_t a, Py_ssize_t b, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
-    """Panel a by panel b from the operands as they are, whatever their numbers."""
+    """Panel a by panel b from the unpacked operands; right for numbers of any size."""
     cdef Py_ssize_t N = p.b.size, row = panel_start(&p.a, a), t, first
     cdef Operand rows = floats_at(
         p.a.x + row * p.a.stride, panel_start(&p.a, a + 1) - row, p.a.stride, p.a.k_stride, True

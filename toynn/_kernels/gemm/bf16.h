@@ -14,7 +14,7 @@ TN_INLINE __m512 tn_first(const float* x, ptrdiff_t n) {
     return _mm512_maskz_loadu_ps(tn_mask(n), x);
 }
 
-/* 0 16 1 17 2 18 .. of 32 halves of a register: two terms of 16 columns, in pairs. */
+/* Reorder the 32 halves of a register to 0 16 1 17 2 18 ..: two terms of 16 columns, in pairs. */
 TN_INLINE __m512i tn_interleaved(__m512i both) {
     const __m512i column = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const __m512i lanes = _mm512_or_si512(

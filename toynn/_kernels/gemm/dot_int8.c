@@ -2,15 +2,15 @@
 #include "dot_int8.h"
 
 enum {
-    TN_ROWS = 4,     /* rows of x that are taken at a time, at most */
-    TN_AHEAD = 4096  /* bytes ahead at which w is fetched: CPUs stop at the end of a page */
+    TN_ROWS = 4,     /* most rows of x that are taken at a time */
+    TN_AHEAD = 4096  /* bytes ahead that w is prefetched: CPUs themselves stop at a page's end */
 };
 
 /* What the functions below compute, in plain C: the contribution of 256 terms, or of the first
-   `runs` blocks of 32 of them, to one element of y. c has codes, d and m factors, of w; q codes, s
-   and sum the scales and scaled sums, of x; a is Q6_K's, 1 elsewhere. Lane i of eight adds up the
-   products of terms 4 i .. 4 i + 3 of all blocks; m s sum q comes first, that of block i in lane i.
-   The lanes of 256 terms join those of the 256 before, and in the end tn_sum8 adds them up. */
+   `runs` blocks of 32 of them, to one element of y. c are codes of w, d and m their factors; q are
+   codes of x, s their scales and sum the scaled sums; a is Q6_K's, 1 for other types. Lane i of eight
+   begins with - m s sum q of block i, then adds the products of terms 4 i .. 4 i + 3 of every block.
+   The lanes are added to those of the 256 terms before; at the end tn_sum8 adds them up. */
 static inline void tn_dot_256(float lane[8], int runs, const int* c, const int* a, const float* d,
                               const float* m, const int8_t* q, const float* s, const float* sum) {
     float part[8];
@@ -45,8 +45,8 @@ static inline int tn_total(__m256i x) {
 }
 
 static void tn_round_row(float* row, const float* x, ptrdiff_t n) {
-    /* A block whose largest magnitude is below `least` becomes zeros, far before 127 / most would be
-       infinite (below 127 / 3.4e38); above `finite` lie infinity and NaN. */
+    /* A block whose largest magnitude is up to `least` becomes zeros, long before 127 / most would
+       overflow (below 127 / 3.4e38). From `finite` on, a block counts as infinite or NaN. */
     const float least = 1e-30f, finite = 3e38f;
     int8_t* q = (int8_t*)row;
     float* scale = row + n / 4;
@@ -68,7 +68,7 @@ static void tn_round_row(float* row, const float* x, ptrdiff_t n) {
             all[i] = _mm256_cvtps_epi32(_mm256_loadu_ps(x + 8 * i) * up);
             total = _mm256_add_epi32(total, all[i]);
         }
-        /* Packing takes 4 of each half in turn: the order puts the fours back side by side. */
+        /* Packing takes 4 of each half in turn; the permutation puts them back in order. */
         const __m256i halves = _mm256_packs_epi32(all[0], all[1]);
         const __m256i bytes = _mm256_packs_epi16(halves, _mm256_packs_epi32(all[2], all[3]));
         const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -80,7 +80,7 @@ static void tn_round_row(float* row, const float* x, ptrdiff_t n) {
 
 void tn_round_to_int8(float* rounded, ptrdiff_t x_row, const float* x, ptrdiff_t M, ptrdiff_t n,
                       int unit) {
-    (void)unit; /* they all read the same */
+    (void)unit; /* all units read the same layout */
     for (ptrdiff_t m = 0; m < M; m++) tn_round_row(rounded + m * x_row, x + m * n, n);
 }
 
@@ -88,7 +88,7 @@ void tn_round_to_int8(float* rounded, ptrdiff_t x_row, const float* x, ptrdiff_t
 
 TN_INLINE __m256i tn_bytes(const void* at) { return _mm256_loadu_si256((const __m256i*)at); }
 
-/* The float16 in front of each of so many blocks, as floats. */
+/* The float16 at the start of each of `blocks` blocks, as floats. */
 TN_INLINE TN_F16C __m256 tn_factors(const uint8_t* w, ptrdiff_t nbytes, int blocks) {
     uint16_t d[TN_RUNS] = {0};
     TN_UNROLL for (int i = 0; i < TN_RUNS; i++) {
@@ -114,7 +114,7 @@ TN_INLINE float tn_sum8(__m256 x) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* Of each type: d and m of 256 terms, one lane for each block of x; codes 32 j .. 32 j + 31. */
+/* For each type: d and m of 256 terms, one lane per block of x; and codes 32 j .. 32 j + 31. */
 
 /* -- Q4_0: w = d c - 8 d --------------------------------------------------------------------- */
 
@@ -144,8 +144,8 @@ TN_INLINE __m256i tn_codes_q8_0(const uint8_t* w, int j) {
 
 /* -- Q4_K: w = d a c - m b ------------------------------------------------------------------- */
 
-/* scales: 4 of a, 4 of b, in 6 bits; then 4 bytes with the lower halves of 4 of each, whose upper
-   2 bits stand above the 6 bits of the first 8 bytes. */
+/* scales: 4 of a and 4 of b in 6 bits each, one per byte. Then 4 bytes hold the lower 4 bits of the
+   other 4 of a and of b; their upper 2 bits are the top bits of the first 8 bytes. */
 TN_INLINE TN_F16C __m256 tn_d_q4_k(const uint8_t* w, __m256* m) {
     const tn_q4_k* block = (const tn_q4_k*)w;
     uint32_t s[3];
@@ -165,11 +165,11 @@ TN_INLINE __m256i tn_codes_q4_k(const uint8_t* w, int j) {
 /* -- Q6_K: w = d a (c - 32), a for 16 codes -------------------------------------------------- */
 
 TN_INLINE TN_F16C __m256 tn_d_q6_k(const uint8_t* w, __m256* m) {
-    *m = _mm256_setzero_ps(); /* 32 is taken from the codes: a is multiplied as an integer, too */
+    *m = _mm256_setzero_ps(); /* 32 is subtracted from the codes: a is an integer factor, too */
     return tn_factor(((const tn_q6_k*)w)->d);
 }
 
-/* Bits 4 and 5 of c are bits 2 (j % 4) and the next of high. */
+/* Bits 4 and 5 of c are two bits of high, from bit 2 (j % 4) on. */
 TN_INLINE __m256i tn_codes_q6_k(const uint8_t* w, int j) {
     const tn_q6_k* block = (const tn_q6_k*)w;
     const __m256i bytes = tn_bytes(block->low + 64 * (j / 4) + 32 * (j % 2));
@@ -182,7 +182,7 @@ TN_INLINE __m256i tn_codes_q6_k(const uint8_t* w, int j) {
                            _mm256_and_si256(upper, _mm256_set1_epi8(48)));
 }
 
-/* The 16 a as shorts: those of the first halves of blocks, then those of the second. */
+/* The 16 a as shorts: first those of the first halves of blocks, then those of the second halves. */
 TN_INLINE __m256i tn_a(const uint8_t* w) {
     const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     const __m128i a = _mm_loadu_si128((const __m128i*)((const tn_q6_k*)w)->a);
@@ -213,11 +213,12 @@ TN_INLINE __m256i tn_codes(int type, const uint8_t* w, int j) {
 
 /* -- Products, by what the CPU has ------------------------------------------------------------- */
 
-/* Of 32 unsigned w by 32 signed x, TN_PRODUCTS makes sums of two or of four, TN_FOURS eight sums of
-   four. TN_FACTOR(j) picks number j of 8 shorts, bytes 2 j and 2 j + 1 of each half of a register,
-   for each product that TN_PRODUCTS leaves: 0x0100 + 0x0202 j; 0x80 makes a zero. */
+/* TN_PRODUCTS multiplies 32 unsigned w by 32 signed x and adds the products by twos or by fours.
+   TN_FOURS makes eight sums of four from them. TN_FACTOR(j) is the shuffle that picks number j of 8
+   shorts (bytes 2 j and 2 j + 1 of each half of a register) for each sum of TN_PRODUCTS: 0x0100 +
+   0x0202 j; a byte 0x80 makes a zero. */
 
-/* With AVX2: 16 sums of two products, shorts, which cannot overflow: 2 * 128 * 127 at most. */
+/* With AVX2: 16 sums of two products as shorts. They are at most 2 * 128 * 127: no overflow. */
 #define TN_UNIT(name) name##_avx2
 #define TN_ASKED TN_F16C
 #define TN_PRODUCTS(w, x) _mm256_maddubs_epi16(w, x)
@@ -226,7 +227,7 @@ TN_INLINE __m256i tn_codes(int type, const uint8_t* w, int j) {
 #define TN_FACTOR(j) _mm256_set1_epi16(0x0100 + 0x0202 * (j))
 #include "dot_int8_rows.h"
 
-/* With vpdpbusd: 8 sums of four products, of which Q6_K's are as small as shorts: 4 * 32 * 127. */
+/* With vpdpbusd: 8 sums of four products; Q6_K's, up to 4 * 32 * 127, fit into shorts. */
 #if TN_UNITS
 #if TN_UNITS == TN_AVX512_VNNI
 #define TN_DPBUSD _mm256_dpbusd_epi32

@@ -1,25 +1,27 @@
-/* Dot products of rows of x with rows of quantized weights, whose codes are multiplied as they are:
-   in 8 bits.
+/* Dot products of rows of x with rows of quantized weights. The codes of the weights are multiplied
+   in 8 bits, without dequantizing.
 
-   x is rounded by blocks of 32: x[j] = s q[j], q from -127 to 127, s = max |x| / 127; then for 32
-   codes c of w = d c - m, d and m theirs,
+   x is rounded by blocks of 32: x[j] = s q[j], q from -127 to 127, s = max |x| / 127. Let w = d c - m
+   for 32 codes c with their d and m. Then
 
        sum_j x[j] w[j] = s d sum_j q[j] c[j] - m s sum_j q[j]
 
-   whose sums are of integers, exactly. What is lost is at most s / 2 of each x. A block of x with
-   NaN or infinity gives NaN. A rounded row of n terms, n a multiple of 32, is an array of floats:
+   Both sums on the right are exact: they add integers. Rounding changes each x by at most s / 2. A
+   block of x with NaN or infinity gives NaN. A rounded row of n terms, n a multiple of 32, is an
+   array of floats:
 
        | q[0] .. q[n-1]    | s[0] .. s[n/32-1]  0 ..  | s[b] times the sum of block b's q  0 ..  |
          n int8: n/4 floats  tn_scales(n) floats        tn_scales(n) floats
 
-   where zeros fill both up to whole groups of 8 blocks. On x86-64 codes of up to 8 blocks of 32 are
-   taken at a time: their factors d side by side, and each block's products with one instruction or
-   two (dot_int8_rows.h, which dot_int8.c has twice: with vpdpbusd where the CPU has it, and with
-   what AVX2 has). On arm64 four rows of w are taken at a time (dot_neon_rows.h, which dot_neon.c has
-   three times: with smmla or sdot where the CPU has it, and with what all have). The integers are
-   the same and the floats in the same order, so that every CPU of either kind gives the same bits.
-   Instructions that not all CPUs of a level have are asked for by these functions alone, not by the
-   module: whoever calls them has made sure of them (cpu.pyx). */
+   Zeros pad the scales and the sums to whole groups of 8 blocks.
+
+   On x86-64, codes of up to 8 blocks of 32 are taken at a time. Their factors d fill a register, and
+   one or two instructions multiply each block. dot_int8.c includes dot_int8_rows.h twice: with
+   vpdpbusd, for CPUs that have it, and with AVX2. On arm64, four rows of w are taken at a time.
+   dot_neon.c includes dot_neon_rows.h three times: with smmla, with sdot, and with what all CPUs
+   have. All variants of an architecture add the same integers, and floats in the same order, so that
+   all of its CPUs give the same bits. Only these functions are compiled for instructions that not
+   all CPUs of a level have, not the module: their caller has checked the CPU (cpu.pyx). */
 #ifndef TOYNN_DOT_INT8_H
 #define TOYNN_DOT_INT8_H
 
@@ -27,11 +29,11 @@
 #include <stdint.h>
 #include "gemm.h"
 
-/* y[m * y_row + i], for N rows of w by M rows of x, of n terms. */
+/* y[m * y_row + i] for N rows of w by M rows of x, of n terms. */
 typedef void (*tn_dot_fn)(float* y, ptrdiff_t y_row, const uint8_t* w, ptrdiff_t w_row, ptrdiff_t N,
                           const float* x, ptrdiff_t x_row, ptrdiff_t M, ptrdiff_t n);
 
-/* Whether this build has any of it; if not, nothing is multiplied in 8 bits. */
+/* Whether this build multiplies in 8 bits: 1 on x86-64, 2 on arm64. */
 #if defined(__AVX2__) && TN_GNU
 #define TN_INT8 1
 #elif defined(TN_NEON)
@@ -40,8 +42,8 @@ typedef void (*tn_dot_fn)(float* y, ptrdiff_t y_row, const uint8_t* w, ptrdiff_t
 #define TN_INT8 0
 #endif
 
-/* What it has beside what all CPUs of the level have: vpdpbusd, known to GCC 11, clang 12 and their
-   successors; sdot and smmla. */
+/* Instructions of this build that not all CPUs of the level have: vpdpbusd (since GCC 11 and clang
+   12); sdot and smmla. */
 #define TN_AVX_VNNI 1
 #define TN_AVX512_VNNI 2
 #define TN_SMMLA 3
@@ -68,7 +70,7 @@ static inline ptrdiff_t tn_scales(ptrdiff_t n) {
 /* Floats of a rounded row. */
 static inline ptrdiff_t tn_int8_floats(ptrdiff_t n) { return n / 4 + 2 * tn_scales(n); }
 
-/* A block of each type, as described in _blocks.pxd and _superblocks.pxd; types as GGUF numbers them. */
+/* A block of each type, as in _blocks.pxd and _superblocks.pxd, and the types' GGUF numbers. */
 typedef struct { uint8_t d[2], low[16]; } tn_q4_0;                              /* w = d c - 8 d */
 typedef struct { uint8_t d[2], codes[32]; } tn_q8_0;                            /* w = d c, c signed */
 typedef struct { uint8_t d[2], m[2], scales[12], low[128]; } tn_q4_k;           /* w = d a c - m b */
@@ -85,13 +87,13 @@ static inline ptrdiff_t tn_bytes_of_256(int type) {
     return 0;
 }
 
-/* Round M rows of x, of n terms, whole blocks, side by side; rounded rows begin x_row apart. `unit` is
-   that of the function which is to multiply them: 0 what all CPUs of the level have, 1 vpdpbusd or
-   sdot, 2 smmla. */
+/* Round M contiguous rows of x, of n terms (whole blocks); rounded rows begin x_row apart. `unit` is
+   the unit of the function that will multiply them: 0 what all CPUs of the level have, 1 vpdpbusd
+   or sdot, 2 smmla. */
 TN_LINKED void tn_round_to_int8(float* rounded, ptrdiff_t x_row, const float* x, ptrdiff_t M,
                                 ptrdiff_t n, int unit);
 
-/* What multiplies a type that GGUF numbers with a unit; NULL if it is none of the four. */
+/* The function that multiplies a type (a GGUF number) with a unit; NULL if not one of the four. */
 TN_LINKED tn_dot_fn tn_dot_int8_of(int type, int unit);
 
 #endif

@@ -1,8 +1,8 @@
-/* The dot products of dot_int8.h with one kind of instruction, which that file defines before.
+/* The dot products of dot_int8.h with one kind of instruction; dot_int8.c defines it before.
 
-   A row of w by R rows of x at a time; R and the type are numbers that the compiler knows. */
+   A row of w by R rows of x at a time; R and the type are constants for the compiler. */
 
-/* Eight sums of four products each: of block j, codes w by codes x; a is that of Q6_K. */
+/* Eight sums of four products each, of codes w by codes x of block j; a belongs to Q6_K. */
 TN_INLINE TN_ASKED __m256i TN_UNIT(tn_sums)(int type, __m256i w, __m256i x, __m256i a, int j) {
     switch (type) {
     case TN_Q4_0:
@@ -16,8 +16,8 @@ TN_INLINE TN_ASKED __m256i TN_UNIT(tn_sums)(int type, __m256i w, __m256i x, __m2
     __builtin_unreachable();
 }
 
-/* Add what blocks 0 .. runs - 1, of 8, contribute: a sum of their own, so that those of 8 blocks do
-   not wait for the 8 before them. */
+/* Add the contribution of blocks 0 .. runs - 1, of 8. It is summed separately, so that it need not
+   wait for the sum of the 8 blocks before. */
 TN_INLINE TN_ASKED void TN_UNIT(tn_add)(int type, __m256* acc, const uint8_t* w, const int8_t* q,
                                         const float* scale, const float* sum, ptrdiff_t x_row,
                                         int R, int runs) {

@@ -2,13 +2,14 @@
 #include "dot_int8.h"
 
 enum {
-    TN_ROWS = 4,     /* rows of w that are taken at a time; rows of x, at most */
-    TN_AHEAD = 4096  /* bytes ahead at which w is fetched */
+    TN_ROWS = 4,     /* rows of w, and most rows of x, that are taken at a time */
+    TN_AHEAD = 4096  /* bytes ahead that w is prefetched */
 };
 
 /* What the functions below compute, in plain C: the contribution of a block of 32 terms to one
-   element of y. c has codes, minus the 8 of Q4_0 and the 32 of Q6_K, d and m factors, of w; q codes,
-   s and sum the scale and the scaled sum, of x; a is Q6_K's, 1 elsewhere. Blocks follow each other. */
+   element of y, block after block. c are codes of w (8 is subtracted for Q4_0, 32 for Q6_K), d and m
+   their factors; q are codes of x, s their scale and sum the scaled sum; a is Q6_K's, 1 for other
+   types. */
 static inline float tn_dot_32(float y, const int* c, const int* a, float d, float m,
                               const int8_t* q, float s, float sum) {
     int products[2] = {0, 0}; /* integers, of at most 24 bits when they are multiplied by a */
@@ -23,10 +24,10 @@ static inline float tn_dot_32(float y, const int* c, const int* a, float d, floa
 
 /* -- Rows of x, rounded ---------------------------------------------------------------------- */
 
-/* A row of n terms; its codes by 8, which begin `apart` bytes from each other. */
+/* A row of n terms; its codes are stored by 8, `apart` bytes from one 8 to the next. */
 static void tn_round_row(int8_t* q, ptrdiff_t apart, float* scale, const float* x, ptrdiff_t n) {
-    /* A block whose largest magnitude is below `least` becomes zeros, far before 127 / most would be
-       infinite (below 127 / 3.4e38); above `finite` lie infinity and NaN. */
+    /* A block whose largest magnitude is up to `least` becomes zeros, long before 127 / most would
+       overflow (below 127 / 3.4e38). From `finite` on, a block counts as infinite or NaN. */
     const float least = 1e-30f, finite = 3e38f;
     float* sum = scale + tn_scales(n);
     memset(scale, 0, 2 * tn_scales(n) * sizeof *scale);
@@ -51,10 +52,11 @@ static void tn_round_row(int8_t* q, ptrdiff_t apart, float* scale, const float* 
     }
 }
 
-/* Where the scales of row r of a pair begin: behind the codes of both. */
+/* Where the scales of row r of a pair begin: after the codes of both. */
 TN_INLINE ptrdiff_t tn_pair_scales(ptrdiff_t n, int r) { return n / 2 + 2 * r * tn_scales(n); }
 
-/* smmla reads pairs of rows: 8 codes of one, then the same 8 of the other; the last one is alone. */
+/* smmla reads pairs of rows: 8 codes of one row, then the same 8 of the other. An odd last row is
+   stored alone. */
 void tn_round_to_int8(float* rounded, ptrdiff_t x_row, const float* x, ptrdiff_t M, ptrdiff_t n,
                       int unit) {
     for (ptrdiff_t m = 0; m < M; m++) {
@@ -71,13 +73,13 @@ void tn_round_to_int8(float* rounded, ptrdiff_t x_row, const float* x, ptrdiff_t
 
 /* -- What the types have in common ----------------------------------------------------------- */
 
-/* Of four rows of w one number each, for each of 8 blocks of 32 codes: lane i is that of row i. */
+/* The factors of four rows of w, for each of 8 blocks of 32 codes; lane i belongs to row i. */
 typedef struct {
-    float32x4_t d[TN_RUNS], m[TN_RUNS]; /* m of Q4_K alone */
-    int32x4_t a[2 * TN_RUNS];           /* of Q6_K, for 16 codes */
+    float32x4_t d[TN_RUNS], m[TN_RUNS]; /* m: for Q4_K only */
+    int32x4_t a[2 * TN_RUNS];           /* for Q6_K, one for 16 codes */
 } tn_factors;
 
-/* 16 bytes of each of four rows: four of the first byte, four of the second, .. */
+/* Transpose 16 bytes of each of four rows: the four first bytes, the four second ones, .. */
 TN_INLINE void tn_by_byte(int8x16_t y[4], const int8x16_t x[4]) {
     const int16x8_t lower = vreinterpretq_s16_s8(vzip1q_s8(x[0], x[1]));
     const int16x8_t upper = vreinterpretq_s16_s8(vzip2q_s8(x[0], x[1]));
@@ -89,7 +91,7 @@ TN_INLINE void tn_by_byte(int8x16_t y[4], const int8x16_t x[4]) {
     y[3] = vreinterpretq_s8_s16(vzip2q_s16(upper, next_upper));
 }
 
-/* 16 integers of each of four rows, one byte each: y[k] has number k of all rows. */
+/* Widen 16 bytes of each of four rows to integers: y[k] has number k of all rows. */
 TN_INLINE void tn_by_number(int32x4_t y[16], const int8x16_t x[4]) {
     int8x16_t bytes[4];
     tn_by_byte(bytes, x);
@@ -109,8 +111,9 @@ TN_INLINE float32x4_t tn_halves(const uint8_t* const w[TN_ROWS], ptrdiff_t at) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(d)));
 }
 
-/* Q4_K's scales: 4 of a, 4 of b, in 6 bits; then 4 bytes with the lower halves of 4 of each, whose
-   upper 2 bits stand above the 6 bits of the first 8 bytes. All of a, then all of b. */
+/* Q4_K's scales: 4 of a and 4 of b in 6 bits each, one per byte. Then 4 bytes hold the lower 4 bits of
+   the other 4 of a and of b; their upper 2 bits are the top bits of the first 8 bytes. Returns all
+   of a, then all of b. */
 TN_INLINE int8x16_t tn_scales_q4_k(const tn_q4_k* block) {
     uint32_t s[3];
     memcpy(s, block->scales, sizeof s);
@@ -168,7 +171,7 @@ TN_INLINE int8x16_t tn_codes(int type, const uint8_t* w, int j, int h) {
         bytes = vld1q_u8(((const tn_q4_k*)w)->low + 32 * (j / 2) + 16 * h);
         return vreinterpretq_s8_u8(vandq_u8(tn_shifted(bytes, j & 1 ? -4 : 0), nibble));
     }
-    /* Q6_K: bits 4 and 5 of c are bits 2 (j % 4) and the next of high. */
+    /* Q6_K: bits 4 and 5 of c are two bits of high, from bit 2 (j % 4) on. */
     const tn_q6_k* block = (const tn_q6_k*)w;
     bytes = vld1q_u8(block->low + 64 * (j / 4) + 32 * (j % 2) + 16 * h);
     const uint8x16_t upper = tn_shifted(vld1q_u8(block->high + 32 * (j / 4) + 16 * h), 4 - j % 4 * 2);
@@ -184,13 +187,13 @@ TN_INLINE int32x4_t tn_sums_of_four(const int32x4_t x[4]) {
 
 /* -- Products, by what the CPU has ------------------------------------------------------------- */
 
-/* TN_DOT adds the products of 16 codes by 16 to four sums. Where TN_PAIRED is set, smmla does two rows
-   of w by two of x. */
+/* TN_DOT adds the products of 16 codes by 16 codes to four sums. If TN_PAIRED is set, smmla multiplies
+   two rows of w by two of x. */
 
 #define TN_UNIT(name) name##_neon
 #define TN_ASKED
 #define TN_PAIRED 0
-/* Pairs of products fit into 16 bits: 2 * 128 * 127 at most. */
+/* A product fits into 16 bits: it is at most 128 * 127. */
 #define TN_DOT(sum, w, x)                                                      \
     vpadalq_s16(vpadalq_s16(sum, vmull_s8(vget_low_s8(w), vget_low_s8(x))), vmull_high_s8(w, x))
 #include "dot_neon_rows.h"

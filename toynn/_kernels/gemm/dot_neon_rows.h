@@ -1,7 +1,7 @@
-/* The dot products of dot_int8.h with one kind of instruction, which dot_neon.c defines before.
+/* The dot products of dot_int8.h with one kind of instruction; dot_neon.c defines it before.
 
-   Four rows of w by R rows of x at a time; R and the type are numbers that the compiler knows. Where
-   w has no four rows left, the last one stands for those that are missing. */
+   Four rows of w by R rows of x at a time; R and the type are constants for the compiler. If w has
+   fewer than four rows left, its last row is repeated. */
 
 #if TN_PAIRED
 /* Codes 8 u .. 8 u + 7 of one row, then the same of another. */
@@ -10,7 +10,7 @@ TN_INLINE int8x16_t tn_pair_of(int8x16_t a, int8x16_t b, int u) {
     return vreinterpretq_s8_s64(u ? vzip2q_s64(x, y) : vzip1q_s64(x, y));
 }
 
-/* Two rows of x are read as they lie side by side: sum[p] has rows of w 2 p and 2 p + 1 by both. */
+/* Read two rows of x as the stored pair: sum[p] has rows 2 p and 2 p + 1 of w by both. */
 TN_INLINE TN_ASKED void tn_add_pairs(int32x4_t sum[2], const int8x16_t w[TN_ROWS], const int8_t* q) {
     TN_UNROLL for (int u = 0; u < 2; u++) {
         const int8x16_t x = vld1q_s8(q + 16 * u);
@@ -20,8 +20,8 @@ TN_INLINE TN_ASKED void tn_add_pairs(int32x4_t sum[2], const int8x16_t w[TN_ROWS
 }
 #endif
 
-/* total[r]: lane i has the sum of products of codes of row i of w by those of row r of x, from q[r] +
-   at on: 16 codes, or 32 with a second half of w. */
+/* total[r]: lane i has the sum of products of the codes of row i of w and of row r of x, which begin
+   at q[r] + at: 16 codes, or 32 if w has a second half. */
 TN_INLINE TN_ASKED void TN_UNIT(tn_sums)(int32x4_t total[TN_ROWS], int8x16_t w[][TN_ROWS], int halves,
                                          const int8_t* const q[TN_ROWS], ptrdiff_t at, int R) {
 #if TN_PAIRED
@@ -49,7 +49,7 @@ TN_INLINE TN_ASKED void TN_UNIT(tn_sums)(int32x4_t total[TN_ROWS], int8x16_t w[]
     }
 }
 
-/* y of four rows of w, of which N are there, by R rows of x. */
+/* y of four rows of w, of which N exist, by R rows of x. */
 TN_INLINE TN_ASKED void TN_UNIT(tn_four)(int type, float* y, ptrdiff_t y_row, const uint8_t* first,
                                          ptrdiff_t w_row, ptrdiff_t N, const float* x,
                                          ptrdiff_t x_row, int R, ptrdiff_t n) {

@@ -5,13 +5,13 @@
     backward_weight   dw[e,n,k] = sum_r dy[r,n] x[r,k]
     backward_bias     db[e,n]   = sum_r dy[r,n]            offsets[e] <= r < offsets[e+1]
 
-M rows, sorted by expert (expert_rows.pyx), of which the first offsets[E] are there; E experts of N
-outputs and K inputs. Rows from offsets[E] on are not touched.
+M rows, sorted by expert (expert_rows.pyx); E experts of N outputs and K inputs. Rows from
+offsets[E] on belong to no expert and are not touched.
 
-For forward and backward_input w may be of any type of _types.pxd. Experts without rows are not
-read. No expert is dequantized as a whole: a task is some columns of one expert's product
-(_grouped.pxd), and dequantizes the part of the matrix that it packs. Precision counts as in
-matmul.pyx, that of an expert's few rows too.
+For forward and backward_input w may have any type of _types.pxd. Experts without rows are not
+read. A task is some columns of one expert's product (_grouped.pxd). It dequantizes only the part of
+the matrix that it packs, so that no expert is ever dequantized as a whole. Precision means the same
+as in matmul.pyx, for an expert with few rows too.
 Source: Gale et al. 2022, MegaBlocks, arXiv:2211.15841, section 4.
 """
 from libc.string cimport memset
@@ -81,10 +81,15 @@ def _checked(where, arrays, sizes, options):
     cdef const int[::1] offsets = arrays["offsets"]
     cdef Py_ssize_t e, E = offsets.shape[0] - 1, M = sizes["M"]
     if E < 0 or offsets[0] != 0:
-        raise ValueError(f"{where}: offsets needs E + 1 numbers from 0 on; got {list(offsets)}")
+        raise ValueError(
+            f"{where}: offsets needs E + 1 numbers that begin with 0; got {list(offsets)}"
+        )
     for e in range(E):
         if offsets[e + 1] < offsets[e]:
-            raise ValueError(f"{where}: offsets must not descend: {offsets[e + 1]} at {e + 1}")
+            raise ValueError(
+                f"{where}: offsets must not descend; offsets[{e + 1}] is {offsets[e + 1]} after "
+                f"{offsets[e]}"
+            )
     if offsets[E] > M:
         raise ValueError(f"{where}: offsets end at {offsets[E]}; there are {M} rows")
 

@@ -4,9 +4,9 @@
 #if TN_GNU
 
 #ifdef TN_NEON
-/* 24 sums, 2 vectors of B and 3 of A fill 29 of 32 registers: a second step would spill some. */
+/* 24 sums, 2 vectors of B and 3 of A fill 29 of 32 registers: unrolling twice would spill some. */
 #define TN_TWICE
-/* Rows of A that are side by side are loaded four at a time: a multiply-add takes any lane. */
+/* Contiguous rows of A are loaded four at a time: a multiply-add can take any lane. */
 #define TN_FOURS(a_row) (__builtin_constant_p(a_row) && (a_row) == 1)
 #else
 #define TN_TWICE _Pragma("GCC unroll 2")
@@ -58,8 +58,8 @@ TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_
 }
 #endif
 
-/* Rows of A that are side by side are at addresses that the compiler knows: numbers from one line,
-   while those of rows far apart contend for a bank of the cache. */
+/* The case a_row = 1 is compiled separately: the compiler then knows the addresses, and the numbers of
+   A come from one cache line. Numbers of rows far apart contend for a bank of the cache. */
 void tn_tile(int h, int width, ptrdiff_t kc, const float* a, ptrdiff_t a_row, ptrdiff_t a_k,
              const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc, int add) {
     if (a_row == 1 && width == TN_NR)

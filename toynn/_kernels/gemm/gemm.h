@@ -1,11 +1,11 @@
 /* The register tile of a matrix product, and the transposition that packing needs.
 
    C[h, NR] (+)= A[h, kc] B[kc, NR]: h * 2 vectors of sums stay in registers while k runs; each step
-   loads two vectors of B and broadcasts h numbers of A. Half a tile, one vector wide, serves where
-   B has no more columns: the last ones, a narrow head, an adapter of low rank. Strides of A and B
-   are free, so one body serves operands in place and packed ones, whose strides are constants. The
-   body is instantiated for each height h and both widths w, in vectors, because only loops of known
-   length let the compiler keep the sums in registers.
+   loads two vectors of B and broadcasts h numbers of A. Half a tile, one vector wide, serves if B
+   has no more columns: the last ones, a narrow head, an adapter of low rank. Strides of A and B are
+   free, so one body serves operands in place and packed ones, whose strides are constants. The body
+   is instantiated for each height h and both widths w (in vectors): the compiler keeps the sums in
+   registers only if it knows the length of the loops.
    Written with the vector extensions of GCC and clang; other compilers get the same in plain C.
    gemm.c has the bodies: each level compiles them once, for all its modules (setup.py). */
 #ifndef TOYNN_GEMM_H
@@ -31,7 +31,7 @@
 #endif
 #define TN_NR (2 * TN_V)
 
-/* Whether the compiler knows the instructions of arm64 that not all CPUs have: bfmmla, smmla, sdot. */
+/* Whether the compiler knows bfmmla, smmla and sdot, which not all arm64 CPUs have. */
 #if defined(__aarch64__) && (defined(__clang__) ? __clang_major__ >= 16 : __GNUC__ >= 10)
 #define TN_ARM_UNITS 1
 #else
@@ -42,11 +42,11 @@
 #define TN_INLINE static inline __attribute__((always_inline))
 #define TN_PREFETCH(address) __builtin_prefetch(address, 1)
 #define TN_UNROLL _Pragma("GCC unroll 16")
-/* What follows loads its numbers no sooner: GCC 12 would load as many at once as to spill some. */
+/* Loads after this stay after it: GCC 12 would load so many numbers at once that it spills some. */
 #define TN_IN_ORDER __asm__ volatile("" ::: "memory")
 
 typedef float tn_vec __attribute__((vector_size(4 * TN_V)));
-/* The same, anywhere in an array of float. */
+/* The same, at any address in an array of floats. */
 typedef float tn_vec_u __attribute__((vector_size(4 * TN_V), aligned(4), may_alias));
 
 TN_INLINE tn_vec tn_load(const float* x) { return *(const tn_vec_u*)x; }
@@ -56,7 +56,7 @@ TN_INLINE void tn_store(float* x, tn_vec v) { *(tn_vec_u*)x = v; }
 #define TN_INLINE static inline
 #endif
 
-/* A function of a .c file that is linked into every module that calls it, and seen by no other. */
+/* A function of a .c file that is linked into each module that calls it, and hidden from others. */
 #if TN_GNU && !defined(_WIN32)
 #define TN_LINKED __attribute__((visibility("hidden")))
 #else
@@ -74,17 +74,16 @@ TN_INLINE void tn_store(float* x, tn_vec v) { *(tn_vec_u*)x = v; }
         TN_HEIGHT(13, __VA_ARGS__) TN_HEIGHT(14, __VA_ARGS__) \
     }
 
-/* Operands where they are, of which C stays in cache: h rows of A, and of B `width` columns, TN_NR
-   or TN_V, side by side. */
+/* Operands in place: h rows of A and `width` contiguous columns of B (TN_NR or TN_V). C is in cache. */
 TN_LINKED void tn_tile(int h, int width, ptrdiff_t kc, const float* a, ptrdiff_t a_row,
                        ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
                        int add);
 
-/* Packed operands: for each k, TN_MR numbers of A (h of them used) and TN_NR of B. C may be far. */
+/* Packed operands: for each k, TN_MR numbers of A (h of them used) and TN_NR of B. C is prefetched. */
 TN_LINKED void tn_tile_packed(int h, ptrdiff_t kc, const float* a, const float* b, float* c,
                               ptrdiff_t ldc, int add);
 
-/* Ask for bytes that will be read soon; they need not exist. */
+/* Prefetch bytes that will be read soon; they need not exist. */
 static inline void tn_prefetch(const void* x, ptrdiff_t nbytes) {
 #if TN_GNU
     for (ptrdiff_t i = 0; i < nbytes; i += 64) __builtin_prefetch((const char*)x + i);
@@ -99,8 +98,8 @@ static inline void tn_prefetch(const void* x, ptrdiff_t nbytes) {
 
 #ifdef TN_SHUFFLES
 #if TN_V == 8
-/* Exchange row and lane of V registers: within halves of registers by two rounds of interleaving,
-   as this takes one instruction each, then whole halves. */
+/* Exchange row and lane of V registers: first within halves of registers, by two rounds of
+   interleaving (one instruction each), then exchange whole halves. */
 TN_INLINE void tn_exchange(tn_vec r[TN_V]) {
     tn_vec s[TN_V];
     TN_UNROLL for (int i = 0; i < 8; i += 2) {
@@ -119,7 +118,7 @@ TN_INLINE void tn_exchange(tn_vec r[TN_V]) {
     TN_UNROLL for (int i = 0; i < 8; i++) r[i] = s[i];
 }
 #else
-/* Which lanes of (x, y) make x0 y0 x1 y1 ..: the lower halves interleaved, and the upper ones. */
+/* The lanes of (x, y) that make x0 y0 x1 y1 ..: of the lower halves, and of the upper halves. */
 #if TN_V == 16
 #define TN_LOWER 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define TN_UPPER 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31

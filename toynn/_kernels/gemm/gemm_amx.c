@@ -10,13 +10,13 @@ _Thread_local uint32_t tn_tiles[8][16][16];
 #include <immintrin.h>
 #include <string.h>
 
-/* Eight tiles of 16 rows: the sums of 32 x 32, and beside them one part of A and one of B.
+/* Eight tiles of 16 rows: 0 to 3 hold 32 x 32 sums, 4 and 5 one part of A, 6 and 7 one part of B.
 
                       B   6 | 7
               A   4     0 | 1
                   5     2 | 3
 
-   A packed step holds the parts of its floats in this order, each in two tiles. */
+   A packed step holds the parts of its floats in this order, two tiles for each part. */
 enum { TN_HI, TN_MID, TN_LO };
 #define TN_LOAD_A(part) tn_tile_load(4, a + 2 * TN_TILE * (part), 64); \
                         tn_tile_load(5, a + 2 * TN_TILE * (part) + TN_TILE, 64);
@@ -25,9 +25,9 @@ enum { TN_HI, TN_MID, TN_LO };
 #define TN_MULTIPLY tn_tile_multiply(0, 4, 6); tn_tile_multiply(1, 4, 7); \
                     tn_tile_multiply(2, 5, 6); tn_tile_multiply(3, 5, 7);
 
-/* Small products come first, and each product shares a part
-   with the one before, so that few tiles are loaded twice. Sums begin at 0 and join C at the end: a
-   sum of 50257 terms added to C right away would be six times less exact. */
+/* Small products come first. Each product shares a part with the one before, so that few tiles are
+   loaded twice. Sums begin at 0 and are added to C at the end: sums of 50257 terms that began with C
+   would be six times less exact. */
 TN_INLINE void tn_multiply_parts(int parts, ptrdiff_t steps, const float* a, const float* b,
                                  float* c, ptrdiff_t ldc, int add) {
     float sums[TN_SIDE * TN_SIDE], *to = add ? sums : c;
@@ -87,9 +87,9 @@ static inline float tn_largest(int parts, ptrdiff_t steps, const float* panel) {
     return x;
 }
 
-/* What is lost of a part or a product of
-   parts lies below 2^-126: 2^-60 of the largest number, 2^-46 of the largest product. And 2^26
-   products may be added up. Small numbers beside large ones do no harm: only the largest counts. */
+/* Parts and products of parts lose only what is below 2^-126: with these bounds, 2^-60 of the largest
+   number and 2^-46 of the largest product. And 2^26 products may be added up. Small numbers beside
+   large ones do no harm, so only the largest is checked. */
 int tn_splits_exactly(int parts, ptrdiff_t steps, const float* a, const float* b) {
     const float x = tn_largest(parts, steps, a), y = tn_largest(parts, steps, b);
     if (x == 0 || y == 0) return x <= 0x1p126f && y <= 0x1p126f;

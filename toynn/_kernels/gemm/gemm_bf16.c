@@ -34,7 +34,7 @@ TN_BF16 void tn_tile_pairs(int h, ptrdiff_t pairs, const float* a, const float* 
     TN_ALL_HEIGHTS(tn_pairs_body, pairs, a, b, c, ldc, add)
 }
 
-/* 16 rows of 32 terms, rounded: row[j] + k .. ; of the terms only kc exist. */
+/* Round 32 terms of 16 rows, from row[j] + k on; only the first kc terms of a row exist. */
 TN_INLINE TN_BF16 void tn_round_rows(tn_vec r[16], const float* const row[16], ptrdiff_t k,
                                      ptrdiff_t kc) {
     if (kc - k >= 32) {
@@ -48,8 +48,8 @@ TN_INLINE TN_BF16 void tn_round_rows(tn_vec r[16], const float* const row[16], p
     }
 }
 
-/* Columns that begin x_row apart, the terms of each side by side: blocks of 16 x 16 pairs. What is
-   written for columns that do not exist is of no matter: here, the last one that does, again. */
+/* Columns that begin x_row apart, each with contiguous terms: in blocks of 16 x 16 pairs. Values of
+   columns that do not exist are not used; the last column is repeated for them. */
 TN_INLINE TN_BF16 void tn_pairs_along(float* y, int width, const float* x, ptrdiff_t n,
                                       ptrdiff_t x_row, ptrdiff_t kc) {
     for (int i = 0; i < width; i += 16) {
@@ -69,7 +69,7 @@ TN_INLINE TN_BF16 void tn_pairs_along(float* y, int width, const float* x, ptrdi
     }
 }
 
-/* Terms that lie x_k apart, columns side by side: two rows are interleaved. */
+/* Terms x_k apart, in contiguous columns: two rows are interleaved. */
 TN_INLINE TN_BF16 void tn_pairs_across(float* y, int width, const float* x, ptrdiff_t n,
                                        ptrdiff_t x_k, ptrdiff_t kc) {
     for (int i = 0; i < width; i += 16) {
@@ -84,7 +84,8 @@ TN_INLINE TN_BF16 void tn_pairs_across(float* y, int width, const float* x, ptrd
     }
 }
 
-/* Where a register is wider than y, its surplus is written over by the next pair: so p ascends. */
+/* Pairs must be written in order: where a register is wider than y, the next pair overwrites its
+   surplus. */
 TN_BF16 void tn_pack_pairs(float* y, int width, const float* x, ptrdiff_t n, ptrdiff_t stride,
                            ptrdiff_t k_stride, ptrdiff_t kc) {
     if (k_stride == 1) tn_pairs_along(y, width, x, n, stride, kc);

@@ -1,12 +1,12 @@
-/* The register tile for pairs of bfloat16, and how they are packed: half the bytes of gemm.h's
-   panels, and twice the multiply-adds per instruction, or more.
+/* The register tile for pairs of bfloat16, and how pairs are packed: half the bytes of gemm.h's
+   panels, and at least twice the multiply-adds per instruction.
 
-   A pair holds terms 2 p and 2 p + 1 of a sum, the first in the lower half, in the 4 bytes of a
-   float: a packed panel of pairs looks like one of floats with half as many terms. vdpbf16ps adds
-   both products of a pair to a float32 sum. On arm64 bfmmla multiplies 2 rows of two pairs by 2
-   columns: gemm_neon.c. Rounding is to nearest, ties to even; NaN stays NaN, infinities stay;
-   subnormals count as 0. AVX512_BF16 and FEAT_BF16 are asked for by these functions alone, not by
-   the module: whoever calls them has made sure that the CPU has it.
+   A pair holds terms 2 p and 2 p + 1 of a sum in the 4 bytes of a float, the first term in the lower
+   half. So a packed panel of pairs looks like a panel of floats with half as many terms. vdpbf16ps
+   adds both products of a pair to a float32 sum. On arm64 bfmmla multiplies 2 rows of two pairs by 2
+   columns (gemm_neon.c). Rounding is to nearest, ties to even; NaN stays NaN, infinities stay;
+   subnormals count as 0. Only these functions are compiled for AVX512_BF16 or FEAT_BF16, not the
+   module: their caller has checked that the CPU has it.
    Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2. */
 #ifndef TOYNN_GEMM_BF16_H
 #define TOYNN_GEMM_BF16_H
@@ -20,10 +20,10 @@
 #define TN_PAIRS 2
 #define TN_BF16 __attribute__((target("arch=armv8.2-a+bf16")))
 #else
-#define TN_PAIRS 0 /* What follows is never called: no Operand is packed in pairs. */
+#define TN_PAIRS 0 /* The functions below are never called: no Operand is packed in pairs. */
 #endif
 
-/* Pairs of a step: those of a row or column that are side by side. */
+/* Pairs of a step: contiguous pairs of a row or column. */
 #define TN_STEP_PAIRS (TN_PAIRS ? TN_PAIRS : 1)
 
 /* Packed operands: for each step, the pairs of TN_MR rows of A (h of them used) and of TN_NR columns
@@ -32,8 +32,8 @@ TN_LINKED void tn_tile_pairs(int h, ptrdiff_t steps, const float* a, const float
                              ptrdiff_t ldc, int add);
 
 /* Pair p of row or column i, y[(p / S * width + i) * S + p % S] for steps of S pairs, is
-   x[i * stride + k * k_stride] for k = 2 p, 2 p + 1, rounded; 0 for the columns and the terms that
-   do not exist. One of the strides is 1. */
+   x[i * stride + k * k_stride] for k = 2 p, 2 p + 1, rounded. Terms that do not exist are 0; values of
+   rows or columns that do not exist are not used. One of the strides is 1. */
 TN_LINKED void tn_pack_pairs(float* y, int width, const float* x, ptrdiff_t n, ptrdiff_t stride,
                              ptrdiff_t k_stride, ptrdiff_t kc);
 

@@ -2,8 +2,8 @@
 
    bfmmla multiplies 2 rows of 4 terms by 2 columns of 4 terms and adds to 2 x 2 float32 sums. So a
    step has two pairs: 4 terms of each row, 8 bytes, and two rows fill a register. 6 x 4 registers
-   of sums, 4 of B and one of A are 29 of 32. What is added in which order, and how each sum is
-   rounded (to odd), is the same on every CPU: with FPCR.EBF = 0, as threads begin, the manual says.
+   of sums, 4 of B and one of A are 29 of 32. The manual fixes the order of the additions and the
+   rounding of each sum (to odd) if FPCR.EBF = 0, as in a new thread. So all CPUs give the same bits.
    Source: Arm Architecture Reference Manual for A-profile, DDI 0487, BFMMLA and FPMatMulAddH. */
 #include "gemm_bf16.h"
 
@@ -14,7 +14,7 @@ TN_INLINE TN_BF16 bfloat16x8_t tn_pairs_at(const float* x) {
     return vreinterpretq_bf16_f32(vld1q_f32(x));
 }
 
-/* Of row `odd` of two: its sums in two registers. */
+/* The sums of row `odd` (0 or 1) of two, from two registers. */
 TN_INLINE tn_vec tn_row_of(float32x4_t left, float32x4_t right, int odd) {
     return (tn_vec)(odd ? vcombine_f32(vget_high_f32(left), vget_high_f32(right))
                         : vcombine_f32(vget_low_f32(left), vget_low_f32(right)));
@@ -22,7 +22,7 @@ TN_INLINE tn_vec tn_row_of(float32x4_t left, float32x4_t right, int odd) {
 
 TN_INLINE TN_BF16 void tn_pairs_body(int h, ptrdiff_t steps, const float* a, const float* b,
                                      float* c, ptrdiff_t ldc, int add) {
-    float32x4_t sum[TN_MR / 2][4]; /* of rows 2 i, 2 i + 1 by columns 2 j, 2 j + 1 */
+    float32x4_t sum[TN_MR / 2][4]; /* sum[i][j]: rows 2 i, 2 i + 1 by columns 2 j, 2 j + 1 */
     TN_UNROLL for (int i = 0; i < h; i++) {
         TN_UNROLL for (int j = 0; j < 4; j++) sum[i / 2][j] = vdupq_n_f32(0);
         TN_PREFETCH(c + i * ldc);
@@ -64,11 +64,11 @@ TN_INLINE float32x4_t tn_first_of_four(const float* x, ptrdiff_t n) {
     return vld1q_f32(four);
 }
 
-/* Columns that begin x_row apart, the terms of each side by side: 8 bytes for four of them. */
+/* Columns that begin x_row apart, each with contiguous terms: four terms make 8 bytes. */
 TN_INLINE TN_BF16 void tn_pairs_along(float* y, int width, const float* x, ptrdiff_t n,
                                       ptrdiff_t x_row, ptrdiff_t kc) {
     for (int i = 0; i < width; i++) {
-        const float* row = x + (i < n ? i : n - 1) * x_row; /* of no matter: the last one again */
+        const float* row = x + (i < n ? i : n - 1) * x_row; /* from n on unused: repeat the last */
         uint16_t* at = (uint16_t*)(y + 2 * i);
         ptrdiff_t k = 0;
         for (; k + 4 <= kc; k += 4) vst1_u16(at + k * width, tn_round_four(vld1q_f32(row + k)));
@@ -76,7 +76,7 @@ TN_INLINE TN_BF16 void tn_pairs_along(float* y, int width, const float* x, ptrdi
     }
 }
 
-/* Terms that lie x_k apart, columns side by side: four columns of four rows are interleaved. */
+/* Terms x_k apart, in contiguous columns: four columns of four rows are interleaved. */
 TN_INLINE TN_BF16 void tn_pairs_across(float* y, int width, const float* x, ptrdiff_t n,
                                        ptrdiff_t x_k, ptrdiff_t kc) {
     for (ptrdiff_t k = 0; k < kc; k += 4) {

@@ -5,15 +5,15 @@
     backward_weight   dw[n,k] = sum_m dy[m,n] x[m,k]
 
 M rows (B*T flattened), N outputs, K inputs. Saved for backward: pre, if there is an activation.
-Which operand is read along which axis, and how each shape is computed in each precision, is said in
-_product.pxd; the loops are in _loops.pxd. A program may keep w prepacked (prepacked.pyx), and may
+_product.pxd says along which axis each operand is read, and how each shape is computed in each
+precision; the loops are in _loops.pxd. A program may keep w prepacked (prepacked.pyx), and may
 have backward_weight sum the squares of dw by tile (_squares.pxd).
 
-For forward and backward_input w may be of any type of _types.pxd. A quantized w is dequantized
+For forward and backward_input w may have any type of _types.pxd. A quantized w is dequantized
 while it is packed; the results are, bit for bit, those of its float32 values.
 
-"medium" rounds both sides to bfloat16 while they are packed, if multiplies_pairs(), and up to 16
-rows of x to 8 bits, if multiplies_int8() and w is Q4_0, Q8_0, Q4_K or Q6_K (dot_int8.h). At the
+"medium" rounds both sides to bfloat16 while they are packed, if multiplies_pairs(). It rounds up to
+16 rows of x to 8 bits, if multiplies_int8() and w is Q4_0, Q8_0, Q4_K or Q6_K (dot_int8.h). At the
 level amx each precision packs one to three bfloat16 parts of each float (gemm_amx.h). All else is
 float32.
 Source: Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454.
@@ -78,18 +78,18 @@ cdef void _multiply(Args* a) noexcept nogil:
 cdef Py_ssize_t _scratch(Args* a) noexcept nogil:
     cdef Product p = _product(a)
     cdef Py_ssize_t floats = scratch_floats(&p, a.n_threads)
-    if Args is Forward:  # a run may have fewer rows
+    if Args is Forward:  # a run may have fewer rows, which are rounded to 8 bits
         floats = max(floats, gemv_floats(FORWARD, a.M, a.K, a.type, a.precision, _units))
     return floats * sizeof(float)
 
 
 def multiplies_pairs():
-    """Whether "medium" multiplies bfloat16 pairs at this level on this CPU, and not floats."""
+    """Whether "medium" multiplies bfloat16 pairs instead of floats, at this level on this CPU."""
     return bool(_units & GAINS_BY_PAIRS)
 
 
 def multiplies_int8():
-    """With what "medium" multiplies a few rows by blocks in 8 bits: "AVX2", ..; "": it does not."""
+    """Return the unit with which "medium" multiplies few rows in 8 bits, as "AVX2"; "" if none."""
     return int8_unit(UNITS_OF_BUILD) if HAS_INT8 else ""
 
 

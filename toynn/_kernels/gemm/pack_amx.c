@@ -4,19 +4,20 @@
 #if TN_TILES
 #include "bf16.h"
 
-/* Round to bfloat16, ties away from 0, and keep a float: two instructions, and the difference is
-   exact, as with ties to even. Infinity stays; NaN may not, but its block is multiplied as floats. */
+/* Round to bfloat16 in the upper half, ties away from 0: two instructions with the mask that takes
+   it. The difference to x is exact, as with ties to even. Infinity stays infinity. NaN may not stay
+   NaN, but a tile with NaN is multiplied as floats. */
 TN_INLINE __m512i tn_upper(__m512 x) {
     return _mm512_add_epi32((__m512i)x, _mm512_set1_epi32(0x8000));
 }
 
-/* The upper halves of b, with those of a below them. */
+/* The upper halves of b, with the upper halves of a below them. */
 TN_INLINE __m512i tn_paired(__m512i a, __m512i b) {
     const __m512i upper = _mm512_set1_epi32((int)0xFFFF0000u);
     return _mm512_ternarylogic_epi32(upper, b, _mm512_srli_epi32(a, 16), 0xCA);
 }
 
-/* A register of each part: pairs of x0 and x1, lane by lane. */
+/* Store one register for each part: pairs of x0 and x1, lane by lane. */
 TN_INLINE void tn_split(float* y, int parts, __m512 x0, __m512 x1) {
     const __m512i upper = _mm512_set1_epi32((int)0xFFFF0000u);
     TN_UNROLL for (int part = 0; part < parts; part++) {
@@ -27,7 +28,7 @@ TN_INLINE void tn_split(float* y, int parts, __m512 x0, __m512 x1) {
     }
 }
 
-/* 16 floats from x on, of which n exist, or all. */
+/* 16 floats from x on; n of them exist, or all if `whole`. */
 TN_INLINE __m512 tn_terms(const float* x, int whole, ptrdiff_t n) {
     return whole ? _mm512_loadu_ps(x) : tn_first(x, n);
 }
@@ -36,9 +37,9 @@ TN_INLINE __m512i tn_larger(__m512i most, __m512 x) {
     return _mm512_max_epu32(most, (__m512i)_mm512_abs_ps(x));
 }
 
-/* Of 16 rows of A or columns of B by 16 terms, of which n and kc exist, the i-th register: along, the
-   terms of the i-th; across, the i-th term of all. The same terms of the next panel, or the rows of
-   the next step, are asked for. */
+/* Register i of 16 rows of A or columns of B by 16 terms, of which n and kc exist. `along`: the terms
+   of row or column i; otherwise term i of all. Prefetches the same terms of the next panel, or the
+   rows of the next step. */
 TN_INLINE __m512 tn_half(int i, int along, int whole, const float* x, ptrdiff_t n,
                          ptrdiff_t x_step, ptrdiff_t kc) {
     const float* at = x + i * x_step;
@@ -46,11 +47,12 @@ TN_INLINE __m512 tn_half(int i, int along, int whole, const float* x, ptrdiff_t 
     return along ? tn_terms(at, whole, i < n ? kc : 0) : tn_terms(at, whole, i < kc ? n : 0);
 }
 
-/* 16 rows of A or columns of B by 32 terms, of which n and kc exist, or all of them: one tile of each
-   of several parts. Along: the terms of each are side by side, x_step apart from the next; else those
-   of one term do. Which terms make a pair is free if both sides agree: p and p + 16, so that a part
-   is made of two registers lane by lane. Floats are transposed before they are split.
-   Returns the largest magnitudes, as bits, whose order is that of the numbers; NaN is above all. */
+/* Pack 16 rows of A or columns of B by 32 terms, of which n and kc exist (all if `whole`), into one
+   tile for each of several parts. `along`: the terms of a row or column are contiguous, and rows or
+   columns are x_step apart; otherwise the other way round. Any two terms may make a pair if both
+   sides agree. Here they are p and p + 16, so that two registers make a part lane by lane. Floats are
+   transposed before they are split.
+   Returns the largest magnitudes as bits, which are ordered as the numbers are; NaN is the largest. */
 TN_INLINE __m512i tn_split_tile(float* y, int parts, int is_a, int along, int whole,
                                 const float* x, ptrdiff_t n, ptrdiff_t x_step, ptrdiff_t kc) {
     const float* second = x + (along ? 16 : 16 * x_step);
@@ -74,7 +76,7 @@ TN_INLINE __m512i tn_split_tile(float* y, int parts, int is_a, int along, int wh
     return most;
 }
 
-/* The same of one part: pairs of terms 2 p and 2 p + 1, as the CPU rounds them, ties to even. */
+/* The same for one part: pairs of terms 2 p and 2 p + 1, rounded by the CPU, ties to even. */
 TN_INLINE TN_BF16 void tn_round_tile(float* y, int is_a, int along, int whole, const float* x,
                                      ptrdiff_t n, ptrdiff_t x_step, ptrdiff_t kc) {
     tn_vec r[16];
@@ -97,8 +99,8 @@ TN_INLINE TN_BF16 void tn_round_tile(float* y, int is_a, int along, int whole, c
     TN_UNROLL for (int i = 0; i < 16; i++) tn_store(y + 16 * i, r[i]);
 }
 
-/* Each of the 24 cases is a function of its own: one function for all takes GCC 12 four times as
-   long. */
+/* Each of the 24 cases is a function of its own: GCC 12 takes four times as long to compile a single
+   function for all. */
 typedef __m512i (*tn_pack_fn)(float* y, const float* x, ptrdiff_t n, ptrdiff_t x_step,
                               ptrdiff_t kc);
 
@@ -125,7 +127,7 @@ TN_PACK_ALL(3)
      {TN_BOTH(parts, 1, 0), TN_BOTH(parts, 1, 1)}}
 static const tn_pack_fn tn_pack_fns[3][2][2][2] = {TN_ALL(1), TN_ALL(2), TN_ALL(3)};
 
-/* Step by step: two tiles of each part, and of several what is largest. */
+/* For each step: two tiles for each part, and the largest magnitudes if there are several parts. */
 TN_BF16 void tn_pack_tiles(float* y, int parts, int is_a, const float* x, ptrdiff_t n,
                            ptrdiff_t stride, ptrdiff_t k_stride, ptrdiff_t kc) {
     const int along = k_stride == 1;

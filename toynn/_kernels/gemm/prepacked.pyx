@@ -1,11 +1,11 @@
-"""Packing a matrix w (N,K) ahead of time: once for many runs.
+"""Prepacking: pack a matrix w (N,K) once for many runs.
 
     pack    panels = w, as matmul.forward or matmul.backward_input packs it
 
 ``product`` says which of the two, ``form`` what the panels are made of: floats, or the bfloat16
-pairs or parts that the product multiplies. They hold what the product would pack by itself, bit for
-bit. How panels look is said in _panels.pxd.
-Source: packing ahead of time, as in Khudia et al. 2021, FBGEMM, arXiv:2101.05615, section 3.
+pairs or parts that the product multiplies. The panels are, bit for bit, what the product would pack
+by itself. _panels.pxd describes their layout.
+Source: packing in advance, as in Khudia et al. 2021, FBGEMM, arXiv:2101.05615, section 3.
 """
 from toynn._kernels.gemm._panels cimport (
     NR, STRETCH, Operand, blocks_of, kept_floats, kept_start, pack as pack_panels,
@@ -31,7 +31,7 @@ cdef int _units = units()
 
 
 cdef void _pack_groups(Pack* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    """Groups of panels first .. last - 1, counted through all passes."""
+    """Pack groups of panels first .. last - 1, counted through all passes."""
     cdef Prepacked its = Prepacked(a.panels, a.product, a.form, a.N, a.K)
     cdef Operand b = prepacked_operand(&its, a.w, a.type)
     cdef Py_ssize_t i, p0, p1, k, kc, most = terms_per_pass(&b), K = terms_of(&its)
@@ -52,9 +52,9 @@ cdef void _pack(Pack* a) noexcept nogil:
 
 
 def form(str product, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision, int type=0):
-    """In which form a product packs w (N,K) for M rows in a precision; None where it does not.
+    """Return the form in which a product packs w (N,K) for M rows in a precision; None if unpacked.
 
-    0 are floats, 1 pairs of bfloat16, 2 to 4 one to three parts of bfloat16 for tiles. Raises
+    0 is floats, 1 pairs of bfloat16, 2 to 4 one to three parts of bfloat16 for tiles. Raises
     ValueError for sizes at which the bytes of x, w or y cannot be counted.
     """
     for name, shape in (("x", (M, K)), ("w", (N, K)), ("y", (M, N))):
@@ -67,7 +67,7 @@ def form(str product, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision, i
 
 
 def nbytes(str product, int form, Py_ssize_t N, Py_ssize_t K):
-    """Bytes of the panels of w (N,K) in a form. Raises ValueError where they cannot be counted."""
+    """Return the bytes of the panels of w (N,K) in a form. Raises ValueError if too many."""
     countable("prepacked.nbytes", "w", (N, K))
     cdef Prepacked its = Prepacked(NULL, PRODUCTS.index(product), form, N, K)
     cdef Operand b = prepacked_operand(&its, NULL, 0)

@@ -1,5 +1,5 @@
-/* The squares of a tile of C, summed: down each column, then two registers, then their lanes by
-   halves. In this order wherever it is called from. */
+/* The sum of squares of a tile of C: down each column, then across two registers, then over lanes by
+   halves. All callers get this order. */
 #ifndef TOYNN_SQUARES_H
 #define TOYNN_SQUARES_H
 

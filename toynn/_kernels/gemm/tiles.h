@@ -1,9 +1,9 @@
-/* The tile registers of AMX: eight, of 16 rows of 64 bytes each, and what is done with them, under
-   names of our own: the compiler's intrinsics, or what tiles_software.h says in C.
+/* The tile registers of AMX, eight of 16 rows of 64 bytes each, and their operations under our own
+   names. They stand for the compiler's intrinsics, or for the plain C of tiles_software.h.
 
    tn_tile_load(t, x, stride), tn_tile_store(t, x, stride): row r of tile t is at x + r * stride bytes.
    tn_tile_zero(t). tn_tile_multiply(c, a, b): sums += terms of A times terms of B, all of 16 rows.
-   Tiles are named by literal numbers: they are part of an instruction. */
+   Tiles are named by literal numbers, because the number is part of the instruction. */
 #ifndef TOYNN_TILES_H
 #define TOYNN_TILES_H
 
@@ -32,9 +32,9 @@ typedef struct {
 #define tn_tile_multiply _tile_dpbf16ps
 #endif
 
-/* All tiles are whole. Each thread says so at each call: in between, another library may give its
-   tiles another shape. It is a constant since of a variable GCC 12 may write no more than 8 bytes: it
-   does not know that all 64 are read. */
+/* All tiles have their full shape. Each thread configures that at each call: in between, another
+   library may have given its tiles another shape. This is a constant because GCC 12 may initialize
+   only 8 bytes of a variable: it does not know that all 64 are read. */
 static const tn_tile_shapes tn_whole_tiles = {
     .palette = 1,
     .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
@@ -42,7 +42,7 @@ static const tn_tile_shapes tn_whole_tiles = {
 };
 static inline void tn_tiles_begin(void) { tn_tile_configure(&tn_whole_tiles); }
 
-/* Leave them unused: then no switch of threads saves them. */
+/* Release the tiles, so that the system need not save them when it switches threads. */
 static inline void tn_tiles_end(void) { tn_tile_release(); }
 
 #else

@@ -1,5 +1,5 @@
-/* What the instructions of AMX do, in plain C: to be read, and for tests on CPUs that lack them
-   (TOYNN_TILES=software, see setup.py). Not modelled is what raises #UD: shapes that do not fit.
+/* What the instructions of AMX do, in plain C: for readers, and for tests on CPUs that lack AMX
+   (TOYNN_TILES=software, see setup.py). Shapes that do not fit, which raise #UD, are not modelled.
 
    Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: LDTILECFG,
    TILELOADD, TILESTORED, TDPBF16PS. */
@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* What a thread has: eight tiles of up to 16 rows of 64 bytes, and their shapes, all 0 at first
+/* State of a thread: eight tiles of up to 16 rows of 64 bytes, and their shapes; all 0 at first
    (gemm_amx.c). */
 TN_LINKED extern _Thread_local tn_tile_shapes tn_shapes;
 TN_LINKED extern _Thread_local uint32_t tn_tiles[8][16][16];
@@ -49,10 +49,10 @@ static inline float tn_float(uint32_t bits) {
 static inline float tn_first_of(uint32_t pair) { return tn_float(pair << 16); }
 static inline float tn_second_of(uint32_t pair) { return tn_float(pair & 0xFFFF0000u); }
 
-/* Tile c += tile a times tile b, TDPBF16PS: row m of a has terms in pairs, and row k of b the k-th
-   pair of each column. Terms of even and of odd number are summed apart, each by multiply-adds
-   that round to nearest even, as the two sums are when they meet and join c. Subnormal numbers
-   count as 0, before and after: here because the caller flushes them (fpstate.h). */
+/* Tile c += tile a times tile b, TDPBF16PS: row m of a has terms in pairs, and row k of b has the
+   k-th pair of each column. Terms with even and with odd numbers are summed separately, by
+   multiply-adds; then the two sums are added, and the result is added to c. All round to nearest even.
+   Subnormal operands and results count as 0: here because the caller flushes them (fpstate.h). */
 static inline void tn_tile_multiply(int c, int a, int b) {
     const int pairs = tn_shapes.row_bytes[a] / 4, columns = tn_shapes.row_bytes[c] / 4;
     for (int m = 0; m < tn_shapes.rows[c]; m++) {

@@ -1,7 +1,7 @@
 """Small quantized blocks and half floats: bytes in, float32 out, one inline function for each type.
 
-A row is cut into blocks of 32; a block stores small integers and, in float16, what to multiply by.
-d and m are float16, q[j] is the code of element j, unsigned but in Q8_0.
+A row is cut into blocks of 32. A block stores small integers (codes) and float16 factors: d and m.
+q[j] is the code of element j: signed in Q8_0, unsigned in the other types.
 
     type   bytes  in this order                element j
     F16        2  a float16                    the same number
@@ -16,8 +16,8 @@ low: the lower 4 bits of the codes; bits 0..3 of the 16 bytes are elements 0..15
 elements 16..31. high: bit j of the four bytes is bit 4 of q[j]. All numbers are little-endian.
 
 No product rounds: 11 bits of a float16 and 8 of a code fit into the 24 of a float32. So fused
-multiply-adds change nothing; and no step here takes or makes a subnormal float32, but that
-BF16 copies them as integers: the bits are the same whether the caller flushes denormals or not.
+multiply-adds change nothing. No step here reads or makes a subnormal float32, except that BF16
+copies them as integers. So the bits are the same whether the caller flushes denormals or not.
 Source: ggml-common.h and dequantize_row_* of ggml-quants.c in ggml; the GGUF specification.
 """
 cimport cython
@@ -26,7 +26,7 @@ from libc.stdint cimport int8_t, int32_t, uint8_t, uint16_t, uint32_t
 cdef extern from *:
     """
     #include <stdint.h>
-    /* Floats that nothing else points at: bytes may alias anything, unless the compiler knows. */
+    /* Floats that no other pointer reaches. Otherwise the bytes that are read might alias them. */
     typedef float *__restrict tn_floats;
     """
     ctypedef float* floats "tn_floats"
@@ -49,7 +49,7 @@ cdef union _Bits:
 cdef inline float half(uint16_t h) noexcept nogil:
     """The float16 of these bits, exactly: IEEE 754, 5 bits of exponent with bias 15.
 
-    Normal: the exponent's bias becomes 127. Subnormal, m 2^-24: m put below the bits of 0.5 is
+    Normal: the exponent's bias becomes 127. Subnormal (m 2^-24): 0.5 with m in its last bits is
     0.5 + m 2^-24. Infinity and NaN have all bits of the exponent set, before and after.
     """
     cdef _Bits normal, subnormal
@@ -73,9 +73,9 @@ cdef inline float bfloat(uint16_t h) noexcept nogil:
     return bits.f
 
 
-# Each rows_TYPE overwrites y (n,) with elements j .. j + n - 1 of a row, whole blocks of nbytes,
-# from the row's bytes.
-# Loops over elements have 32 rounds: gcc unrolls those of 16 before it could make vectors of them.
+# Each rows_TYPE overwrites y (n,) with elements j .. j + n - 1 of a row, from the row's bytes. They
+# are whole blocks of nbytes each.
+# Loops over elements have 32 rounds: gcc unrolls loops of 16 before it could vectorise them.
 
 cdef inline void rows_f16(
     floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes

@@ -1,7 +1,7 @@
 """Super-blocks of 256 whose codes choose rows of a codebook: bytes in, float32 out.
 
-d is a float16, a[s] 4 bits for each sub-block of 32 elements, or of 16 in IQ2_XS and IQ2_S. g[j] is
-number j % 8 of a row (j % 4 in IQ3: a row has four), negative if its bit of the signs is set.
+d is a float16; a[s] has 4 bits for each sub-block of 32 elements (16 in IQ2_XS and IQ2_S). g[j] is
+number j % 8 of a row (j % 4 in IQ3, whose rows have four). It is negative if its sign bit is set.
 
     type     bytes  in this order                              element j
     IQ2_XXS     66  d, 8 times: 4 of low, 4 of seven           y[j] = d (a[s] + 1/2) / 4 g[j]
@@ -11,14 +11,14 @@ number j % 8 of a row (j % 4 in IQ3: a row has four), negative if its bit of the
     IQ3_S      110  d, 64 of low, 8 of high, 32 signs, 4 of a  y[j] = d (2 a[s] + 1) g[j]
 
 low: the lower 8 bits of the number of a row. high: its upper bits, two (IQ2_S) or one (IQ3_S) for
-each row of a run of 32, the lowest for the first.
-seven: 7 bits of signs for 8 elements, the eighth makes the number of minus signs even; four times,
-and a[s] above them. a: bits 0..3 of a byte come first.
+each row of a run of 32; the lowest bits belong to the first row.
+seven: four times 7 sign bits for 8 elements, with a[s] above them. The eighth sign makes the number
+of minus signs even. a: bits 0..3 of a byte come first.
 
-No product rounds: 11 bits of a float16, 5 of a scale, 6 of a number fit into the 24 of a float32;
-no step takes or makes a subnormal. A block's rows are all written before one is used: they are
-narrower than a register, and a load of more than one store waits until they have left the CPU's
-store buffer.
+No product rounds: 11 bits of a float16, 5 of a scale and 6 of a number fit into the 24 of a
+float32. No step reads or makes a subnormal. All rows of a block are written before one is used. A
+row is narrower than a register, and a load that spans several stores waits until they have left
+the CPU's store buffer.
 Source: ggml-common.h and dequantize_row_iq* of ggml-quants.c in ggml.
 """
 cimport cython
@@ -43,19 +43,19 @@ cdef inline uint32_t _double_word(const uint8_t* raw) noexcept nogil:
 
 @cython.overflowcheck(False)
 cdef inline uint64_t _negated(uint64_t row, uint64_t signs) noexcept nogil:
-    """Eight bytes, of which none is 0, as int8, negative where those of the signs are 255."""
+    """Negate the int8 of a row (none is 0) where the byte of signs is 255."""
     return (row ^ signs) + (signs & <uint64_t>0x0101010101010101)
 
 
 cdef inline uint64_t _fours(uint32_t first, uint32_t second) noexcept nogil:
-    """Two rows of four bytes."""
+    """Join two rows of four bytes."""
     return first | (<uint64_t>second << 32)
 
 
 cdef inline void scale_rows(
     floats y, const uint64_t* eight, const float* scales, Py_ssize_t s0, Py_ssize_t s1, int offset
 ) noexcept nogil:
-    """Runs s0 .. s1 - 1 from their rows, with two scales each."""
+    """Overwrite y with runs s0 .. s1 - 1 from their rows, with two scales each."""
     cdef Py_ssize_t s
     for s in range(s0, s1):
         bytes_run(y + (s - s0) * RUN, <const int8_t*>(eight + 4 * s), offset, scales + 2 * s)

@@ -1,19 +1,18 @@
-"""Super-blocks of 256 whose codes choose rows of -1, 0 and 1, and all of them higher or lower.
+"""Super-blocks of 256 whose codes choose rows of -1, 0 and 1, shifted by 1/8 up or down.
 
-d is a float16, g[j] number j % 8 of a row of the codebook, to which 1/8 is added or, if its bit of
-the signs is set, from which it is taken. a[s] are 3 bits for each sub-block of 32 elements (IQ1_S)
-or 16 (IQ1_M).
+d is a float16; g[j] is number j % 8 of a row of the codebook. 1/8 is added to it, or subtracted if
+its sign bit is set. a[s] has 3 bits for each sub-block of 32 elements (IQ1_S) or 16 (IQ1_M).
 
     type   bytes  in this order                        element j
     IQ1_S     50  d, 32 of low, 8 words of high and a  y[j] = d (2 a[s] + 1) (g[j] +- 1/8)
     IQ1_M     56  32 of low, 16 of high, 4 words of a  y[j] = d (2 a[s] + 1) (g[j] +- 1/8)
 
-low: the lower 8 bits of the number of a row. high: its upper 3 bits; in IQ1_S four times in a word,
-above them a[s] and a sign; in IQ1_M twice in a byte, a sign above each. a: of IQ1_M four in a word,
-above which stand 4 bits of d, the lowest in the first word.
+low: the lower 8 bits of the number of a row. high: its upper 3 bits. In IQ1_S a word has four of
+them, with a[s] and one sign above. In IQ1_M a byte has two of them, each with a sign above. a: in
+IQ1_M a word has four of them, with 4 bits of d above; the first word has the lowest bits of d.
 
-No product rounds, no step takes or makes a subnormal: as in _grids.pxd. Eight times g +- 1/8 is an
-integer: rows hold 8 g + 8, to which 2 is added for + 1/8, so that all stand 9 too high.
+No product rounds, and no step reads or makes a subnormal: see _grids.pxd. 8 (g +- 1/8) is an
+integer. Codebook rows hold 8 g + 8; adding 2 for + 1/8 makes every number 9 too large.
 Source: ggml-common.h and dequantize_row_iq1* of ggml-quants.c in ggml.
 """
 cimport cython

@@ -1,8 +1,8 @@
 """Super-blocks of 256: bytes in, float32 out, one inline function for each type.
 
-Any runs of 32 elements can be had, since a panel of a matrix product may begin in mid-block.
+A call may ask for some runs of 32 elements: a panel of a matrix product may begin inside a block.
 
-The scales of sub-blocks are small integers themselves, times one float16 for the super-block.
+The scales of sub-blocks are small integers, times one float16 for the super-block.
 d and m are float16, q[j] is the unsigned code of element j, s its sub-block.
 
     type   bytes  in this order                            element j
@@ -12,17 +12,17 @@ d and m are float16, q[j] is the unsigned code of element j, s its sub-block.
     Q5_K     176  d, m, 12 of scales, 32 high, 128 of low  y[j] = d a[s] q[j] - m b[s]
     Q6_K     210  128 of low, 64 of high, 16 int8 a, d     y[j] = d a[s] (q[j] - 32)
 
-Sub-blocks have 32 elements in Q4_K and Q5_K, else 16.
+Sub-blocks have 32 elements in Q4_K and Q5_K, and 16 in the others.
 low: the lower 4 bits of the codes. In Q4_K and Q5_K bits 0..3 of 32 bytes are sub-block s and bits
 4..7 sub-block s + 1 (s even). In Q6_K bits 0..3 of 64 bytes are elements 0..63 of a half block and
 bits 4..7 its elements 64..127.
-pairs: the lower 2 bits, two bits of each of 32 bytes, the lowest for the first 32 elements of a
-half block; bits 4 and 5 of Q6_K lie likewise. high: bit j // 32 of byte j % 32 is the upper bit of
-q[j] (bit 2 in Q3_K, bit 4 in Q5_K). b and a: the upper and lower half of a byte. scales: see
-scales_k; of Q3_K, see scales_q3_k.
+pairs: the lower 2 bits of the codes. A half block has 32 bytes; their lowest two bits belong to its
+first 32 elements, the next two to the next 32. Bits 4 and 5 of Q6_K are stored in the same way, in
+high. high of Q3_K and Q5_K: bit j // 32 of byte j % 32 is the upper bit of q[j] (bit 2 in Q3_K, bit
+4 in Q5_K). b and a: the upper and lower half of a byte. scales: see scales_k; for Q3_K scales_q3_k.
 
-No product rounds: 11 bits of a float16, 7 of a scale and 6 of a code fit into the 24 of a float32;
-no step takes or makes a subnormal. Source: ggml-common.h and ggml-quants.c in ggml.
+No product rounds: 11 bits of a float16, 7 of a scale and 6 of a code fit into the 24 of a float32.
+No step reads or makes a subnormal. Source: ggml-common.h and ggml-quants.c in ggml.
 """
 cimport cython
 from libc.stdint cimport int8_t, uint8_t, uint32_t
@@ -47,8 +47,8 @@ cdef enum:
 cdef inline void scales_k(uint8_t* a, uint8_t* b, const uint8_t* raw) noexcept nogil:
     """a[0..7] and b[0..7], 6 bits each, from 12 bytes, four at a time.
 
-    Bytes 0..3 hold a[0..3], bytes 4..7 b[0..3]; their upper 2 bits are those of a[4..7], b[4..7],
-    whose lower 4 bits are the two halves of bytes 8..11.
+    Bytes 0..3 hold a[0..3], bytes 4..7 hold b[0..3]. The upper 2 bits of these bytes belong to
+    a[4..7] and b[4..7]. The lower 4 bits of those are the two halves of bytes 8..11.
     """
     cdef uint32_t raw4[3]
     cdef uint32_t four[4]
@@ -65,8 +65,8 @@ cdef inline void scales_k(uint8_t* a, uint8_t* b, const uint8_t* raw) noexcept n
 cdef inline void scales_q3_k(int8_t* a, const uint8_t* raw) noexcept nogil:
     """a[0..15], 6 bits each, from 12 bytes, four at a time.
 
-    The lower 4 bits of a[s] are those of byte s (s < 8), or the upper ones of byte s - 8; its upper
-    2 bits are bits 2 (s // 4) and the next of byte 8 + s % 4.
+    The lower 4 bits of a[s] are the lower half of byte s (s < 8) or the upper half of byte s - 8.
+    Its upper 2 bits are in byte 8 + s % 4, from bit 2 (s // 4) on.
     """
     cdef uint32_t raw4[3]
     cdef uint32_t four[4]

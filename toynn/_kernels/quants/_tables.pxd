@@ -1,7 +1,7 @@
-"""Blocks whose codes of 4 bits look numbers up in a table: bytes in, float32 out.
+"""Blocks whose 4-bit codes are indices of a table: bytes in, float32 out.
 
-d is a float16, e the exponent of a float (E8M0), f a small float (E4M3, no sign), q[j] the number
-that the table has for the code of element j, s the sub-block of j (of 32 in IQ4_XS, 16 in NVFP4).
+d is a float16, e the exponent of a float (E8M0), f a small float (E4M3, no sign). q[j] is the
+table's number for the code of element j; s is the sub-block of j (of 32 in IQ4_XS, 16 in NVFP4).
 
     type    elements  bytes  in this order                          element j
     IQ4_NL        32     18  d, 16 of codes                         y[j] = d q[j]
@@ -9,12 +9,13 @@ that the table has for the code of element j, s the sub-block of j (of 32 in IQ4
     MXFP4         32     17  e, 16 of codes                         y[j] = 2^(e - 128) q[j]
     NVFP4         64     36  4 f, 32 of codes                       y[j] = f[s] / 2 q[j]
 
-codes: bits 0..3 of 16 bytes are elements 0..15 of 32, bits 4..7 are elements 16..31; in NVFP4, of 8
-bytes, elements 0..7 and 8..15 of 16. The numbers of FP4 are stored twice as large: so d is half.
-a[s]: its lower 4 bits are a half of byte s // 2 of low, its upper 2 are bits 2 s of the 16 of high.
+codes: bits 0..3 of 16 bytes are elements 0..15 of 32, bits 4..7 are elements 16..31. In NVFP4, bits
+0..3 of 8 bytes are elements 0..7 of 16, bits 4..7 elements 8..15. The table has FP4 numbers twice
+as large, so their factors are halved. a[s]: the lower 4 bits are half of byte s // 2 of low, the
+upper 2 are bits 2 s and 2 s + 1 of the 16 of high.
 
-No product rounds: 11 bits, 5 of a scale and 7 of a number fit into the 24 of a float32. MXFP4 alone
-has subnormal numbers, which it makes as integers, whether the caller flushes denormals or not.
+No product rounds: 11 bits, 5 of a scale and 7 of a number fit into the 24 of a float32. Only MXFP4
+has subnormal numbers. It makes them as integers, whether the caller flushes denormals or not.
 Source: ggml-common.h, ggml-impl.h, ggml-quants.c in ggml; OCP Microscaling Formats v1.0, 5.3 and 6.
 """
 from libc.stdint cimport int8_t, int32_t, uint8_t
@@ -39,12 +40,12 @@ cdef union _Bits:
 cdef inline float _power(int e) noexcept nogil:
     """2^(e - 128) for e in 2..255, by its bits."""
     cdef _Bits bits
-    bits.i = (e - 1) * (1 << 23)  # no shift: e may be 0, to no effect
+    bits.i = (e - 1) * (1 << 23)  # not a shift: e may be 0; that result is not used
     return bits.f
 
 
 cdef inline float _tiny(int q, int e) noexcept nogil:
-    """q 2^(e - 128) for e in 0..1, by its bits: below 2^-125 those count units of 2^-149."""
+    """q 2^(e - 128) for e in 0..1, by its bits: below 2^-125 the bits count units of 2^-149."""
     cdef _Bits bits
     cdef int32_t size = q if q >= 0 else -q, units = size << (21 + e)
     bits.i = units
@@ -55,7 +56,7 @@ cdef inline float _tiny(int q, int e) noexcept nogil:
 
 
 cdef inline float _small_float(int x) noexcept nogil:
-    """Half of a float of 4 bits of exponent, bias 7, and 3 of mantissa; 0 for what would be NaN."""
+    """Half of an E4M3 float: 4 bits of exponent with bias 7, 3 bits of mantissa. NaN becomes 0."""
     cdef _Bits bits
     cdef int exponent = (x >> 3) & 15
     bits.i = ((exponent + 119) << 23) | ((x & 7) << 20)
@@ -113,7 +114,7 @@ cdef inline void block_iq4_xs(
 cdef inline void rows_nvfp4(
     floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
-    """Two runs to a block, two sub-blocks to a run."""
+    """A block has two runs, a run two sub-blocks."""
     cdef int8_t q[RUN]
     cdef float[2] scales
     cdef const uint8_t* block

@@ -6,11 +6,11 @@ d is a float16, the last two bytes of a block; q[j] is the code of element j.
     TQ1_0     54  48 of fives, 4 of fours: digits to the base of 3  y[j] = d (q[j] - 1)
     TQ2_0     66  64 of pairs of bits                               y[j] = d (q[j] - 1)
 
-A byte x of TQ1_0 is a fraction x / 256, whose digits are q: the first is that of 3 x / 256, the
-next that of 3 (3 x modulo 256) / 256, and so on. The first digits of bytes 0..31 are elements
-0..31, their second ones 32..63, ..; those of bytes 32..47 elements 160..175, 176..191, ..; those of
-the last four bytes 240..243, 244..247, ...
-pairs: as in Q2_K (_superblocks.pxd). Their codes go up to 3, which means 2.
+A byte x of TQ1_0 stands for the fraction x / 256, whose digits to the base of 3 are q. The first
+digit is the integer part of 3 x / 256, the next that of 3 (3 x modulo 256) / 256, and so on. The
+first digits of bytes 0..31 are elements 0..31, their second digits 32..63, and so on. The digits of
+bytes 32..47 are elements 160..175, 176..191, ..; of the last four bytes 240..243, 244..247, ..
+pairs: as in Q2_K (_superblocks.pxd). Their codes go up to 3, which gives 2 d.
 Source: ggml-common.h and dequantize_row_tq* of ggml-quants.c in ggml.
 """
 cimport cython
@@ -31,7 +31,7 @@ cdef extern from "codes.h" nogil:
 
 @cython.overflowcheck(False)
 cdef inline void _digits(uint8_t* q, const uint8_t* raw, int size, int count) noexcept nogil:
-    """The first digits of so many bytes, then their second ones, .."""
+    """Overwrite q with the first digits of ``size`` bytes, then their second digits, .."""
     cdef uint8_t rest[RUN]
     cdef int i, k, tripled
     for i in range(size):

@@ -1,8 +1,8 @@
-"""The types in which a row of a matrix may be stored: one table, and how a row becomes floats.
+"""The table of types in which a row of a matrix may be stored, and how a row becomes floats.
 
 A row is a whole number of blocks, one after another: row r of a matrix (N,K) begins
-r * row_bytes(type, K) bytes after the first. A type with blocks of 256 has a function for runs of
-32 values of one block; the others have a function for whole blocks of a row.
+r * row_bytes(type, K) bytes after the first row. A type with blocks of 256 has a function for runs
+of 32 values of one block; the others have a function for whole blocks of a row.
 """
 from libc.stdint cimport uint8_t
 
@@ -19,9 +19,9 @@ from toynn._kernels.quants._superblocks cimport (
 from toynn._kernels.quants._tables cimport block_iq4_xs, rows_iq4_nl, rows_mxfp4, rows_nvfp4
 from toynn._kernels.quants._ternary cimport block_tq1_0, block_tq2_0
 
-# y (n,), the bytes of a row, j, n, the bytes of a block: values j .. j + n - 1, whole blocks.
+# y (n,), a row's bytes, j, n, the bytes of a block. Writes values j .. j + n - 1, whole blocks.
 ctypedef void (*rows_fn)(floats, const uint8_t*, Py_ssize_t, Py_ssize_t, Py_ssize_t) noexcept nogil
-# y (32 (s1 - s0),), the bytes of a block, s0, s1: runs s0 .. s1 - 1 of it.
+# y (32 (s1 - s0),), a block's bytes, s0, s1. Writes runs s0 .. s1 - 1 of the block.
 ctypedef void (*block_fn)(floats, const uint8_t*, Py_ssize_t, Py_ssize_t) noexcept nogil
 
 cdef enum:
@@ -32,12 +32,12 @@ cdef struct Type:
     Py_ssize_t number  # in GGUF; -1: there is no such type
     Py_ssize_t values  # of a block
     Py_ssize_t nbytes  # of a block
-    rows_fn rows       # NULL: the next
-    block_fn block     # both NULL: the bytes are floats, and read where they are
+    rows_fn rows       # NULL: use block
+    block_fn block     # if both are NULL, the bytes are floats, and read in place
 
 
 cdef inline Type type_of(Py_ssize_t number) noexcept nogil:
-    """The type with this number."""
+    """The type with this GGUF number; its number is -1 if there is none."""
     if number == F32:
         return Type(F32, 1, 4, NULL, NULL)
     cdef int i
@@ -89,7 +89,7 @@ cdef inline Py_ssize_t row_bytes(const Type* type, Py_ssize_t K) noexcept nogil:
 cdef inline void dequantize(
     const Type* type, floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
 ) noexcept nogil:
-    """Overwrite y (n,) with values j .. j + n - 1 of a row: whole runs of 32, any half floats."""
+    """Overwrite y (n,) with values j .. j + n - 1 of a row: whole runs of 32, or half floats."""
     cdef Py_ssize_t i, last, r = j // RUN, end = (j + n) // RUN
     if type.rows != NULL:
         type.rows(y, row, j, n, type.nbytes)

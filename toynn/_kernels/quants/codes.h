@@ -1,8 +1,8 @@
-/* A run of 32 codes to floats: what blocks of weights have in common, in whole registers.
+/* A run of 32 codes to floats, in whole registers: shared by all quantized types.
 
    Codes are bytes, or some bits of bytes; each half of a run has a scale of its own. Written with
-   the vector extensions of GCC and clang and the one instruction that those lack: bytes widened to
-   integers. Elsewhere a register is one float, and the compiler may do what it can. */
+   the vector extensions of GCC and clang, and the one instruction that they lack: widening bytes to
+   integers. With other compilers a register is one float, and vectorising is up to the compiler. */
 #ifndef TOYNN_CODES_H
 #define TOYNN_CODES_H
 
@@ -36,7 +36,7 @@ typedef float tn_reals;
 #define TN_INLINE static inline
 #endif
 
-/* So many bytes as integers, without a sign and with one. */
+/* The next bytes as integers, unsigned and signed, as many as a register holds. */
 TN_INLINE tn_ints tn_unsigned(const uint8_t* q) {
 #if defined(__AVX512F__)
     return (tn_ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)q));
@@ -75,9 +75,8 @@ TN_INLINE tn_ints tn_signed(const int8_t* q) {
 #endif
 }
 
-/* y[j] = scale[j / 16] (q[j] - offset) - least[j / 16], q[j] the bits of low[j] that mask leaves
-   after a shift. Without high, which is NULL then; least may be NULL, too. With high, some of the
-   bits of high[j] stand above them, at bit `place`. */
+/* y[j] = scale[j / 16] (q[j] - offset) - least[j / 16]. q[j] = low[j] >> shift & mask; unless high is
+   NULL, (high[j] >> high_shift & high_mask) << place is added to it. least may be NULL, for 0. */
 TN_INLINE void tn_bits_run(float* y, const uint8_t* low, int shift, int mask, const uint8_t* high,
                            int high_shift, int high_mask, int place, int offset,
                            const float* scale, const float* least) {
@@ -90,7 +89,7 @@ TN_INLINE void tn_bits_run(float* y, const uint8_t* low, int shift, int mask, co
     }
 }
 
-/* 16 where bits j, j + 1, .. are set, else 0. */
+/* Lane i is 16 if bit j + i is set, else 0. */
 TN_INLINE tn_ints tn_fifth_bits(uint32_t bits, int j) {
 #if defined(__AVX512F__)
     return (tn_ints)_mm512_maskz_set1_epi32((__mmask16)(bits >> j), 16);
@@ -105,8 +104,8 @@ TN_INLINE tn_ints tn_fifth_bits(uint32_t bits, int j) {
 #endif
 }
 
-/* y[j] = scale (q[j] - offset) + least, if that is not NULL: bits 0..3 of 16 bytes are codes 0..15,
-   bits 4..7 the others, and bit j of high, where it is not NULL, is bit 4 of q[j]. */
+/* y[j] = scale (q[j] - offset) + least; least may be NULL, for 0. Bits 0..3 of 16 bytes are codes
+   0..15, bits 4..7 codes 16..31. Unless high is NULL, its bit j is bit 4 of q[j]. */
 TN_INLINE void tn_nibbles_run(float* y, const uint8_t* low, const uint8_t* high, int offset,
                               float scale, const float* least) {
     uint32_t bits = 0;
@@ -135,9 +134,8 @@ TN_INLINE void tn_bytes_run(float* y, const int8_t* q, int offset, const float* 
     }
 }
 
-/* 32 numbers by codes of 4 bits: one shuffle of bytes on CPUs that have it. The lower bits of so
-   many bytes of low are the first codes, the upper bits of the same bytes the next: 16 at a time,
-   or 8 at a time. */
+/* Look up 32 numbers by 4-bit codes, with a byte shuffle if the CPU has one. Of each `at_a_time` bytes
+   of low (16 or 8), the lower halves are the first codes and the upper halves the next. */
 TN_INLINE void tn_lookup(int8_t* q, const int8_t* table, const uint8_t* low, int at_a_time) {
 #if defined(__SSSE3__) && TN_CODES > 1
     const __m128i numbers = _mm_loadu_si128((const __m128i*)table);
@@ -162,7 +160,7 @@ TN_INLINE void tn_lookup(int8_t* q, const int8_t* table, const uint8_t* low, int
 #endif
 }
 
-/* The numbers of IQ4_NL and IQ4_XS; and those of FP4 (E2M1), twice as large. */
+/* The numbers of IQ4_NL and IQ4_XS, and twice the numbers of FP4 (E2M1). */
 static const int8_t tn_iq4[16] = {
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 };

@@ -7,10 +7,11 @@
                      and 15 at most
 
 x / d is computed as x (1 / d), in float32; the block then stores d rounded to float16.
-raw: bytes, whole blocks; y, x: float32. Types are numbered as in GGUF. The output is overwritten.
-Bit for bit what the gguf library gives (but for the sign and payload of a NaN, and for blocks so
-small that 1 / d overflows, which become zeros here). Denormals are not flushed: bfloat16 has them.
-A block with a NaN, or too large for float16, gets a scale that is not finite: the caller looks.
+raw: bytes, whole blocks; y, x: float32. Types have GGUF's numbers. The output is overwritten.
+Results equal the gguf library's bit for bit. Exceptions are the sign and payload of a NaN, and
+blocks so small that 1 / d overflows, which become zeros here. Denormals are not flushed: bfloat16
+has them. A block with a NaN, or too large for float16, gets a scale that is not finite; the caller
+must check it.
 Source: ggml-common.h and quantize_row_*_ref of ggml-quants.c in ggml; the GGUF specification.
 """
 cimport cython
@@ -33,7 +34,7 @@ cdef union _Bits:
     int i
     uint32_t u
 
-# The blocks' bytes, x, how many blocks.
+# The blocks' bytes, x, the number of blocks.
 ctypedef void (*squeeze_fn)(uint8_t*, const float*, Py_ssize_t) noexcept nogil
 
 
@@ -54,7 +55,7 @@ cdef inline uint16_t _to_half(float x) noexcept nogil:
 
 
 cdef inline int _largest(const float* x) noexcept nogil:
-    """The bits of max |x[j]|: as integers they have the same order, and NaN above all."""
+    """The bits of max |x[j]|. As integers, bits have the order of the numbers; NaN is largest."""
     cdef _Bits bits
     cdef int j, a, most = 0
     for j in range(RUN):
@@ -65,7 +66,7 @@ cdef inline int _largest(const float* x) noexcept nogil:
 
 
 cdef inline float _start(uint8_t* raw, float d) noexcept nogil:
-    """Write the scale of a block; return what to multiply by, 0 where 1 / d is of no use."""
+    """Write the scale d of a block; return 1 / d, or 0 if that is not finite."""
     cdef uint16_t h = _to_half(d)
     cdef float inverse = <float>1.0 / d
     memcpy(raw, &h, 2)
@@ -84,7 +85,7 @@ cdef void _squeeze_q8_0(uint8_t* raw, const float* x, Py_ssize_t n) noexcept nog
         memset(q, 0, RUN)
         if isfinite(most.f):
             for j in range(RUN):
-                # floor(2 |v|) has the bit that decides; adding 1/2 to v itself could round.
+                # floor(2 |v|) decides the rounding; adding 1/2 to v itself could round wrongly.
                 twice = <int>(2 * (x[i * RUN + j] * inverse))
                 q[j] = <int8_t>((twice + (twice > 0) - (twice < 0)) / 2)
         memcpy(raw + i * 34 + 2, q, RUN)
@@ -106,7 +107,7 @@ cdef void _squeeze_q4_0(uint8_t* raw, const float* x, Py_ssize_t n) noexcept nog
         memset(q, 8, RUN)
         if isfinite(bits.f):
             for j in range(RUN):
-                # The minimum stands between product and sum, which fused would round only once.
+                # The minimum keeps product and sum apart: fused they would round only once.
                 v = x[i * RUN + j] * inverse
                 q[j] = <uint8_t>((v if v < 7 else <float>7.0) + <float>8.5)
         for j in range(16):
@@ -152,12 +153,17 @@ cdef inline void* _bytes(const uint8_t[::1] raw) noexcept:
 
 
 def dequantize(float[::1] y, const uint8_t[::1] raw, int type, int n_threads=1):
-    """Overwrite y (n,) with the elements of the blocks in raw, n / elements of nbytes each."""
+    """Overwrite y (n,) with the elements of the blocks in raw.
+
+    Raises ValueError for a type without blocks, and for n elements that are not those of raw.
+    """
     cdef Blocks x = Blocks(
         type_of(type), <float*>at1(y), <uint8_t*>_bytes(raw), y.shape[0], NULL
     )
     if x.type.values == 0 or x.type.number == F32:
-        raise ValueError(f"quants.dequantize: no type {type}")
+        raise ValueError(
+            f"quants.dequantize: needs the GGUF number of a type other than F32; got {type}"
+        )
     cdef Py_ssize_t blocks = x.n // x.type.values
     check("quants.dequantize", f"type {type}, y ({x.n},)", n_threads,
           y=(y, (blocks * x.type.values,)), raw=(raw, (blocks * x.type.nbytes,)))
@@ -166,7 +172,10 @@ def dequantize(float[::1] y, const uint8_t[::1] raw, int type, int n_threads=1):
 
 
 def quantize(uint8_t[::1] raw, const float[::1] x, int type, int n_threads=1):
-    """Overwrite raw with the blocks of x (n,): Q8_0 (type 8) or Q4_0 (type 2)."""
+    """Overwrite raw with the blocks of x (n,): Q8_0 (type 8) or Q4_0 (type 2).
+
+    Raises ValueError for another type, and for x that is not as many whole blocks as raw.
+    """
     cdef Blocks b = Blocks(
         type_of(type), <float*>at1(x), <uint8_t*>_bytes(raw), x.shape[0], _squeeze(type)
     )
