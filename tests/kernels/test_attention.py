@@ -232,7 +232,7 @@ def test_a_cap_bounds_scores_of_any_size():
         ({"window": -1}, "got -1"),
         (
             {"window": 3, "causal": False},
-            "window is how many keys a row sees, .* and causal; got 3",
+            "window must be the keys that a row sees, .* needs causal=True; got 3",
         ),
         ({"cap": -1.0}, "cap must be a number above 0, or 0 for none; got -1.0"),
         ({"cap": np.nan}, "got nan"),

@@ -12,8 +12,8 @@ from toynn.cli import main
 @pytest.mark.parametrize(
     ("supported", "refusal", "forced", "expected"),
     [
-        (["avx512"], errno.ENOSPC, None, {"amx": "the system refuses room for its tiles (ENOSPC"}),
-        (["avx512"], errno.EPERM, None, {"amx": "the CPU has it, and the system refuses room"}),
+        (["avx512"], errno.ENOSPC, None, {"amx": "system refuses memory for its tiles (ENOSPC"}),
+        (["avx512"], errno.EPERM, None, {"amx": "the CPU has it, but the system refuses memory"}),
         (["avx512"], 0, None, {"amx": "this CPU lacks it"}),
         (["avx512", "amx"], 0, None, {"amx": "computed in software here"}),
         (["avx2", "avx512"], 0, "avx2", {"avx512": "TOYNN_ISA=avx2", "amx": "this CPU lacks it"}),

@@ -1,11 +1,11 @@
 """The kernels, at the best ISA level that this CPU has.
 
-Each op is one Cython file, here or in gemm/ (the product), attention/ or quants/ (quantized types),
-compiled once per level (setup.py) as ``toynn._kernels.<level>.<op>``. This module chooses a level,
-once, at import, and gives its modules the plain names: ``toynn._kernels.rmsnorm`` is the rmsnorm of
-the chosen level. A level takes from the one below what it has no module of its own for.
-``TOYNN_ISA=avx2`` forces a level. ``limits`` (what the CPU could do at best) and ``prepacked``
-(prepacked weights) are compiled likewise, but are no ops.
+Each op is one Cython file, here or in gemm/ (the product), attention/ or quants/ (quantized types).
+setup.py compiles it once per level, as ``toynn._kernels.<level>.<op>``. This module chooses a level
+once, at import, and gives its modules plain names: ``toynn._kernels.rmsnorm`` is the rmsnorm of the
+chosen level. A level without a module for an op uses that of the next lower level that has one.
+``TOYNN_ISA=avx2`` forces a level. ``limits`` (peak rates of the CPU) and ``prepacked`` (prepacked
+weights) are compiled per level too, but are not ops.
 """
 
 import errno
@@ -42,18 +42,18 @@ __all__ = [
 
 _built = {module.name for module in iter_modules([str(Path(__file__).parent / "generic")])}
 
-#: Names of all ops: whatever was built, the same at every level.
+#: Names of all ops in this build, the same at every level.
 OPS = tuple(sorted(_built - {"limits", "prepacked"}))
 
 
 def built_levels() -> list[str]:
-    """Names of the ISA levels in this build, worst first."""
+    """Return the names of the ISA levels in this build, lowest first."""
     names = ("generic", "avx2", "avx512", "amx", "neon")
     return [name for name in names if find_spec(f"{__name__}.{name}")]
 
 
 def _choose() -> str:
-    """Level to use: TOYNN_ISA if this CPU has it, else the best that is built and supported."""
+    """Return the level to use: TOYNN_ISA if usable, else the best built and supported one."""
     usable = [name for name in built_levels() if name in supported_levels()]
     forced = os.environ.get("TOYNN_ISA", "").lower()
     if not forced:
@@ -67,7 +67,7 @@ def _choose() -> str:
 
 
 def unused_levels() -> dict[str, str]:
-    """Return why the levels of this build above the one in use are not used."""
+    """Return, for each level of this build above the one in use, why it is not used."""
     levels = built_levels()
     return {name: _why_not(name) for name in levels[levels.index(level) + 1 :]}
 
@@ -76,10 +76,10 @@ def _why_not(name: str) -> str:
     if name in supported_levels():
         if os.environ.get("TOYNN_ISA"):
             return f"TOYNN_ISA={os.environ['TOYNN_ISA']}"
-        return "computed in software here: for tests, by TOYNN_ISA=amx"
+        return "computed in software here, for tests; TOYNN_ISA=amx chooses it"
     if name == "amx" and (code := amx_refusal()):
         why = f"{errno.errorcode.get(code, code)}, {os.strerror(code)}"
-        return f"the CPU has it, and the system refuses room for its tiles ({why})"
+        return f"the CPU has it, but the system refuses memory for its tiles ({why})"
     return "this CPU lacks it"
 
 
@@ -97,7 +97,7 @@ def load(op: str, at: str) -> ModuleType:
 
 
 def find(kernel: str) -> Entry:
-    """Return the entry of a name, "rmsnorm.forward". KeyError if there is none."""
+    """Return the entry with a name such as "rmsnorm.forward". Raises KeyError if there is none."""
     op, _, name = kernel.partition(".")
     entry: Entry = globals()[op].entries[name]
     return entry
@@ -106,7 +106,7 @@ def find(kernel: str) -> Entry:
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Return a kernel's module: of entries, whose signatures say how they are called."""
+        """Return a kernel's module. It holds entries, whose signatures say how to call them."""
 
 
 level = _choose()

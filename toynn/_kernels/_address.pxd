@@ -1,4 +1,4 @@
-"""The address of an array that a Python function was given."""
+"""The address of an array argument of a Python function."""
 
 
 cdef inline void* at1(const float[::1] x) noexcept:

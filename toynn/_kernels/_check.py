@@ -28,8 +28,8 @@ Arrays = Mapping[str, NDArray[Any]]
 Sizes = Mapping[str, int]
 Options = Mapping[str, float]
 
-MOST = 2**56  # elements of an array: its bytes can be counted in 64 bits, packed ones too
-PANEL = 64  # what an axis may be rounded up to when an array is packed
+MOST = 2**56  # elements of an array: its bytes, packed or not, can be counted in 64 bits
+PANEL = 64  # packing may round an axis up to a multiple of this
 
 
 def _shown(shapes: dict[str, Sequence[int]]) -> str:
@@ -59,17 +59,18 @@ def countable(where: str, name: str, shape: Sequence[int]) -> None:
 
 
 def check_limits(where: str, window: int, cap: float, *, causal: bool = True) -> None:
-    """Raise ValueError for a window or a cap of attention that means nothing; 0 is none."""
+    """Raise ValueError for an impossible window or cap of attention; 0 means none."""
     if window < 0 or (window and not causal):
         raise ValueError(
-            f"{where}: window is how many keys a row sees, 0 for all, and causal; got {window}"
+            f"{where}: window must be the keys that a row sees, 0 for all, and needs causal=True; "
+            f"got {window}"
         )
     if not 0 <= cap < inf:
         raise ValueError(f"{where}: cap must be a number above 0, or 0 for none; got {cap}")
 
 
 def sequences(where: str, arrays: Arrays, sizes: Sizes, options: Options, of: int = 1) -> None:
-    """Raise ValueError unless ``count`` is 1 to S sequences, in groups ``of`` so many."""
+    """Raise ValueError unless ``count`` is 1 to S sequences and a multiple of ``of``."""
     count, most = int(arrays["count"][0]), sizes["S"]
     if not of <= count <= most or count % of:
         what = f"a multiple of {of}, " if of > 1 else ""
@@ -82,7 +83,7 @@ def pairs(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None:
 
 
 def completions(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None:
-    """Raise ValueError unless there are pairs, with tokens in each completion."""
+    """Raise ValueError unless sequences come in pairs, and each completion has tokens."""
     pairs(where, arrays, sizes, options)
     for s in range(int(arrays["count"][0])):
         prompt, completion, end = arrays["bounds"][2 * s : 2 * s + 3]
@@ -108,7 +109,7 @@ def segments(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None
 
 
 def ring_has_room(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None:
-    """Raise ValueError unless a ring has a row for each of T rows and L - 1 before them."""
+    """Raise ValueError unless a ring has room for T rows and the L - 1 rows before them."""
     T, L, R = (sizes[name] for name in "TLR")
     if (arrays["past"] < 0).any() or (len(arrays["past"]) and T + L - 1 > R) or L < 1:
         raise ValueError(
@@ -118,7 +119,7 @@ def ring_has_room(where: str, arrays: Arrays, sizes: Sizes, options: Options) ->
 
 
 def attention_fits(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None:
-    """Raise ValueError for heads, segments, a window or a cap of attention that mean nothing."""
+    """Raise ValueError for impossible heads, segments, window or cap of attention."""
     H, KV, D, E = (sizes[name] for name in ("H", "KV", "D", "E"))
     if D < 1 or E < 1 or KV < 1 or H % KV:
         raise ValueError(
@@ -136,7 +137,7 @@ def attention_fits(where: str, arrays: Arrays, sizes: Sizes, options: Options) -
 
 
 def cache_has_room(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None:
-    """Raise ValueError unless caches, in blocks of 64 rows, have room behind ``past`` for T."""
+    """Raise ValueError unless caches, in blocks of 64 rows, have room for T rows after ``past``."""
     attention_fits(where, arrays, sizes, options)
     S, T = sizes["S"], sizes["T"]
     shared = "v" not in arrays

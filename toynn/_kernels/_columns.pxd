@@ -1,6 +1,7 @@
 """Sums over the rows of an array, for each of its columns: COLS columns are one task.
 
-So many at any number of threads, each over all rows in order: the sums are the same.
+This cut does not depend on the number of threads, and a task adds all rows in order. So the sums
+are the same for any number of threads.
 """
 from toynn._kernels._parallel cimport parallel_for, part_fn
 
@@ -9,21 +10,21 @@ cdef enum:
 
 
 cdef inline void parallel_columns(part_fn part, void* a, Py_ssize_t C) noexcept nogil:
-    """Have a.n_threads threads compute all blocks of C columns, which begin COLS apart."""
+    """Compute all blocks of COLS columns, of C in all, on a.n_threads threads."""
     parallel_for(part, a, (C + COLS - 1) // COLS)
 
 
 cdef inline void begin_sums(
     float* acc, const float* sums, Py_ssize_t width, bint accumulate
 ) noexcept nogil:
-    """Begin sums of width columns (<= COLS) at 0, or at what they are if they accumulate."""
+    """Begin the sums of width columns (<= COLS): at 0, or at their old values to accumulate."""
     cdef Py_ssize_t c
     for c in range(width):
         acc[c] = sums[c] if accumulate and sums != NULL else 0
 
 
 cdef inline void end_sums(float* sums, const float* acc, Py_ssize_t width) noexcept nogil:
-    """Store the sums of width columns, if they are wanted."""
+    """Store the sums of width columns unless sums is NULL."""
     cdef Py_ssize_t c
     if sums != NULL:
         for c in range(width):

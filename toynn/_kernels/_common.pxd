@@ -1,7 +1,7 @@
-"""What several kernels share: denormals, exp, sigmoid, tanh and erf that vectorise, sums in order.
+"""Shared by kernels: flushing of denormals, vectorised exp, sigmoid, tanh and erf, ordered sums.
 
 All functions are inline and branch-free, so that the compiler turns a loop that calls them into
-vector code. NaN stays NaN in each of them, but for max_.
+vector code. All but max_ return NaN for NaN.
 """
 from libc.math cimport INFINITY
 
@@ -24,11 +24,11 @@ cdef union _Bits:
 cdef inline float exp_(float x) noexcept nogil:
     """e^x within 2 units in the last place; 0 below -86.99, infinity above 88.72.
 
-    x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series to r^7: the rest is under 1e-8.
-    p is twice e^r and the power 2^(n-1): so no power is infinite, and the least is 0.
+    x = n ln 2 + r with |r| <= ln 2 / 2. e^r is its Taylor series to r^7: the error is under 1e-8.
+    p is 2 e^r and the power is 2^(n-1), so that no power is infinite and the smallest is 0.
     """
     cdef float magic = 12582912.0  # 1.5 * 2^23: adding it rounds to the nearest integer
-    cdef float low = unknown(-87.5), high = unknown(89.0)  # from here on it is 0, or infinite
+    cdef float low = unknown(-87.5), high = unknown(89.0)  # beyond them: 0, or infinity
     cdef float clamped = high if high < x else x
     clamped = low if low > clamped else clamped
     cdef _Bits power
@@ -52,7 +52,7 @@ cdef inline float sigmoid_(float x) noexcept nogil:
 
 
 cdef inline float sigmoid_slope_(float x, float* slope) noexcept nogil:
-    """s = 1 / (1 + e^-x); its slope s (1 - s) without the cancellation in 1 - s for large x."""
+    """s = 1 / (1 + e^-x), and its slope s (1 - s) without cancellation in 1 - s for large x."""
     cdef float e = exp_(-x if x > 0 else x)  # e^-|x|: never infinite
     cdef float q = <float>1.0 / (<float>1.0 + e)
     slope[0] = e * q * q
@@ -62,8 +62,9 @@ cdef inline float sigmoid_slope_(float x, float* slope) noexcept nogil:
 cdef inline float tanh_(float x, float* slope) noexcept nogil:
     """tanh(x) within 2 units in the last place, and its slope 1 - tanh^2 without cancellation.
 
-    With e = e^(-2|x|): (1 - e) / (1 + e) and 4 e / (1 + e)^2; below 0.625, where 1 - e has lost
-    digits, x + x^3 p(x^2): the p of degree 4 whose largest relative error is least, 4.4e-9.
+    With e = e^(-2|x|), tanh |x| is (1 - e) / (1 + e) and the slope is 4 e / (1 + e)^2. Below 0.625,
+    where 1 - e loses digits, tanh x is x + x^3 p(x^2). p is the minimax polynomial of degree 4: its
+    largest relative error is 4.4e-9.
     """
     cdef float size = -x if x < 0 else x
     cdef float e = exp_(<float>-2.0 * size)
@@ -84,8 +85,9 @@ cdef inline float tanh_(float x, float* slope) noexcept nogil:
 cdef inline float erf_(float x) noexcept nogil:
     """erf(x) within 5 units in the last place.
 
-    x p(x^2) / q(x^2) on |x| <= 3.95, beyond which erf rounds to 1 in float32: the p and q of
-    degree 5 whose largest relative error there is least, 2.1e-8 (Chebyshev basis, Lawson weights).
+    x p(x^2) / q(x^2) on |x| <= 3.95; beyond that, erf rounds to 1 in float32. p and q are the
+    minimax polynomials of degree 5: their largest relative error is 2.1e-8 (Chebyshev basis,
+    Lawson weights).
     """
     cdef float edge = 3.95, one = 1.0
     cdef float t = x * x
@@ -106,7 +108,7 @@ cdef inline float erf_(float x) noexcept nogil:
 
 
 cdef inline float sum_lanes(const float* acc) noexcept nogil:
-    """Add LANES partial sums pairwise: the order is fixed, whatever the ISA."""
+    """Add LANES partial sums pairwise, in the same order at every ISA level."""
     cdef float s[4]
     cdef int k
     for k in range(4):
@@ -158,7 +160,7 @@ cdef inline float dot_(const float* x, const float* y, Py_ssize_t C) noexcept no
 
 
 cdef inline float max_(const float* x, Py_ssize_t C) noexcept nogil:
-    """max_c x[c], in LANES partial maxima; -infinity for none. A NaN is passed over."""
+    """max_c x[c], in LANES partial maxima; -infinity if C is 0. NaN is ignored."""
     cdef float acc[LANES]
     cdef float most = -INFINITY
     cdef Py_ssize_t c, b, whole = C - C % LANES

@@ -1,4 +1,4 @@
-"""Integers to integers that look random: from a seed and a counter, with no state to carry along.
+"""Hashes: random-looking integers from a seed and a counter, without a state to carry along.
 
 Source: Steele, Lea & Flood 2014, Fast splittable pseudorandom number generators, section 5.
 """
@@ -16,5 +16,5 @@ cdef inline uint64_t splitmix(uint64_t x) noexcept nogil:
 
 
 cdef inline uint64_t hashed(uint64_t seed, uint64_t a, uint64_t b) noexcept nogil:
-    """Three integers to one."""
+    """Hash three integers to one."""
     return splitmix(splitmix(splitmix(seed) ^ a) ^ b)

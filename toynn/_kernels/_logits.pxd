@@ -1,4 +1,4 @@
-"""A row of logits: the exponentials of it, and their sum. For the two kernels of the loss."""
+"""The exponentials of a row of logits, and their sum, for the two cross-entropy kernels."""
 from libc.string cimport memcpy
 
 from toynn._kernels._common cimport exp_, sum_
@@ -8,11 +8,11 @@ cdef enum:
 
 
 cdef inline double exp_sum(float* kept, const float* x, float top, Py_ssize_t V) noexcept nogil:
-    """sum_v e^(x[v] - top), top being the row's maximum; the terms go to kept unless it is NULL.
+    """sum_v e^(x[v] - top); top is the row's maximum. The terms go to kept unless that is NULL.
 
-    So a row is read twice, the second time from the L2 cache. One sweep that rescales the sum as
-    the maximum grows measured no faster (256 rows of 50257 at avx512, 1 and 2 threads). kept may
-    be x; the sum's bits do not depend on it.
+    So a row is read twice: for its maximum, then here, from the L2 cache. A single pass that
+    rescales the sum as the maximum grows was no faster (256 rows of 50257 at avx512, 1 and 2
+    threads). kept may be x; the sum's bits do not depend on it.
     """
     cdef float terms[BLOCK]
     cdef double total = 0

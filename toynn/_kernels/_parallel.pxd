@@ -1,13 +1,13 @@
 """Rows or blocks of work, dealt to threads.
 
-Each thread gets a stretch of neighbours, and computes with denormals flushed (fpstate.h). What a
-row or a block yields must not depend on who computes it, nor on where the stretches end.
+Each thread gets a contiguous range and computes with denormals flushed (fpstate.h). The result of
+a row or block must depend neither on the thread that computes it nor on where the ranges end.
 """
 from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate
 from toynn._kernels.abi cimport KernelArgs
 from toynn._kernels.pool cimport run_on_threads
 
-# Computes first .. last - 1 of what a task describes: KernelArgs, by whatever names, or another.
+# Computes items first .. last - 1 of a task: KernelArgs, by the names of a signature, or a struct.
 ctypedef void (*part_fn)(void* task, Py_ssize_t first, Py_ssize_t last) noexcept nogil
 
 cdef struct Dealt:
@@ -29,9 +29,9 @@ cdef inline void _stretch(void* dealt, int i, int m) noexcept nogil:
 cdef inline void deal(
     part_fn part, void* task, Py_ssize_t n, int n_threads, Py_ssize_t block=1, bint flush=True
 ) noexcept nogil:
-    """Have up to n_threads threads compute all of 0 .. n - 1; return when they have.
+    """Compute items 0 .. n - 1 on up to n_threads threads; return when all are done.
 
-    Stretches begin at multiples of ``block`` only. One thread is not asked of the pool.
+    Ranges begin at multiples of ``block``. A single range runs on the caller's thread.
     """
     cdef Dealt d = Dealt(part, task, n, block, flush)
     cdef Py_ssize_t m = min(<Py_ssize_t>n_threads, (n + block - 1) // block)
@@ -42,7 +42,7 @@ cdef inline void deal(
 
 
 cdef inline void parallel_for(part_fn part, void* a, Py_ssize_t n) noexcept nogil:
-    """The same on a.n_threads threads, for a kernel's arguments."""
+    """The same for a kernel's arguments, on its a.n_threads threads."""
     deal(part, a, n, (<KernelArgs*>a).n_threads)
 
 

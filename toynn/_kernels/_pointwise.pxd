@@ -1,4 +1,4 @@
-"""Ops of n elements, each by itself: how they are dealt to threads."""
+"""How the elements of a pointwise op are dealt to threads."""
 from toynn._kernels._parallel cimport parallel_blocks, part_fn
 
 cdef enum:
@@ -6,5 +6,5 @@ cdef enum:
 
 
 cdef inline void parallel_elements(part_fn part, void* a, Py_ssize_t n) noexcept nogil:
-    """Have its n_threads threads compute elements 0 .. n - 1, in stretches of whole blocks."""
+    """Compute elements 0 .. n - 1 on the kernel's n_threads threads, in ranges of whole blocks."""
     parallel_blocks(part, a, n, BLOCK)

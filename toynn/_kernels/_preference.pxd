@@ -1,4 +1,4 @@
-"""What the losses of preferences share: softplus, sigmoid, and where a sequence's sums are."""
+"""Shared by the preference losses: softplus, sigmoid, and the log p of a completion."""
 from libc.math cimport exp, log1p
 
 
@@ -13,5 +13,5 @@ cdef inline double sigmoid(double x) noexcept nogil:
 
 
 cdef inline double completion(const float* sums, Py_ssize_t s) noexcept nogil:
-    """log p of the completion of sequence s, of which sums (S,2) has the losses."""
+    """log p of the completion of sequence s; sums (S,2) holds its losses."""
     return -<double>sums[2 * s + 1]

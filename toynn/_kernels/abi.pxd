@@ -1,7 +1,7 @@
 """What a compiled program and a kernel agree on: one struct, two kinds of function.
 
-A kernel sees the struct by the names of its signature: setup.py declares ``Forward`` for the entry
-"forward" of rmsnorm in ``toynn._kernels.args.rmsnorm``, laid out as KernelArgs.
+A kernel reads the struct by the names of its signature. For the entry "forward" of rmsnorm, for
+example, setup.py declares ``Forward`` in ``toynn._kernels.args.rmsnorm``, laid out as KernelArgs.
 """
 
 cdef enum:
@@ -16,7 +16,7 @@ cdef struct KernelArgs:
     void* workspace            # scratch memory, 64-byte aligned, as many bytes as it asked for
     int accumulate             # 0: parameter gradients are overwritten, 1: added to
     int n_threads
-    const void* kept           # what the program keeps for this call from run to run, or NULL
+    const void* kept           # what the program keeps for this call between runs, or NULL
 
 ctypedef void (*kernel_fn)(KernelArgs*) noexcept nogil
 ctypedef Py_ssize_t (*scratch_fn)(KernelArgs*) noexcept nogil

@@ -5,8 +5,8 @@
     v[i]  = beta2 v[i] + (1 - beta2) g'[i]^2
     w[i]  = w[i] (1 - lr weight_decay) - lr (c1 m[i]) / (sqrt(c2 v[i]) + eps)
 
-hp = [lr, beta1, beta2, eps, weight_decay, c1, c2]; c1 and c2 are the bias corrections that
-toynn.optim fills in. scale comes from grad_norm; if it is not finite, w, m and v stay untouched.
+hp = [lr, beta1, beta2, eps, weight_decay, c1, c2]. toynn.optim fills in the bias corrections c1 and
+c2. scale comes from grad_norm; if it is not finite, w, m and v stay untouched.
 n elements, float32. w, m and v are updated in place; no array may overlap another.
 Source: Loshchilov & Hutter 2019, arXiv:1711.05101, algorithm 2.
 """

@@ -1,17 +1,17 @@
-"""Cross-entropy where the logits come in chunks of rows, and no chunk outlives its turn.
+"""Cross-entropy of logits that come in chunks of rows, of which one at a time is in memory.
 
-    count     rows         = number of labels that count
+    count     rows         = number of valid labels
     forward   losses[n]    = log sum_v e^x[n,v] - x[n,labels[n]]
     backward  dlogits[n,v] = dloss/rows (e^x[n,v] / sum_k e^x[n,k] - [v = labels[n]]);  losses too
     mean      loss         = 1/rows sum_n losses[n]
     each      dlogits[n,v] = dlosses[n] (e^x[n,v] / sum_k e^x[n,k] - [v = labels[n]])
 
-x are the logits of N rows, V classes each. A row whose label is -100 does not count: its loss and
-dlogits are 0. No row counts: loss is NaN. For one chunk of rows, backward is forward as well: it
-reads the row while it is in cache, and its losses are forward's to the bit. So rows must be known
-before; each is the gradient of forward where losses are wanted one by one. float32, labels int32;
-losses and dlogits are overwritten; dlogits may be the logits.
-The Python calls refuse a label outside 0..V-1; the entries take such a row as ignored.
+x are the logits of N rows, V classes each. A row whose label is -100 is not valid: its loss and
+dlogits are 0. Without a valid row, loss is NaN. backward computes the losses of its rows too, while
+a row is in cache; they are forward's to the bit. So rows must be known before backward runs. each
+is the gradient of forward where every loss has a gradient of its own. float32, labels int32; losses
+and dlogits are overwritten; dlogits may be the logits.
+The Python calls refuse a label outside 0..V-1; a program's entries ignore such a row.
 Source: cross_entropy.pyx; that losses need no logits beyond a chunk: Hsu et al. 2024, Liger Kernel,
 arXiv:2410.10989, section 3.2.
 """
@@ -27,7 +27,7 @@ from toynn._kernels.entry cimport entry
 
 
 cdef inline float _row(float* dx, const float* x, int id, float scale, Py_ssize_t V) noexcept nogil:
-    """The loss of a row; its gradient goes to dx, which may be x, unless that is NULL."""
+    """Return the loss of a row; store its gradient in dx (which may be x) unless dx is NULL."""
     cdef float top, loss, factor
     cdef double total
     cdef Py_ssize_t v
@@ -86,7 +86,7 @@ cdef void _each(Each* a) noexcept nogil:
 
 
 cdef void _mean(Mean* a) noexcept nogil:
-    """One sum, in double, in order."""
+    """Add the losses in order, in double, on one thread."""
     cdef float rows = a.rows[0]
     cdef double total = 0
     cdef Py_ssize_t n

@@ -27,7 +27,7 @@ cdef inline void _sum(float* y, const float* a, const float* b, Py_ssize_t C) no
 cdef inline void _sum_over_pictures(
     float* d, const float* dy_t, Py_ssize_t B, Py_ssize_t T, Py_ssize_t C, bint accumulate
 ) noexcept nogil:
-    """d[:] (+)= the rows t of all pictures; dy_t points to that of the first one."""
+    """d[:] (+)= row t of all pictures; dy_t points to row t of the first picture."""
     cdef Py_ssize_t b
     if not accumulate:
         memset(d, 0, C * sizeof(float))
@@ -39,7 +39,7 @@ cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept 
     cdef Py_ssize_t row, b, t
     for row in range(first, last):
         b, t = row // a.T, row % a.T
-        # Before the patches of picture b stand b class tokens, and its own.
+        # x has no class tokens: up to the patches of picture b, y has b + 1 rows more.
         _sum(a.y + row * a.C, a.x + (row - b - 1) * a.C if t else a.cls, a.pos + t * a.C, a.C)
 
 

@@ -2,9 +2,9 @@
 
     row[k] = number k of the row that these bits choose
 
-They follow from no formula (they were fitted to weights), so they are taken from the gguf library
-when this module is imported: each is what the library makes of blocks that ask for every row, with
-scale 1 and no signs. They are the same at all levels, hence built once.
+No formula gives them: they were fitted to weights. So this module reads them from the gguf library
+when it is imported. The library dequantizes blocks that ask for every row, with scale 1 and no
+signs. The codebooks are the same at all ISA levels, hence built once.
 Source: the tables iq2xxs_grid and so on of ggml-common.h in ggml.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -28,7 +28,7 @@ EIGHT_SIGNS, SEVEN_SIGNS = _eight_signs, _seven_signs
 
 
 def _blocks(str type, float d, indices):
-    """Zeros with a scale, as many blocks as there are rows of indices; the numbers' 9th bits on."""
+    """Return blocks of zeros with a scale, one per row of indices; low bytes and high bits."""
     nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type]][1]
     raw = np.zeros((len(indices), nbytes), np.uint8)
     raw[:, :2] = np.array([d], "<f2").view(np.uint8)
@@ -36,7 +36,7 @@ def _blocks(str type, float d, indices):
 
 
 cdef int _take(void* rows, str type, raw, int factor=1, int added=0) except -1:
-    """Copy the numbers of these blocks, times a factor, plus an addend, as bytes."""
+    """Dequantize the blocks; store factor * number + added as bytes."""
     numbers = gguf.dequantize(raw, gguf.GGMLQuantizationType[type]).reshape(-1)
     cdef const uint8_t[::1] stored = (numbers * factor + added).astype(np.uint8)
     memcpy(rows, &stored[0], stored.shape[0])
@@ -63,11 +63,11 @@ def _fill():
     raw, low, high = _blocks("IQ1_S", 1, indices)
     raw[:, 2:34] = low
     raw[:, 34:].view("<u2")[:] = 0b001001001001 * high
-    _take(_iq1, "IQ1_S", raw, 8, 7)  # it adds 1/8
+    _take(_iq1, "IQ1_S", raw, 8, 7)  # this type adds 1/8 to each number
 
 
 def rows():
-    """Return the bytes of each codebook by its name, row after row, for kernels elsewhere."""
+    """Return the bytes of each codebook by name, row after row, for kernels of other devices."""
     return {
         "IQ2_XXS": (<const uint8_t*>_iq2_xxs)[:sizeof(_iq2_xxs)],
         "IQ2_XS": (<const uint8_t*>_iq2_xs)[:sizeof(_iq2_xs)],

@@ -1,5 +1,5 @@
-/* Whether the compiler has GCC's extensions: vectors, attributes, builtins. So has clang, as clang-cl
-   too, which does not say that it is GCC. */
+/* TN_GNU: whether the compiler has GCC's extensions (vectors, attributes, builtins). clang has them
+   too, even as clang-cl, which does not define __GNUC__. */
 #ifndef TOYNN_COMPILER_H
 #define TOYNN_COMPILER_H
 

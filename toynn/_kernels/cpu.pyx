@@ -6,8 +6,8 @@ cdef extern from *:
     #if TN_GNU && (defined(__x86_64__) || defined(__i386__))
     #define TN_X86 1
     #include <cpuid.h>
-    /* Bits that CPUID gives: 0 EAX, 1 EBX, 2 ECX, 3 EDX. Not __builtin_cpu_supports: old compilers
-       know few names, and clang-cl links nothing that has it. */
+    /* Whether CPUID reports these bits in register `which`: 0 EAX, 1 EBX, 2 ECX, 3 EDX. Not
+       __builtin_cpu_supports: old compilers know few names, and clang-cl does not link it. */
     static int tn_told_bits(unsigned leaf, unsigned part, int which, unsigned wanted) {
         unsigned r[4];
         if (part && (!__get_cpuid_count(leaf, 0, &r[0], &r[1], &r[2], &r[3]) || r[0] < part))
@@ -15,7 +15,7 @@ cdef extern from *:
         return __get_cpuid_count(leaf, part, &r[0], &r[1], &r[2], &r[3])
             && (r[which] & wanted) == wanted;
     }
-    /* Whether the system keeps these registers when it switches threads: bits of XCR0. */
+    /* Whether the system saves these registers when it switches threads: bits of XCR0. */
     static int tn_keeps(unsigned wanted) {
         unsigned low, high;
         if (!tn_told_bits(1, 0, 2, 1u << 27)) /* OSXSAVE */
@@ -29,7 +29,7 @@ cdef extern from *:
     static int tn_keeps(unsigned wanted) { return 0; }
     #endif
     #define TN_YMM 0x06u
-    #if defined(__APPLE__) /* keeps those of AVX-512 from their first use, and says so then */
+    #if defined(__APPLE__) /* saves AVX-512's registers, and reports it, from their first use on */
     #define TN_ZMM TN_YMM
     #else
     #define TN_ZMM 0xe6u
@@ -52,10 +52,10 @@ cdef extern from *:
     }
     static int tn_has_f16c(void) { return tn_has_avx2() && tn_told_bits(1, 0, 2, 1u << 29); }
     static int tn_has_avx_vnni(void) { return tn_has_f16c() && tn_told_bits(7, 1, 0, 1u << 4); }
-    /* AMX: the CPU has it, bits 22 (bfloat16) and 24 (tiles) of EDX; and Linux keeps room for 8 KB
-       of tiles of each thread, which it does for a process that asked for it, its later threads
-       and its children. The numbers are ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA. */
-    static int tn_amx_refusal = 0; /* the errno with which Linux kept no room for tiles */
+    /* AMX needs two things. The CPU has bits 22 (bfloat16) and 24 (tiles) of EDX. And Linux saves
+       8 KB of tiles per thread, if the process asks for it; later threads and children inherit
+       that. The numbers below are ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA. */
+    static int tn_amx_refusal = 0; /* the errno with which Linux refused memory for tiles */
     #if defined(TN_SOFTWARE_TILES)
     #define TN_SOFTWARE 1
     static int tn_ask_for_amx(void) { return tn_has_avx512_bf16(); }
@@ -76,7 +76,7 @@ cdef extern from *:
     #define TN_SOFTWARE 0
     static int tn_ask_for_amx(void) { return 0; }
     #endif
-    /* Who made this CPU, 12 letters, and the family: bits 8 to 11 of EAX, and 20 to 27 with 15. */
+    /* The CPU's vendor (12 letters) and family: bits 8 to 11 of EAX; 15 means add bits 20 to 27. */
     #if TN_X86
     #include <string.h>
     static int tn_family(char vendor[13]) {
@@ -94,8 +94,8 @@ cdef extern from *:
     #else
     static int tn_family(char vendor[13]) { vendor[0] = 0; return 0; }
     #endif
-    /* arm64: all CPUs have neon; of the units of gemm_neon.c and dot_neon.c the system tells, as
-       Linux in the bits HWCAP_ASIMDDP, HWCAP2_I8MM and HWCAP2_BF16, and macOS by name. */
+    /* arm64: all CPUs have neon. The system reports the units that gemm_neon.c and dot_neon.c use:
+       Linux by the bits HWCAP_ASIMDDP, HWCAP2_I8MM and HWCAP2_BF16, macOS by name. */
     #if defined(__aarch64__)
     #define TN_ARM 1
     #else
@@ -137,19 +137,19 @@ cdef extern from *:
     int tn_amx_refusal
     bint TN_SOFTWARE
 
-# What multiplies pairs of bfloat16 on a CPU of this kind, and where.
+# What a CPU of this architecture needs to multiply pairs of bfloat16.
 PAIRS_NEED = (
     "BFMMLA, the level neon, a build by GCC 10 or clang 16" if TN_ARM
     else "AVX512_BF16, the level avx512, a build by GCC 12 or clang"
 )
-# What multiplies 8-bit integers, by the number that dot_int8.h gives it.
+# The units that multiply 8-bit integers, and the number of each in dot_int8.h.
 INT8_UNITS = {"AVX2": 0, "AVX_VNNI": 1, "AVX512_VNNI": 1, "NEON": 0, "SDOT": 1, "SMMLA": 2}
 
-cdef bint _amx = tn_has_avx512() and tn_ask_for_amx()  # once: a process asks for it
+cdef bint _amx = tn_has_avx512() and tn_ask_for_amx()  # once per process
 
 
 def supported_levels():
-    """Names of the ISA levels that this CPU can run, worst first."""
+    """Return the names of the ISA levels that this CPU can run, lowest first."""
     levels = ["generic"]
     if tn_has_avx2():
         levels.append("avx2")
@@ -163,22 +163,22 @@ def supported_levels():
 
 
 def amx_refusal():
-    """The errno with which the system refused AMX, which the CPU has; 0 if it did not."""
+    """Return the errno with which the system refused the CPU's AMX; 0 if it did not."""
     return tn_amx_refusal
 
 
 def pairs_unit():
-    """What multiplies pairs of bfloat16 on this CPU, at the level that has it; "": nothing."""
+    """Return the unit of this CPU that multiplies pairs of bfloat16; "" if it has none."""
     if tn_has_bfmmla():
         return "BFMMLA"
     return "AVX512_BF16" if tn_has_avx512() and tn_has_avx512_bf16() else ""
 
 
 def int8_unit(int units):
-    """What multiplies 8-bit integers on this CPU, in a build for AVX2 or neon; "" if nothing does.
+    """Return the unit that multiplies 8-bit integers in a build for AVX2 or neon; "" if none.
 
-    ``units`` says what else the build has, of dot_int8.h: 1 AVX_VNNI, 2 AVX512_VNNI, 3 SDOT and
-    SMMLA, 0 none of them.
+    ``units`` is TN_UNITS of dot_int8.h, what the build has besides: 0 nothing, 1 AVX_VNNI,
+    2 AVX512_VNNI, 3 SDOT and SMMLA.
     """
     if TN_ARM:
         if units != 3 or not tn_has_sdot():
@@ -192,7 +192,7 @@ def int8_unit(int units):
 
 
 def maker():
-    """Who made this CPU, in its own 12 letters, and its family number; ("", 0) if unknown."""
+    """Return the CPU's vendor in CPUID's 12 letters, and its family; ("", 0) if unknown."""
     cdef char vendor[13]
     cdef int family = tn_family(vendor)
     return vendor.decode("ascii", "replace"), family
@@ -201,22 +201,23 @@ def maker():
 def pairs_pay(str vendor, int family):
     """Whether CPUs of a family multiply pairs of bfloat16 at least as fast as floats.
 
-    AMD's do since Zen 4, family 25: an instruction takes as long as one of floats, and has twice
-    the terms. On Intel's it takes four times as long, half the rate of floats. Others were never
-    measured, and multiply floats. No clock decides: the bits of a result depend on it.
+    AMD's do since Zen 4 (family 25): an instruction takes as long as one of floats and has twice
+    the terms. On Intel's CPUs it takes four times as long, which is half the rate of floats. Other
+    CPUs were not measured and multiply floats. No timing decides this at run time, because the bits
+    of a result depend on it.
     """
     return vendor == "AuthenticAMD" and family >= 25
 
 
 def gains_by_pairs():
-    """Whether kernels multiply pairs of bfloat16 where they may: this CPU can, and gains by it.
+    """Whether kernels that may multiply pairs of bfloat16 do: this CPU can, and gains by it.
 
-    On arm64 wherever the CPU can: bfmmla has 4 times the terms of a multiply-add of floats. How
-    long it takes was not measured yet, so that "auto" does not choose it.
+    On arm64 they do whenever the CPU can: bfmmla has 4 times the terms of a multiply-add of floats.
+    Its speed has not been measured yet, so "auto" does not choose it.
     """
     return bool(pairs_unit()) and (TN_ARM or pairs_pay(*maker()))
 
 
 def software_tiles():
-    """Whether the level amx computes in plain C what its instructions do (TOYNN_TILES=software)."""
+    """Whether the level amx emulates its instructions in plain C (TOYNN_TILES=software)."""
     return bool(TN_SOFTWARE)

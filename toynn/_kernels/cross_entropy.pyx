@@ -4,12 +4,11 @@
     loss         = 1/rows sum_n sum_v p[n,v] (lse[n] - logits[n,v])
     dlogits[n,v] = dloss/rows (s[n] exp(logits[n,v] - lse[n]) - p[n,v]),   s[n] = sum_v p[n,v]
 
-p[n] is the one-hot row of labels[n], or labels[n] itself (_dense). rows counts the rows that count:
-not those labelled -100, nor all-zero dense ones; their dlogits are 0. No row counts: loss is NaN.
+p[n] is the one-hot row of labels[n], or labels[n] itself (_dense). rows counts the valid rows: not
+those labelled -100, nor all-zero dense ones, whose dlogits are 0. Without a valid row, loss is NaN.
 N rows, V classes; float32, labels int32 or float32. dlogits may be logits; no other aliasing.
-Saved for backward: lse (N,), rows (1,). The Python calls refuse a label outside 0..V-1; the
-program's entries, whose caller has checked the labels, take such a row as ignored.
-Over 200 lines, for two forms of labels with four entries: the row functions are shared.
+Saved for backward: lse (N,), rows (1,). The Python calls refuse a label outside 0..V-1. A program's
+caller has checked the labels; its entries ignore such a row.
 Source: Bridle 1990; the shift by the row's maximum: Blanchard et al. 2021, IMA J. Numer. Anal. 41.
 """
 from libc.math cimport NAN, log
@@ -37,7 +36,7 @@ cdef inline bint _all_zero(const float* p, Py_ssize_t V) noexcept nogil:
 cdef inline double _dense_loss(
     const float* x, const float* p, float top, float log_sum, Py_ssize_t V
 ) noexcept nogil:
-    """sum_v p[v] (lse - x[v]); where p[v] is 0 it adds 0, even if x[v] is -infinity."""
+    """sum_v p[v] (lse - x[v]); a term with p[v] = 0 is 0, even if x[v] is -infinity."""
     cdef float terms[BLOCK]
     cdef double total = 0
     cdef Py_ssize_t v, b, size
@@ -53,7 +52,7 @@ cdef inline double _dense_loss(
 cdef inline void _scaled_softmax(
     float* dx, const float* x, float lse, float scale, Py_ssize_t V
 ) noexcept nogil:
-    """dx[v] = scale exp(x[v] - lse). Works on dx alone, so that it is vector code in place too."""
+    """dx[v] = scale exp(x[v] - lse), computed in dx alone: so it vectorises in place too."""
     cdef float* block
     cdef Py_ssize_t b, v, size
     for b in range((V + BLOCK - 1) // BLOCK):
@@ -69,7 +68,7 @@ cdef inline void _task_forward(
     double* loss, Py_ssize_t* count, float* lse, const float* logits, const int* ids,
     const float* dense, Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t V,
 ) noexcept nogil:
-    """lse of rows lo..hi-1, the sum of their losses and how many of them count."""
+    """lse of rows lo..hi-1, the sum of their losses, and how many of them are valid."""
     cdef const float* x
     cdef float top, log_sum
     cdef Py_ssize_t n

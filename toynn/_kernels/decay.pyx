@@ -1,4 +1,4 @@
-"""How much a head's state forgets in a row, as a logarithm: see delta.pyx.
+"""The decay of a head's state at each row, as a logarithm: see delta.pyx.
 
     y[n,v]  = w[v] p                     p = log(1 + e^(x[n,v] + b[v])),  w < 0
 
@@ -6,7 +6,7 @@
     dw[v]   = sum_n dy[n,v] p            db[v] = sum_n dx[n,v]
 
 N rows, V heads. float32, C-contiguous; dx is overwritten, dw and db overwritten or added to.
-Source: Dao & Gu 2024, Mamba-2, arXiv:2405.21060, whose step p is.
+Source: Dao & Gu 2024, Mamba-2, arXiv:2405.21060: p is its step.
 """
 from toynn._kernels._common cimport sigmoid_
 from toynn._kernels._parallel cimport parallel_for, part_fn

@@ -1,4 +1,4 @@
-"""Dispatch: copies of rows, sorted by expert, and back: sums of the copies; weights of the copies.
+"""Dispatch: copy each row to its experts, weigh the copies, and add them up again.
 
     forward            y[r,c]    = x[n,c]                      combine is its gradient
     combine            y[n,c]    = sum_j x[slots[n,j],c]       forward is its gradient
@@ -6,10 +6,10 @@
     weigh_backward     dx[r,c]   = w[n,j] dy[r,c]
                        dw[n,j]   = sum_c dy[r,c] x[r,c]        r = slots[n,j]
 
-N rows of C channels, K copies of each; slots (N,K), int32, is the place of each copy among the N K
-sorted ones (expert_rows.pyx). No two copies share a slot. float32, C-contiguous; all outputs are
-overwritten, j ascends in sums. In place: y of weigh may be x, dx may be dy. The Python calls refuse
-a slot outside 0..N K - 1.
+N rows of C channels, K copies of each. slots (N,K), int32, is the place of each copy among all N K
+copies, sorted by expert (expert_rows.pyx). No two copies share a slot. float32, C-contiguous; all
+outputs are overwritten; sums add in order of j. In place: y of weigh may be x, dx may be dy. The
+Python calls refuse a slot outside 0..N K - 1.
 Source: Lepikhin et al. 2020, GShard, arXiv:2006.16668, section 3.2.
 """
 from libc.string cimport memcpy, memset

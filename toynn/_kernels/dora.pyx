@@ -1,4 +1,4 @@
-"""DoRA: each output of W + s B A has a magnitude of its own, apart from its direction.
+"""DoRA: each output of W + s B A has its own magnitude, separate from its direction.
 
     norms     r[c]   = 1 / ||W[c] + s (BA)[c]||
                      = 1 / sqrt(squares[c] + 2 s sum_k b[c,k] p[k,c] + s^2 b[c] g b[c]^T)
@@ -7,11 +7,11 @@
     backward  dx[n,c] = dy[n,c] m[c] r[c]
               dm[c]   = sum_n dy[n,c] x[n,c] r[c]
 
-squares (C,) = ||W[c]||^2, of a matrix W (C,K) that stays as it is; b (C,R) is B; p (R,C) = A W^T;
-g (R,R) = A A^T: so W + s B A never exists. x (N,C) = (W + s B A) applied to N rows; m (C,) the
-magnitudes; bias may be missing. r is a constant of the backward pass, as in the paper, section 4.3:
-norms has none. A norm of 0 has r = 0. float32, norms inside in double; outputs never alias inputs.
-dx is overwritten; dm is overwritten, or added to if accumulate is set.
+squares (C,) = ||W[c]||^2 of the frozen matrix W (C,K); b (C,R) is B; p (R,C) = A W^T;
+g (R,R) = A A^T. So W + s B A is never computed. x (N,C) is (W + s B A) applied to N rows; m (C,)
+are the magnitudes; bias may be missing. Backward treats r as a constant (section 4.3 of the paper),
+so norms has no gradient. A norm of 0 gives r = 0. float32, norms computed in double; outputs never
+alias inputs. dx is overwritten; dm is overwritten, or added to if accumulate is set.
 Source: Liu et al. 2024, DoRA, arXiv:2402.09353, equations 5 and 11.
 """
 from libc.math cimport sqrt
@@ -27,7 +27,7 @@ cdef inline float _inverse_norm(
     float square, const float* p, const float* g, const float* b, Py_ssize_t C, Py_ssize_t R,
     double s,
 ) noexcept nogil:
-    """r of the channel at which p (of a row C long) and b already point."""
+    """r of one channel, at which p (with rows of C) and b already point."""
     cdef Py_ssize_t k, j
     cdef double cross = 0, own = 0, part
     for k in range(R):

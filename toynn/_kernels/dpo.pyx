@@ -1,12 +1,12 @@
-"""DPO: raise the odds of the chosen completion over the rejected one, beside the reference's.
+"""DPO: raise the odds of the chosen completion over the rejected one, relative to a reference.
 
     m        = beta ((lp[c] - ref[c]) - (lp[r] - ref[r])),   lp[s] = -sums[s,1], c = 2i, r = 2i + 1
     forward  loss = mean over pairs i of (1 - e) softplus(-m) + e softplus(m)
     backward dsums[c,1] = -dsums[r,1] = dloss beta / pairs ((1 - e) sigmoid(-m) - e sigmoid(m))
 
-sums (S,2) from token_sums; reference (S,): what the model is held against has for lp; count (1,),
-int32: how many sequences there are, two a pair; e is label smoothing. The other dsums are 0.
-float32, inside double; outputs are overwritten. One thread: a few numbers a pair.
+sums (S,2) come from token_sums; reference (S,) is lp of the reference model. count (1,), int32, is
+the number of sequences, two per pair; e is label smoothing. The other dsums are 0. float32, with
+double inside; outputs are overwritten. One thread: there are only a few numbers per pair.
 Sources: Rafailov et al. 2023, arXiv:2305.18290, equation 7; Mitchell 2023, cDPO (e).
 """
 from libc.string cimport memset

@@ -1,4 +1,4 @@
-"""Dropout: some elements become zero, the others grow, so that the mean stays.
+"""Dropout: some elements become zero, the others grow, so that the mean stays the same.
 
     y[i]  = x[i] m[i] / (1 - p)           m[i] = [h[i] >= p 2^32]
     dx[i] = dy[i] m[i] / (1 - p)          the same kernel, with dy for x
@@ -7,7 +7,7 @@
             else the high ones
     key   = splitmix64 over seed, step, site
 
-The mask is not stored: whoever asks for the same seed, step, site and element gets the same bit.
+The mask is not stored: the same seed, step, site and element always give the same bit.
 control: int32 (step, active); where active is 0, y = x. p in [0, 1).
 n elements. float32, C-contiguous. In place: y may be x. y is overwritten. NaN stays NaN, dropped
 or not. The mask depends on neither threads nor ISA level.
@@ -27,12 +27,12 @@ from toynn._kernels.args.dropout cimport Forward
 from toynn._kernels.entry cimport entry
 
 cdef enum:
-    GROUP = 32  # elements that share LANES hashes, two a hash: so a vector of hashes serves two
+    GROUP = 32  # elements that LANES hashes of 64 bits serve: 32 bits for each element
 
 cdef struct Mask:
     uint64_t key
     uint32_t least  # the smallest hash of an element that is kept
-    float scale     # what those are multiplied by
+    float scale     # the factor of kept elements
 
 
 cdef Mask _mask(Forward* a) noexcept nogil:
@@ -61,7 +61,7 @@ cdef inline void _group(float* y, const float* x, const Mask* m, uint64_t first)
 
 
 cdef void _forward_elements(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    """Elements from the first of a group on; those of the last group by way of a whole one."""
+    """Elements first .. last - 1; first begins a group. An incomplete last group is padded."""
     cdef Mask m = _mask(a)
     cdef float few[GROUP]
     cdef Py_ssize_t g, i, rest = (last - first) % GROUP

@@ -4,10 +4,10 @@
     dw[v,c] = sum of dy[n,c] over the n with ids[n] = v
 
 N ids, a table of V rows, C channels. float32, ids int32; outputs never alias inputs. For forward
-w may be of any type of _types.pxd; the rows asked for are dequantized.
+w may have any type of _types.pxd; only the rows asked for are dequantized.
 Nothing is saved. y is overwritten; dw is overwritten, or added to if accumulate is set.
-The Python calls refuse an id outside 0..V-1; the program's entries, whose caller has checked the
-ids, skip it (y gets zeros, dw nothing) rather than read or write outside the table.
+The Python calls refuse an id outside 0..V-1. A program's caller has checked the ids. Its entries
+skip a wrong id (y gets zeros, dw nothing) rather than read or write outside the table.
 Source: the lookup table of Bengio et al. 2003, A Neural Probabilistic Language Model, section 2.
 """
 from libc.stdint cimport uint8_t

@@ -1,4 +1,4 @@
-"""How a kernel file declares an entry: what a program and Python call alike.
+"""How a kernel file declares an entry: a kernel that both programs and Python call.
 
     forward = entry(<kernel_fn>_forward, "y[N C]; r[N] <- x[N C] w[C] | eps=1e-5")
 """
@@ -11,7 +11,7 @@ cdef inline entry(kernel_fn kernel, str signature, scratch_fn scratch=NULL, chec
     """Return a kernel that can be called by its signature (signature.py); see entry.py.
 
     ``scratch`` returns the bytes of scratch memory that the kernel needs at its sizes.
-    ``checked(where, arrays, sizes, options)`` raises ValueError for what the shapes cannot show.
+    ``checked(where, arrays, sizes, options)`` raises ValueError for what shapes do not show.
     """
     from toynn._kernels.entry import Entry
     return Entry(

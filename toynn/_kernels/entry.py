@@ -1,9 +1,9 @@
-"""An entry of a kernel as Python sees it: a callable that checks what it is given.
+"""An entry of a kernel as Python sees it: a callable that checks its arguments.
 
     rmsnorm.forward(y, r, x, w, eps=1e-5, n_threads=2)
 
-Tensors come in the order of the signature, or by name; sizes that no array shows, and options, by
-name. All that is checked follows from the signature (signature.py): type, contiguity, shape by
+Tensors are given in the order of the signature, or by name. Options, and sizes that no array shows,
+are given by name. The signature (signature.py) says what is checked: type, contiguity, shape by
 letter, which arrays may share memory. Then the kernel runs without the GIL.
 """
 
@@ -27,11 +27,11 @@ __all__ = ["ACTIVATIONS", "MAX_THREADS", "WORDS", "Entry"]
 Array = NDArray[Any]
 Checked = Callable[[str, Mapping[str, Array], Mapping[str, int], Mapping[str, float]], None]
 
-CALLS = 64  # shapes of an entry whose sizes are remembered: solving takes half of a small call
+CALLS = 64  # calls of an entry whose sizes are cached: solving takes half the time of a small call
 
 ACTIVATIONS = ("none", "gelu_tanh", "gelu_exact")
 
-#: Sizes that Python says in words: the number of each word.
+#: Sizes that Python gives as words: the number of each word.
 WORDS: dict[str, dict[str, int]] = {
     "precision": {name: number for number, name in enumerate(PRECISIONS)},
     "activation": {name: number for number, name in enumerate(ACTIVATIONS)},
@@ -53,13 +53,13 @@ class Entry:
         self._scratch, self._checked = scratch, checked
         self._solved = lru_cache(CALLS)(self._solve)
         specs = self.signature.specs
-        self._apart = [(a, b) for a, b in combinations(specs, 2) if a.written]  # they come first
+        self._apart = [(a, b) for a, b in combinations(specs, 2) if a.written]  # written come first
         self._rows = [(spec.name, spec.row) for spec in specs if spec.row]
         self._bounded = [(spec, spec.below) for spec in specs if spec.below is not None]
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
-        """How the kernel is called, and its signature."""
+        """A call of the kernel, and its signature."""
         signature = self.signature
         given = [*signature.given, *(["accumulate"] if signature.adds else []), "n_threads"]
         arguments = ", ".join([*signature.tensors, "*", *given])
@@ -69,9 +69,9 @@ class Entry:
         return f"<kernel {self.name}: {self.signature}>"
 
     def workspace(self, sizes: Mapping[str, int], n_threads: int = 1) -> int:
-        """Return the bytes of scratch memory that the kernel needs at these sizes; 0: none.
+        """Return the bytes of scratch memory that the kernel needs at these sizes.
 
-        Raises ValueError for sizes at which an array's bytes cannot be counted.
+        Raises ValueError if these sizes make an array whose bytes cannot be counted.
         """
         for spec in self.signature.specs:
             countable(self.name, spec.name, spec.shape(sizes))
@@ -93,10 +93,9 @@ class Entry:
     ) -> None:
         """Check the arguments and run the kernel.
 
-        ``accumulate``: add to the tensors that the signature marks with "+". ``kept`` is the
-        address of what KernelArgs.kept points to. Raises ValueError for an array that does not fit
-        and for a word that there is not, TypeError for arguments that are missing or unknown, and
-        MemoryError.
+        ``accumulate`` adds to the tensors that the signature marks with "+". ``kept`` is the
+        address for KernelArgs.kept. Raises ValueError for an array that does not fit the signature
+        or an unknown word, TypeError for a missing or unknown argument, and MemoryError.
         """
         arrays, sizes, options = self.resolve(*tensors, **named)
         self._check_call(n_threads, accumulate)
@@ -118,7 +117,7 @@ class Entry:
     def resolve(
         self, *tensors: Array | None, **named: Any
     ) -> tuple[dict[str, Array], dict[str, int], dict[str, float]]:
-        """Return the arrays that are there, all sizes, and all options, by name.
+        """Return the arrays that were given, all sizes, and all options, by name.
 
         Raises TypeError and ValueError as a call does.
         """
@@ -129,15 +128,15 @@ class Entry:
     def _bound(
         self, tensors: tuple[Array | None, ...], named: dict[str, Any]
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return the arrays that are there and the sizes and options, by name."""
+        """Return the arrays that were given, and the sizes and options, by name."""
         signature = self.signature
         names = signature.tensors[: len(tensors)]
         known = {*signature.tensors, *signature.sizes, *signature.options}
         wrong = [name for name in named if name in names or name not in known]
         if wrong or len(tensors) > len(signature.tensors):
             raise TypeError(
-                f"{self.name}: {', '.join(wrong) or 'so many arrays'} "
-                f"cannot be given; the signature is {signature}"
+                f"{self.name}: takes no {', '.join(wrong) or 'more arrays'}; "
+                f"the signature is {signature}"
             )
         given = dict(zip(names, tensors, strict=True)) | named
         missing = [s.name for s in signature.specs if not s.nullable and given.get(s.name) is None]
@@ -243,7 +242,7 @@ class Entry:
                 )
 
     def _check_memory(self, arrays: Mapping[str, Array]) -> None:
-        """Refuse arrays that overlap, but for an output that may be stored where an input is."""
+        """Refuse overlapping arrays, except an output that may be the same array as an input."""
         for one, other in self._apart:
             a, b = arrays.get(one.name), arrays.get(other.name)
             if a is None or b is None or not np.may_share_memory(a, b):
@@ -275,7 +274,7 @@ class Entry:
 
 
 def _row(array: Array) -> int:
-    """Return how many elements lie from one row to the next."""
+    """Return how many elements apart rows are."""
     return int(array.strides[0]) // array.itemsize
 
 

@@ -1,13 +1,13 @@
-"""Where the copies of each row go when they are sorted by expert.
+"""Where each copy of a row goes when all copies are sorted by expert.
 
     offsets[e]   = how many (n,j) have experts[n,j] < e                     e = 0..E
     slots[n,j]   = offsets[e] + how many (n',j') before (n,j) go to e       e = experts[n,j]
 
-N rows, each sent to K of E experts. All is i32: experts and slots (N,K), offsets (E+1,). So expert
-e has rows offsets[e] .. offsets[e+1] - 1, in the order in which they came. slots and offsets are
-overwritten; they never alias experts. A counting sort, on one thread: it takes as long as reading
-the numbers. The Python call refuses an expert outside 0..E-1; the program's entry, for which
-routing.pyx makes them, takes it for the nearest one.
+N rows, each sent to K of E experts. All arrays are i32: experts and slots (N,K), offsets (E+1,). So
+expert e has rows offsets[e] .. offsets[e+1] - 1, in their original order. slots and offsets are
+overwritten; they never alias experts. A counting sort on one thread: it takes as long as reading
+the numbers. The Python call refuses an expert outside 0..E-1. In a program routing.pyx makes the
+experts; its entry takes a wrong one for the nearest expert.
 Source: Knuth, The Art of Computer Programming, vol. 3, 2nd ed. 1998, section 5.2, algorithm D.
 """
 from libc.string cimport memset
@@ -27,7 +27,7 @@ cdef void _forward(Forward* a) noexcept nogil:
     memset(a.offsets, 0, (a.E + 1) * sizeof(int))
     for i in range(a.N * a.K):
         a.offsets[_within(a.experts[i], a.E) + 1] += 1
-    for e in range(a.E):  # a.offsets[e + 1] is now where e begins, and then where its next row goes
+    for e in range(a.E):  # a.offsets[e + 1] becomes where e begins; below, where its next row goes
         count = a.offsets[e + 1]
         a.offsets[e + 1] = before
         before += count

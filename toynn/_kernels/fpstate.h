@@ -1,7 +1,7 @@
 /* Flush denormals to zero on the calling thread, and put its floating-point state back.
 
-   A multiply-add on subnormal numbers is some fifty times slower than on normal ones. The control
-   register belongs to the thread, so each thread of a parallel region does this for itself. */
+   A multiply-add of subnormal numbers is about fifty times slower than one of normal numbers. Each
+   thread has its own control register, so each thread of a parallel region calls these. */
 #ifndef TOYNN_FPSTATE_H
 #define TOYNN_FPSTATE_H
 

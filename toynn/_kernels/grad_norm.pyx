@@ -3,14 +3,15 @@
     norm  = weight_inverse sqrt(sum_i g[i]^2)
     scale = weight_inverse min(1, max_norm / (norm + 1e-6))
 
-control = [max_norm, weight_inverse]: max_norm <= 0 means no clipping (the min is 1), weight_inverse
-is 1 over what the gradients were summed over. scale is NaN where norm is not finite: AdamW then
-writes nothing. n elements, float32; outputs never alias inputs. Each block of 16384 elements is
-summed in 64 partial sums, the blocks in double: the same for any thread count.
+control = [max_norm, weight_inverse]. max_norm <= 0 means no clipping (the min is 1). weight_inverse
+is 1 over the weight of the sum that the gradients are, such as its tokens. scale is NaN if norm is
+not finite: AdamW then writes nothing. n elements, float32; outputs never alias inputs. Each block
+of 16384 elements is summed in 64 partial sums, the blocks in double: so the result is the same for
+any thread count.
 
-A program may keep sums of the squares of some gradients, tile by tile, which the products that
-computed them have left (_squares.pxd). Then this kernel reads only the other gradients, as if they
-were one array, and the gradients that changed since, tile by tile.
+The products that computed some gradients may have left sums of their squares, tile by tile, which a
+program keeps (_squares.pxd). Then this kernel reads only the other gradients, as one array. If a
+gradient with kept sums changed since, its tiles are summed again.
 Source: Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
 """
 from libc.math cimport NAN, isfinite, sqrt
@@ -30,7 +31,7 @@ from toynn._kernels._check import countable
 
 cdef enum:
     BLOCK = 16384  # elements per partial sum
-    SUMS = 4 * LANES  # in a block: an addition takes as long as four that need not wait for it
+    SUMS = 4 * LANES  # partial sums in a block: four independent additions take as long as one
 
 
 cdef inline float _sum_squares(const float* g, Py_ssize_t n) noexcept nogil:
@@ -53,7 +54,7 @@ cdef inline float _sum_squares(const float* g, Py_ssize_t n) noexcept nogil:
 cdef float _sum_others(
     const AllSquares* all, const float* g, Py_ssize_t n, Py_ssize_t first, Py_ssize_t last
 ) noexcept nogil:
-    """Sum the squares of elements first .. last - 1, without the tensors whose sums are kept."""
+    """Sum the squares of elements first .. last - 1, counted without tensors with kept sums."""
     cdef Py_ssize_t i, start = 0, end, passed = 0, count = 0 if all == NULL else all.count
     cdef float total = 0
     for i in range(count + 1):
@@ -86,7 +87,7 @@ cdef void _sum_blocks(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept no
 
 
 cdef void _sum_panels(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    """The tiles of one gradient again, as its product would sum them."""
+    """Sum the squares of one gradient's tiles again, as its product would."""
     cdef const Squares* its = <const Squares*>a.kept
     cdef Operand rows = rows_of(its.N), columns = columns_of(its.K)
     sum_tiles(its.sums, a.g + its.first, &rows, &columns, first, last, 0, panels(&columns))
@@ -119,7 +120,7 @@ cdef inline Py_ssize_t _tiles(Py_ssize_t N, Py_ssize_t K) noexcept nogil:
 
 
 cdef double _add_up(Forward* a, AllSquares* all) noexcept nogil:
-    """The squares of the gradients whose sums are kept, summed again for those that changed."""
+    """Return the sum of squares of gradients with kept sums; sum those that changed again."""
     cdef Forward one = a[0]
     cdef Operand rows
     cdef Py_ssize_t i
@@ -148,19 +149,19 @@ cdef void _forward(Forward* a) noexcept nogil:
     if all != NULL:
         total += _add_up(a, all)
     a.norm[0] = weight_inverse * sqrt(total)
-    if not max_norm <= 0:  # a NaN too: it must not read as no clipping
+    if not max_norm <= 0:  # true for NaN too, which must not mean no clipping
         clip = max_norm / (a.norm[0] + <float>1e-6)
         clip = 1 if clip > 1 else clip
     a.scale[0] = weight_inverse * clip if isfinite(a.norm[0]) else NAN
 
 
 cdef Py_ssize_t _scratch(Forward* a) noexcept nogil:
-    """A sum for each block."""
+    """One partial sum per block."""
     return blocks_of(a.n, BLOCK) * sizeof(float)
 
 
 def tiles(Py_ssize_t N, Py_ssize_t K):
-    """How many sums of squares there are of a gradient (N,K); 0: its product leaves none.
+    """Return how many sums of squares the product of a gradient (N,K) leaves; 0 if none.
 
     Raises ValueError for a gradient whose bytes cannot be counted.
     """

@@ -1,4 +1,4 @@
-"""One call of a kernel by itself, outside any program."""
+"""One call of a kernel outside of a program."""
 from cpython.buffer cimport PyBUF_FULL_RO, PyBuffer_Release, PyObject_GetBuffer
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdlib cimport free, malloc
@@ -16,7 +16,7 @@ cdef int _fill(
         if tensors[i] is not None:
             PyObject_GetBuffer(tensors[i], &buffer, PyBUF_FULL_RO)
             a.t[i] = buffer.buf
-            PyBuffer_Release(&buffer)  # the caller keeps the array
+            PyBuffer_Release(&buffer)  # the caller keeps the array alive
     for i in range(len(sizes)):
         a.n[i] = sizes[i]
     for i in range(len(options)):
@@ -26,7 +26,7 @@ cdef int _fill(
 
 
 def scratch_bytes(scratch, tuple sizes, int n_threads):
-    """Bytes of scratch memory that a kernel needs at these sizes."""
+    """Return the bytes of scratch memory that a kernel needs at these sizes."""
     cdef KernelArgs a
     cdef scratch_fn needed = <scratch_fn>PyCapsule_GetPointer(scratch, "toynn.scratch")
     _fill(&a, [], sizes, (), n_threads)
@@ -37,9 +37,9 @@ def invoke(
     kernel, list tensors, tuple sizes, tuple options, Py_ssize_t scratch, bint accumulate,
     int n_threads, size_t kept,
 ):
-    """Call a kernel: its capsule, its tensors (arrays or None), sizes, options.
+    """Call a kernel, given as a capsule, with tensors (arrays or None), sizes and options.
 
-    Raises MemoryError where there are no ``scratch`` bytes of scratch memory.
+    Raises MemoryError if ``scratch`` bytes of scratch memory cannot be allocated.
     """
     cdef KernelArgs a
     cdef kernel_fn function = <kernel_fn>PyCapsule_GetPointer(kernel, "toynn.kernel")
@@ -48,7 +48,7 @@ def invoke(
     a.kept = <const void*>kept
     a.workspace = malloc(scratch) if scratch else NULL
     if scratch and a.workspace == NULL:
-        raise MemoryError(f"no {scratch} bytes of scratch memory")
+        raise MemoryError(f"cannot allocate {scratch} bytes of scratch memory")
     with nogil:
         function(&a)
     free(a.workspace)

@@ -1,14 +1,14 @@
-"""KTO: make wanted completions likelier than under the reference, and unwanted ones less likely.
+"""KTO: make wanted completions likelier than under a reference model, unwanted ones less likely.
 
     g        = beta (lp[s] - reference[s] - kl),   lp[s] = -sums[s,1]
     forward  loss = mean over s of good (1 - sigmoid(g)) if wanted[s], else bad (1 - sigmoid(-g))
     backward dsums[s,1] = +-dloss w beta / count sigmoid(g) sigmoid(-g),   + and w = good if wanted,
                           - and w = bad if not
 
-sums (S,2) from token_sums; reference (S,): what the model is held against has for lp; kl (1,): how
-far the model is from it on other completions, of which no gradient is computed; wanted (S,) and
-count (1,), how many sequences there are, int32. The other dsums are 0. float32, inside double;
-outputs are overwritten. One thread: a few numbers a sequence.
+sums (S,2) come from token_sums; reference (S,) is lp of the reference model. kl (1,) is how far the
+model is from the reference on other completions, and has no gradient. wanted (S,) and count (1,),
+the number of sequences, are int32. The other dsums are 0. float32, with double inside; outputs are
+overwritten. One thread: there are only a few numbers per sequence.
 Source: Ethayarajh et al. 2024, arXiv:2402.01306, equations 7 and 8.
 """
 from libc.string cimport memset

@@ -43,7 +43,7 @@ cdef inline void _row_backward(
 ) noexcept nogil:
     cdef Py_ssize_t c
     cdef float mean_g, mean_gh
-    # x - mean keeps digits that sum(g x) - mean sum(g) would lose, so dx holds it for a while.
+    # sum(g x) - mean sum(g) would lose digits; x - mean does not. dx holds h w in the meantime.
     for c in range(C):
         dx[c] = (x[c] - mean) * r * w[c]
     mean_gh = dot_(dx, dy, C) / max(C, 1)

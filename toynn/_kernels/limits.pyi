@@ -6,7 +6,7 @@ from toynn._kernels.entry import Entry
 
 _F32 = NDArray[np.float32]
 
-entries: dict[str, Entry]  # none: the loader gives each module its own
+entries: dict[str, Entry]  # empty; the loader sets it in every module
 __test__: dict[str, str]
 
 def has_pairs() -> bool: ...

@@ -1,16 +1,16 @@
-"""What this CPU can do at best, at the ISA level in use: loops to be timed, no op.
+"""Peak rates of this CPU at the ISA level in use: loops to be timed, not an op.
 
-    multiply_adds   s <- s x + y in registers      as fast as float32 is multiplied and added
+    multiply_adds   s <- s x + y in registers      peak of float32 multiply-adds
     multiply_pairs  s <- s + p . p in registers    the same for pairs of bfloat16
     multiply_tiles  C <- C + A B in AMX's tiles    the same for tiles of such pairs
-    read            sum_i x[i]                     as fast as memory is read
-    update          y[i] <- y[i] + x[i]            read and written: each line both ways
-    triad           y[i] <- a[i] + 2 b[i]          y is written without having been read
+    read            sum_i x[i]                     peak of reading memory
+    update          y[i] <- y[i] + x[i]            each cache line of y is read and written
+    triad           y[i] <- a[i] + 2 b[i]          y is written without being read
 
-The first three return (flops, result), the others the bytes that they moved: each array counted
-once. ``repeats`` goes over the arrays again, each thread over its own part, so that what fits in
-a thread's cache is measured there. Results are returned or written, since the compiler may remove a
-loop whose result is not used.
+The first three return (flops, result). read returns (bytes, result), update and triad bytes: those
+that the loop itself reads and writes. ``repeats`` goes over the arrays again, each thread over its
+own part: so arrays that fit in a thread's cache measure that cache. Results are returned or
+written, since the compiler may remove a loop whose result is not used.
 
 After McCalpin's STREAM (1995) and Williams, Waterman & Patterson's roofline,
 doi:10.1145/1498765.1498785.
@@ -60,7 +60,7 @@ cdef inline void _triad(float* y, const float* a, const float* b, Py_ssize_t n) 
 
 
 cdef inline Py_ssize_t _start(Py_ssize_t n, int part, int parts) noexcept nogil:
-    """Where a thread's part of n floats begins."""
+    """Return where a thread's part of n floats begins."""
     return n if part == parts else n // LINE * part // parts * LINE
 
 
@@ -123,7 +123,7 @@ cdef void _triad_parts(void* loop, Py_ssize_t first, Py_ssize_t last) noexcept n
 
 
 cdef double _run(part_fn parts, Loop loop, int n_threads):
-    """Run a loop on so many threads; return the sum of what its parts leave."""
+    """Run a loop on n_threads threads; return the total of its parts' sums."""
     cdef double[::1] sums = np.zeros(n_threads)
     loop.parts, loop.sums = n_threads, &sums[0]
     with nogil:
@@ -196,7 +196,7 @@ def triad(
 ):
     """Overwrite y (n,) ``repeats`` times; return the bytes read and written.
 
-    A line that is written before it was read is fetched all the same, which is not counted.
+    The CPU also fetches each line of y before it is written; those bytes are not counted.
     """
     cdef Py_ssize_t n = a.shape[0]
     check("limits.triad", f"a ({n},)", n_threads, y=(y, (n,)), b=(b, (n,)))

@@ -1,4 +1,4 @@
-"""ORPO: cross-entropy of the chosen completion, and a loss for its odds against the rejected one.
+"""ORPO: cross-entropy of the chosen completion, plus a loss for its odds against the rejected one.
 
     a[s]     = -sums[s,1] / len[s],   len[s] = bounds[2s+2] - bounds[2s+1],   c = 2i, r = 2i + 1
     o        = log odds(a[c]) - log odds(a[r]),   log odds(a) = a - log(1 - e^a)
@@ -7,9 +7,10 @@
     backward dsums[s,1] = +-dloss beta/pairs sigmoid(-o) / (len[s] (1 - e^a[s])),  + where s is c
              dsums[c,:] += dloss / tokens
 
-sums (S,2) from token_sums and bounds (2S+1,) as there; count (1,), int32: how many sequences there
-are, two a pair. A completion that is certain (a = 0) has no odds: a is at most -1e-12. The other
-dsums are 0. float32, inside double; outputs are overwritten. One thread: a few numbers a pair.
+sums (S,2) and bounds (2S+1,) are those of token_sums. count (1,), int32, is the number of
+sequences, two per pair. A certain completion (a = 0) has infinite odds, so a is clamped to at most
+-1e-12. The other dsums are 0. float32, with double inside; outputs are overwritten. One thread:
+there are only a few numbers per pair.
 Source: Hong et al. 2024, arXiv:2403.07691, equations 4 to 7.
 """
 from libc.math cimport exp, expm1, log, log1p
@@ -30,7 +31,7 @@ cdef inline Py_ssize_t _length(const int* bounds, Py_ssize_t s) noexcept nogil:
 
 
 cdef inline double _average(const float* sums, const int* bounds, Py_ssize_t s) noexcept nogil:
-    """a[s]; NaN stays NaN."""
+    """a[s], clamped; NaN stays NaN."""
     cdef double found = completion(sums, s) / _length(bounds, s)
     return CERTAIN if found > CERTAIN else found
 

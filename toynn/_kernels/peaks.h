@@ -1,7 +1,7 @@
-/* Loops that do one thing as fast as a core can: what kernels are measured against.
+/* Loops that do one thing as fast as a core can: the peaks that kernels are measured against.
 
-   CHAINS sums stay in registers, and the loop adds to them in turn. An addition takes some 4
-   cycles, and two begin in each cycle: so many independent sums keep the pipelines full. */
+   TN_CHAINS sums stay in registers, and the loop adds to them in turn. An addition takes about 4
+   cycles and two start per cycle, so 8 or more independent sums keep the pipelines full. */
 #ifndef TOYNN_PEAKS_H
 #define TOYNN_PEAKS_H
 
@@ -36,7 +36,7 @@ static inline float tn_multiply_adds(ptrdiff_t rounds, float x, float y) {
     return tn_total(sum);
 }
 
-/* The sum of n floats, `repeats` times: added to the same sums, so that each time must be read. */
+/* The sum of n floats, `repeats` times. All repeats add to the same sums, so each must read x. */
 static inline float tn_read(const float* x, ptrdiff_t n, ptrdiff_t repeats) {
     tn_vec sum[8] = {{0}};
     float rest = 0;
@@ -52,7 +52,7 @@ static inline float tn_read(const float* x, ptrdiff_t n, ptrdiff_t repeats) {
 }
 
 #else
-/* In plain C: as fast as the compiler makes it. */
+/* Plain C, as fast as the compiler makes it. */
 static inline float tn_multiply_adds(ptrdiff_t rounds, float x, float y) {
     float sum[TN_CHAINS * TN_V], total = 0;
     for (int i = 0; i < TN_CHAINS * TN_V; i++) sum[i] = i / TN_V;
@@ -71,7 +71,7 @@ static inline float tn_read(const float* x, ptrdiff_t n, ptrdiff_t repeats) {
 }
 #endif
 
-#define TN_PAIR_FLOPS (4 * TN_PAIRS) /* of an instruction, for each sum */
+#define TN_PAIR_FLOPS (4 * TN_PAIRS) /* per instruction and sum */
 
 #if TN_PAIRS == 1
 #include <immintrin.h>
@@ -89,7 +89,7 @@ TN_BF16 static inline float tn_multiply_pairs(ptrdiff_t rounds, float pair) {
 #elif TN_PAIRS
 #include <arm_neon.h>
 
-/* The same of two pairs, the products of one row and one column for each sum. */
+/* The same with two pairs per sum: bfmmla multiplies one row by one column for each sum. */
 TN_BF16 static inline float tn_multiply_pairs(ptrdiff_t rounds, float pair) {
     tn_vec sum[TN_CHAINS];
     const bfloat16x8_t x = vreinterpretq_bf16_f32(vdupq_n_f32(pair));
@@ -100,12 +100,12 @@ TN_BF16 static inline float tn_multiply_pairs(ptrdiff_t rounds, float pair) {
     return tn_total(sum);
 }
 #else
-/* Never called: the Python call refuses. */
+/* Never called: limits.pyx refuses first. */
 static inline float tn_multiply_pairs(ptrdiff_t rounds, float pair) { return 0; }
 #endif
 
 #if TN_HAS_TILES
-/* Four tiles of sums += tiles of ones times tiles of ones, from 0; returns the sum of all. */
+/* Four tiles of sums, from 0, += A B for tiles A and B filled with `pair`; returns their total. */
 static inline float tn_multiply_in_tiles(ptrdiff_t rounds, float pair) {
     float tile[256], total = 0;
     for (int i = 0; i < 256; i++) tile[i] = pair;
@@ -125,7 +125,7 @@ static inline float tn_multiply_in_tiles(ptrdiff_t rounds, float pair) {
     return total;
 }
 #else
-/* Never called: the Python call refuses. */
+/* Never called: limits.pyx refuses first. */
 static inline float tn_multiply_in_tiles(ptrdiff_t rounds, float pair) { return 0; }
 #endif
 

@@ -1,16 +1,17 @@
-/* The thread pool: one function, run by several threads at once, each with a number of its own.
+/* The thread pool: several threads run one function at once, each with a number of its own.
 
        tn_run_on_threads(work, task, n):    work(task, i, m)  for i = 0 .. m - 1,   1 <= m <= n
 
-   It returns when all m calls have returned; the caller's own thread is number 0. m is n, but
+   It returns when all m calls have returned; the caller's own thread is number 0. m is n, except:
 
-     - 1 in a call from within work();
-     - fewer where the system starts no more threads, or TN_MOST_WORKERS are there. The system is
-       asked again after tn_ask_again() alone; tn_refused() says how many threads there are.
+     - m is 1 in a call from within work();
+     - m is smaller if the system refuses to start a thread, or TN_MOST_WORKERS run already. After
+       a refusal the system is asked again only after tn_ask_again(); tn_refused() says how many
+       threads there are.
 
-   So no result may depend on m. The caller claims workers that are idle, and starts those that are
-   missing: two threads of a program that call at once have different workers. A worker is started
-   when it is needed first, and never ends. The hand-over, r counting the worker's calls:
+   So no result may depend on m. The caller claims idle workers and starts the missing ones; two
+   threads that call at once get different workers. A worker is started when it is first needed, and
+   never ends. The hand-over, where r counts the worker's calls:
 
        caller                           worker i
        call = work, task, i, m          wait until go = r
@@ -19,17 +20,17 @@
        wait until done = r              r = r + 1
        claimed = 0
 
-   Who waits looks at the number for TN_SPIN nanoseconds, since the next kernel of a program usually
-   comes within microseconds, and a thread that sleeps takes tens of them to wake. Between looks it
-   yields its core to whoever has work: to a worker, where there are more threads than cores, or to
-   another process. Then it sleeps.
+   A waiting thread polls the number for TN_SPIN nanoseconds. The next kernel of a program usually
+   comes within microseconds, and a sleeping thread takes tens of them to wake. Between polls it
+   yields its core: to a worker, if there are more threads than cores, or to another process. Then
+   it sleeps.
 
-   Numbers are atomic and sequentially consistent. Who waits says that it sleeps, then looks at the
-   number; who hands over sets the number, then looks whether the other one sleeps. So one of the
-   two sees what the other one did, and no thread sleeps through a call.
+   Numbers are atomic and sequentially consistent. A waiting thread sets `asleep`, then reads the
+   number. The other thread sets the number, then reads `asleep`. So at least one of them sees what
+   the other wrote, and no thread sleeps through a call.
 
-   A forked child has the thread that forked, and no workers: it starts its own.
-   Source of that hand-over: Dekker, in Dijkstra 1965, Cooperating sequential processes. */
+   A forked child has no workers, only the thread that forked: it starts its own workers.
+   Source of the hand-over: Dekker, in Dijkstra 1965, Cooperating sequential processes. */
 #ifndef TOYNN_POOL_H
 #define TOYNN_POOL_H
 
@@ -44,9 +45,9 @@
 enum {
     TN_MOST_THREADS = 1024,
     TN_MOST_WORKERS = TN_MOST_THREADS - 1,
-    TN_STACK = 1 << 21, /* bytes: many times what a kernel takes */
+    TN_STACK = 1 << 21, /* bytes: many times what a kernel needs */
     TN_CACHE_LINE = 64,
-    TN_LOOKS = 32 /* at a number, between looks at the clock */
+    TN_LOOKS = 32 /* polls of a number between two reads of the clock */
 };
 #ifndef TN_SPIN
 #define TN_SPIN 2000000
@@ -54,12 +55,12 @@ enum {
 
 typedef void (*tn_work_fn)(void* task, int i, int m);
 
-/* Tells the CPU that this loop waits. */
+/* Tell the CPU that this loop waits. */
 static inline void tn_pause(void) {
 #if TN_GNU && (defined(__x86_64__) || defined(__i386__))
     __builtin_ia32_pause();
 #elif TN_GNU && defined(__aarch64__)
-    __asm__ __volatile__("isb" ::: "memory"); /* yield does nothing on most */
+    __asm__ __volatile__("isb" ::: "memory"); /* on most CPUs `yield` does nothing */
 #elif defined(_WIN32)
     YieldProcessor();
 #endif
@@ -71,7 +72,7 @@ typedef struct {
     int i, m;
 } tn_call;
 
-/* A number that one thread waits for and another one sets, with a call that the number is of. */
+/* A number that one thread waits for and another sets, with the call that the number stands for. */
 typedef struct {
     _Alignas(TN_CACHE_LINE) atomic_uint number;
     atomic_bool asleep;
@@ -102,7 +103,7 @@ static void tn_await(tn_gate* gate, unsigned number) {
 static void tn_set(tn_gate* gate, unsigned number) {
     atomic_store(&gate->number, number);
     if (atomic_load(&gate->asleep)) {
-        tn_lock(&gate->mutex); /* the other one holds it from its last look until it sleeps */
+        tn_lock(&gate->mutex); /* the other thread holds it from its last look until it sleeps */
         tn_unlock(&gate->mutex);
         tn_wake(&gate->changed);
     }
@@ -111,14 +112,14 @@ static void tn_set(tn_gate* gate, unsigned number) {
 typedef struct tn_worker {
     tn_gate go, done;
     _Alignas(TN_CACHE_LINE) atomic_bool claimed;
-    unsigned calls;         /* this and the next belong to who claimed it */
-    struct tn_worker* next; /* of the same caller */
+    unsigned calls;         /* belongs, as does next, to the thread that claimed it */
+    struct tn_worker* next; /* the next worker of the same caller */
 } tn_worker;
 
 static tn_worker tn_workers[TN_MOST_WORKERS];
-static atomic_int tn_started;        /* how many of them run */
+static atomic_int tn_started;        /* how many workers run */
 static atomic_bool tn_no_more;        /* the system refused to start another one */
-static tn_mutex tn_starts = TN_MUTEX; /* held by who starts one */
+static tn_mutex tn_starts = TN_MUTEX; /* held while a worker is started */
 static _Thread_local bool tn_within;  /* this thread is within work() */
 
 TN_ENTRY tn_run_worker(void* argument) {
@@ -133,7 +134,7 @@ TN_ENTRY tn_run_worker(void* argument) {
     return 0;
 }
 
-/* In a forked child: the threads did not come along, and a lock may be held by one of them. */
+/* In a forked child: the workers were not copied, and one of them may have held a lock. */
 static void tn_forget_workers(void) {
     memset(tn_workers, 0, atomic_load(&tn_started) * sizeof(tn_worker));
     atomic_store(&tn_started, 0);
@@ -163,14 +164,14 @@ static bool tn_start_worker(int i) {
     return runs;
 }
 
-/* How many threads there are since the system refused to start another one; 0 if it did not. */
+/* How many threads there are, if the system refused to start another one; 0 if it did not. */
 static inline int tn_refused(void) {
     return atomic_load(&tn_no_more) ? 1 + atomic_load(&tn_started) : 0;
 }
 
 static inline void tn_ask_again(void) { atomic_store(&tn_no_more, false); }
 
-/* Claim up to so many workers; return how many, and the list of them. */
+/* Claim up to `most` workers; return how many, and the list of them. */
 static int tn_claim(int most, tn_worker** list) {
     int count = 0;
     for (int i = 0; i < TN_MOST_WORKERS && count < most; i++) {
@@ -206,7 +207,7 @@ static void tn_run_on_threads(tn_work_fn work, void* task, int n_threads) {
     }
 }
 
-/* Take the next of some tasks, which threads share out as they go: 0, 1, 2 ... */
+/* Take the number of the next task: 0, 1, 2 .., each handed to one thread. */
 static ptrdiff_t tn_take(ptrdiff_t* taken) {
     return atomic_fetch_add_explicit((_Atomic ptrdiff_t*)taken, 1, memory_order_relaxed);
 }

@@ -1,4 +1,4 @@
-# work(task, i, m): share i of m of what the task is, on a thread of its own.
+# work(task, i, m): compute share i of m of the task, on its own thread.
 ctypedef void (*work_fn)(void* task, int i, int m) noexcept nogil
 
 cdef void run_on_threads(work_fn work, void* task, int n_threads) noexcept nogil

@@ -1,4 +1,4 @@
-"""The thread pool of this process: one, whatever modules and ISA levels use it (pool.h)."""
+"""The thread pool of this process (pool.h): one for all modules and ISA levels."""
 from toynn._kernels.pool cimport work_fn
 
 cdef extern from "pool.h" nogil:
@@ -13,12 +13,12 @@ MAX_THREADS = TN_MOST_THREADS
 
 
 def refused():
-    """Return how many threads there are since the system refused another one; 0 if it did not."""
+    """Return how many threads there are, if the system refused another one; 0 if it did not."""
     return tn_refused()
 
 
 def ask_again():
-    """Forget that the system refused to start a thread."""
+    """Forget that the system refused to start a thread: the next call asks it again."""
     tn_ask_again()
 
 

@@ -7,7 +7,7 @@ SEEDS: int
 
 _F32 = NDArray[np.float32]
 
-entries: dict[str, Entry]  # none: the loader gives each module its own
+entries: dict[str, Entry]  # empty; the loader sets it in every module
 __test__: dict[str, str]
 
 def lcg_uniform(out: _F32, state: int, scale: float = 1.0, n_threads: int = 1) -> int: ...

@@ -1,15 +1,15 @@
-"""Random numbers: the stream of the GPT-2 engine's "lcg" init, normal and uniform values.
+"""Random numbers: the stream of the reference program's "lcg" init, normal and uniform values.
 
 lcg_uniform   s <- (1103515245 s + 12345) mod 2^31;  out[i] = scale ((s >> 8) / 2^23 - 1)
 normal        (u1, u2) from xorshift64;  r = std sqrt(-2 ln u1);
               out[2i] = r cos(2 pi u2), out[2i+1] = r sin(2 pi u2)
 uniform       out[i] = bound (2 u - 1), u from xorshift64
 
-s >> 8 is below 2^23, so lcg_uniform lies in [-1, 0) scale: kept, for whole loss curves hang on it.
-Each block of 4096 values of the last two has its own xorshift64 state: splitmix64 over seed,
-stream, block, so that seed 0 is as good as any and no thread waits for another. float64 within,
-float32 out.
-The values depend on neither threads nor ISA level (but on the C library's log, sin and cos).
+s >> 8 is below 2^23, so lcg_uniform gives values in [-1, 0) scale. That stays: the reference
+program's loss curves depend on it. In normal and uniform, each block of 4096 values has its own
+xorshift64 state: splitmix64 over seed, stream and block. So seed 0 is as good as any, and no thread
+waits for another. Computed in float64, stored in float32.
+The values depend neither on threads nor on the ISA level, only on the C library's log, sin and cos.
 Sources: ISO C's example of rand (7.22.2.2); Marsaglia 2003, Xorshift RNGs, J. Stat. Softw. 8(14);
 Steele, Lea & Flood 2014, Fast splittable pseudorandom number generators; Box & Muller 1958.
 """
@@ -24,13 +24,13 @@ from toynn._kernels._parallel cimport deal, part_fn
 from toynn._kernels._check import check
 
 cdef enum:
-    BLOCK = 4096  # values per task and state: even, for no pair may be cut in two
+    BLOCK = 4096  # values per task and state; even, so that no pair is cut in two
 
 cdef struct Stream:
     float* out
     Py_ssize_t n
-    uint64_t seed, stream  # of lcg_uniform: the state, 0
-    double scale           # or std, or bound
+    uint64_t seed, stream  # for lcg_uniform: the state, and 0
+    double scale           # for normal: std; for uniform: bound
 
 cdef uint64_t LCG_MASK = 0x7FFFFFFF
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
@@ -45,7 +45,7 @@ cdef inline uint64_t _lcg_next(uint64_t s) noexcept nogil:
 
 @cython.overflowcheck(False)
 cdef inline uint64_t _lcg_skip(uint64_t s, Py_ssize_t steps) noexcept nogil:
-    """The state after so many steps: the map s -> a s + c composed with itself, by squaring."""
+    """Return the state after ``steps`` steps: s -> a s + c composed with itself, by squaring."""
     cdef uint64_t a = 1103515245, c = 12345
     while steps > 0:
         if steps & 1:
@@ -64,13 +64,13 @@ cdef inline uint64_t _xorshift(uint64_t x) noexcept nogil:
 
 
 cdef inline uint64_t _seeded(uint64_t seed, uint64_t stream, uint64_t block) noexcept nogil:
-    """A state of xorshift64, which may be anything but 0."""
+    """Return a state of xorshift64, which may be anything but 0."""
     cdef uint64_t state = hashed(seed, stream, block)
     return state if state else GOLDEN
 
 
 cdef inline double _unit(uint64_t x) noexcept nogil:
-    """In (0, 1], never 0, from the upper 53 bits: ln of it is finite."""
+    """Return a number in (0, 1] from the upper 53 bits; never 0, so its ln is finite."""
     return <double>((x >> 11) + 1) * (1.0 / 9007199254740992.0)
 
 
@@ -132,7 +132,7 @@ cdef inline void _draw(part_fn blocks, Stream s, int n_threads) noexcept nogil:
 
 
 def lcg_uniform(float[::1] out, state, double scale=1.0, int n_threads=1):
-    """Overwrite out (n,); return the state with which the next array continues the stream."""
+    """Overwrite out (n,); return the state that continues the stream in the next array."""
     cdef Stream s = Stream(<float*>at1(out), out.shape[0], state & LCG_MASK, 0, scale)
     check("random.lcg_uniform", f"out ({s.n},)", n_threads)
     with nogil:

@@ -7,14 +7,14 @@
 
 Pair i of R/2 is the channels j, k = i, i + R/2 (half-split: NeoX, Hugging Face's Llama) or, when
 interleaved, 2i, 2i + 1 (the paper, GGUF's llama). Usually inverse_frequency[i] = base^(-2i/R).
-m is 1, except in a model that was stretched to a longer context. There m may grow with the
-position, for q, which sharpens its scores. R = D, or less: the channels behind the first R of a
-head stay as they are, y = x and dx = dy; so do heads behind the first P, such as v where q, k and v
-are side by side. N rows (B*T flattened), H heads, D channels per head. float32, C-contiguous;
-positions int32. In place: y may be x, dx may be dy. dx is overwritten. The angle is a double: in
-float32 it would be off by 5e-4 radians at position 8192. Sources: Su et al. 2021, arXiv:2104.09864,
-section 3.4; magnitude: Ding et al. 2024 (LongRoPE), arXiv:2402.13753, section 3; growth: Nakanishi
-2025, arXiv:2501.19399, as Llama 4 and Ministral 3 have it.
+m is 1, except in models extended to a longer context. There m of q may grow with the position,
+which sharpens its scores. Only the first R <= D channels of a head and the first P heads are
+rotated. The others are copied (y = x, dx = dy), such as v in rows that hold q, k and v. N rows (B*T
+flattened), H heads, D channels per head. float32, C-contiguous; positions int32. In place: y may be
+x, dx may be dy. dx is overwritten. The angle is a double: in float32 it would be off by 5e-4
+radians at position 8192. Sources: Su et al. 2021, arXiv:2104.09864, section 3.4; magnitude: Ding et
+al. 2024 (LongRoPE), arXiv:2402.13753, section 3; growth: Nakanishi 2025, arXiv:2501.19399, as in
+Llama 4 and Ministral 3.
 """
 
 from libc.math cimport fabs, floor, log1p
@@ -30,7 +30,7 @@ cdef enum:
 
 
 cdef inline void _cos_sin(double angle, float* cosine, float* sine) noexcept nogil:
-    """Within 2e-7, for |angle| up to 2^31: angle = k pi/2 + r with |r| <= pi/4, then Taylor."""
+    """Within 2e-7 for |angle| to 2^31: angle = k pi/2 + r with |r| <= pi/4, then Taylor series."""
     cdef double magic = 6755399441055744.0  # 1.5 * 2^52: adding it rounds to the nearest integer
     cdef double quarters = (angle * 0.6366197723675814 + magic) - magic
     cdef float r = <float>(angle - quarters * 1.5707963267948966)

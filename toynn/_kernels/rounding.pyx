@@ -1,11 +1,11 @@
-"""Rounding to the values of a 16-bit type, in float32: ties go to the even neighbour.
+"""Rounding of float32 to the values of a 16-bit type: to nearest, ties to even.
 
     float16:  y = x rounded to 11 significant bits; below 2^-14, to a multiple of 2^-24;
               infinite from 65520 on
     bfloat16: y = x rounded to 8 significant bits
 
 n elements. float32, C-contiguous; y is overwritten and may be x. NaN stays NaN. There is no
-backward: the gradient of the rounded weight is taken for that of the weight (straight through).
+backward: the gradient of the rounded weight serves as that of the weight (straight through).
 Sources: IEEE 754-2019, sections 3.6 and 4.3.1; Bengio et al. 2013, arXiv:1308.3432.
 """
 cimport cython
@@ -19,9 +19,9 @@ from toynn._kernels.args.rounding cimport Forward
 from toynn._kernels.entry cimport entry
 
 
-@cython.overflowcheck(False)  # of infinities and NaN, whose bits no one uses
+@cython.overflowcheck(False)  # overflows for infinities and NaN alone, whose bits are not used
 cdef inline float _without(float x, unsigned int dropped) noexcept nogil:
-    """x rounded to a mantissa without its last bits: those that are set in ``dropped``."""
+    """Return x rounded to a mantissa without its last bits, which are set in ``dropped``."""
     cdef unsigned int u
     memcpy(&u, &x, 4)
     u += (dropped >> 1) + ((u & (dropped + 1)) != 0)

@@ -1,10 +1,10 @@
-"""Sigmoid: a score between 0 and 1, each by itself; a router's, where it is not a softmax.
+"""Sigmoid: a score between 0 and 1 for each element. Some routers use it instead of softmax.
 
     y  = s                      s = 1 / (1 + e^-x)
     dx = dy s (1 - s)
 
 n elements. float32, C-contiguous. In place: y may be x, dx may be dy. dx is overwritten. Saved for
-backward: x, of which the slope has no cancellation; of y near 1 it had.
+backward: x, because a slope computed from y near 1 would lose digits to cancellation.
 Source: DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2.
 """
 

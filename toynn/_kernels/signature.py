@@ -2,8 +2,8 @@
 
     dx[N C] dw[C]?+ <- dy[N C] x[N C] w[C] r[N]
 
-The kernel writes the tensors before the arrow and reads those behind it. Letters are sizes,
-found from the shapes of the arrays. After "|" stand sizes that no array shows, and options:
+The kernel writes the tensors before the arrow and reads those after it. Letters are sizes, found
+from the shapes of the arrays. Sizes that no array shows, and options, come after "|":
 
     y[N C]; r[N] <- x[N C] w[C] | eps=1e-5
     y[M N] pre[M N]? <- x[M K] type w[N K] b[N]? | precision=highest activation=none type=F32
@@ -12,18 +12,18 @@ found from the shapes of the arrays. After "|" stand sizes that no array shows, 
     type w[N K]   quantized: the size ``type`` says which type its rows have
     ;             what follows is saved for the backward
     ?             the tensor may be None: the kernel then gets NULL
-    +             the kernel adds to it when told to accumulate, and else overwrites it
+    +             the kernel adds to it when told to accumulate, and otherwise overwrites it
     !             updated: the kernel reads it, then writes it
     =x, =x=y      it may be the same memory as x, or as y
     @ldq          its rows are ldq elements apart
-    <V, <V,-100   each of its integers is 0 to V - 1, or perhaps -100
+    <V, <V,-100   each of its integers is 0 to V - 1; in the second form -100 is allowed too
     name=value    a size with a default: an integer, or a word (precision, type, activation)
     name=1e-5     an option with a default: a float, or a formula of sizes (scale=1/sqrt(D))
     name          a size that must be given; ``float name`` an option
     kept Squares  the C type of KernelArgs.kept
 
 setup.py makes a C struct from each signature, so that kernels read tensors and sizes by name.
-This file imports nothing of toynn: setup.py reads it before there are compiled modules.
+This file imports nothing of toynn: setup.py needs it before any module is compiled.
 """
 
 import re
@@ -53,7 +53,7 @@ class TensorSpec:
     """What a signature says of one tensor."""
 
     name: str
-    kind: str  # "f32", "i32", "u8", or the size that says the quantized type: "type"
+    kind: str  # "f32", "i32", "u8", or the size that holds the quantized type: "type"
     extents: tuple[str, ...]
     written: bool
     saved: bool = False
@@ -61,9 +61,9 @@ class TensorSpec:
     adds: bool = False
     updated: bool = False
     in_place: tuple[str, ...] = ()  # inputs whose memory it may share
-    row: str | None = None  # the size that says how many elements a row lies after the last one
-    below: CodeType | None = None  # what its integers are less than, and 0 at the least
-    also: int | None = None  # or else this
+    row: str | None = None  # the size that says how many elements apart rows are
+    below: CodeType | None = None  # its integers are 0 to below - 1
+    also: int | None = None  # an integer that is allowed besides
 
     @cached_property
     def formulas(self) -> tuple[CodeType, ...]:
@@ -91,21 +91,21 @@ class Signature:
     specs: tuple[TensorSpec, ...]
     sizes: tuple[str, ...]
     options: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # a formula: as compiled
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # formulas are compiled
     given: tuple[str, ...] = ()  # names after "|": sizes and options that are arguments
     kept: str | None = None
 
     def default(self, name: str, sizes: Mapping[str, Any]) -> Any:
-        """Return the default of a size or an option: one that is a formula, of these sizes.
+        """Return the default of a size or an option; a formula is evaluated at these sizes.
 
-        Raises NameError for a size that the formula needs, and ZeroDivisionError.
+        Raises NameError if a formula needs a size that is not given, and ZeroDivisionError.
         """
         value = self.defaults[name]
         return evaluate(value, sizes) if isinstance(value, CodeType) else value
 
     @classmethod
     def parse(cls, text: str) -> "Signature":
-        """Read a signature. Raises ValueError where it cannot be read."""
+        """Read a signature. Raises ValueError if it cannot be read."""
         text = " ".join(text.split())
         tensors, _, scalars = text.partition(" | ")
         specs = tuple(_specs(tensors))
@@ -158,7 +158,7 @@ class Signature:
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the tensors that the kernel writes, for others to read."""
+        """Names of the tensors that the kernel writes, other than the saved ones."""
         return tuple(spec.name for spec in self.specs if spec.written and not spec.saved)
 
     @cached_property
@@ -201,7 +201,7 @@ class Signature:
                 )
 
     def there(self, tensors: Mapping[str, object]) -> dict[str, int]:
-        """Return has_X of each tensor that may be missing: 1 if it is among these, 0 if not."""
+        """Return has_X for each tensor X that may be None: 1 if X is among these, 0 if not."""
         return {f"has_{name}": int(tensors.get(name) is not None) for name in self.nullable}
 
     def solve(
@@ -209,8 +209,8 @@ class Signature:
     ) -> dict[str, int]:
         """Return all sizes that extents name, from shapes and from sizes that are given.
 
-        Inputs are looked at before outputs. Raises Unsolved, which says which tensor needs which
-        shape and why; and where a size follows from no shape.
+        Inputs are looked at before outputs. Raises Unsolved if a shape does not fit (it says which
+        tensor needs which shape, and why), or if no shape shows a size.
         """
         sizes = dict(given)
         origin = dict.fromkeys(sizes, "")  # by size: the tensor that it was found from
@@ -226,7 +226,7 @@ class Signature:
                 names = list(dict.fromkeys(n for s, _ in left for n in _unknown(s, sizes)))
                 if all(size for _, shape in left for size in shape):
                     raise Unsolved(f"no array shows {' '.join(names)}: give it by name")
-                sizes |= dict.fromkeys(names, 0)  # of nothing, any number is 0
+                sizes |= dict.fromkeys(names, 0)  # empty arrays fit any size: take 0
                 origin |= dict.fromkeys(names, "")
             waiting = left
         return sizes
@@ -239,7 +239,7 @@ class Signature:
         origin: dict[str, str],
         shapes: Mapping[str, Sequence[int] | None],
     ) -> bool:
-        """Find sizes from one shape; return False where more must be known first."""
+        """Find sizes from one shape; return False if more sizes must be known first."""
         for formula, extent in zip(spec.formulas, shape, strict=True):
             unknown = [name for name in formula.co_names if name not in sizes]
             if len(unknown) > 1:
@@ -257,7 +257,7 @@ class Signature:
         return not _unknown(spec, sizes)
 
     def declaration(self, struct: str, tensors: int, sizes: int, options: int) -> str:
-        """Return the Cython struct of the slots by name, laid out as KernelArgs (abi.pxd)."""
+        """Return a Cython struct that names the slots, laid out as KernelArgs (abi.pxd)."""
         for kind, names, most in (
             ("tensors", self.tensors, tensors),
             ("sizes", self.sizes, sizes),
@@ -339,9 +339,10 @@ def _unknown(spec: TensorSpec, sizes: Mapping[str, int]) -> list[str]:
 def _solved(formula: CodeType, name: str, extent: int, sizes: Mapping[str, int]) -> Collection[int]:
     """Solve formula = extent for a size in which it is linear.
 
-    Returns the one solution, none, or several where any would do: 0 of any are 0.
+    Returns the one solution, nothing if there is none, and several if any size is a solution (as
+    when it is multiplied by 0).
     """
-    at_0, at_2 = (evaluate(formula, {**sizes, name: value}) for value in (0, 2))  # R//2, too
+    at_0, at_2 = (evaluate(formula, {**sizes, name: value}) for value in (0, 2))  # 2: for R//2
     if at_2 == at_0:
         return range(2) if extent == at_0 else ()
     value, rest = divmod(2 * (extent - at_0), at_2 - at_0)
@@ -355,7 +356,7 @@ def _misfit(
     origin: Mapping[str, str],
     shapes: Mapping[str, Sequence[int] | None],
 ) -> str:
-    """Say which shape a tensor needs, and which arrays say so."""
+    """Say which shape a tensor needs, and which arrays determine it."""
     known = {n: sizes[n] for f in spec.formulas for n in f.co_names if n in sizes}
     extents = [
         str(evaluate(formula, sizes)) if set(formula.co_names) <= sizes.keys() else text

@@ -4,7 +4,7 @@
     dx = dy (1 - t^2)                    t = y / cap = tanh(x / cap)
 
 n elements. float32, C-contiguous. Saved for backward: y. dx is overwritten. In place: y may be x,
-dx may be dy. Gemma 2 bounds its logits so.
+dx may be dy. Gemma 2 bounds its logits this way.
 Source: Gemma Team 2024, arXiv:2408.00118, section 2.
 """
 

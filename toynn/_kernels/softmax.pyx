@@ -4,8 +4,8 @@
     dx[n,c] = y[n,c] (dy[n,c] - sum_k dy[n,k] y[n,k])
 
 N rows, C channels. float32, C-contiguous; sums in 16 partial sums. dx is overwritten.
-In place: y may be x, dx may be dy. -infinity gives 0; a row of nothing else, or with a NaN or
-+infinity, gives NaN. The maximum only keeps e^x finite: it cancels from the result.
+In place: y may be x, dx may be dy. -infinity gives 0. A row of nothing but -infinity, or with a NaN
+or +infinity, gives NaN. The maximum only keeps e^x finite: it cancels from the result.
 """
 
 from toynn._kernels._common cimport dot_, exp_, max_, sum_

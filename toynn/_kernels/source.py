@@ -1,6 +1,6 @@
-"""What a kernel's own file says of an entry: its formula, and the lines that compute it.
+"""The formula of an entry, and the lines that compute it, read from the kernel's own file.
 
-Nothing is written twice: formulas stand in the docstring at the top of each .pyx file, code below.
+Nothing is written twice: the docstring at the top of each .pyx file has the formulas.
 """
 
 import re
@@ -21,16 +21,16 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 class Source:
     """The file of an entry. Lines are numbered from 0."""
 
-    path: str  # from the folder that toynn is in
+    path: str  # relative to the folder that holds toynn
     text: str
     formula: tuple[int, ...]  # lines of the docstring that say what the entry computes
-    code: tuple[int, ...]  # lines of the functions that it calls in the file, and its own
-    about: int  # lines of the docstring: the first ones of the file
+    code: tuple[int, ...]  # lines of the entry and of the functions of this file that it calls
+    about: int  # number of lines of the docstring, with which the file begins
 
 
 @cache
 def source_of(kernel: str) -> Source:
-    """Return what the file of an entry ("rmsnorm.forward") says. KeyError if there is no entry."""
+    """Return the source of an entry ("rmsnorm.forward"). Raises KeyError if there is no entry."""
     signature = find(kernel).signature
     op, _, entry = kernel.partition(".")
     folder = Path(__file__).parent
@@ -45,9 +45,9 @@ def source_of(kernel: str) -> Source:
 
 
 def _formula(about: list[str], entry: str, written: list[str]) -> tuple[int, ...]:
-    """Return the formula that is headed by the entry's name, with the lines below it.
+    """Return the lines of the formula that begins with the entry's name.
 
-    Else the formulas of what the entry writes; else all.
+    If there is none: the formulas of what the entry writes; if there are none either, all formulas.
     """
     blocks = [k for k, line in enumerate(about) if re.match(rf"\s+{entry}\s\s", line)]
     if blocks:
@@ -68,7 +68,7 @@ def _indent(line: str) -> int:
 
 
 def _code(lines: list[str], about: int, entry: str) -> set[int]:
-    """Return the lines of the entry's definition, and of all in the file that it names, and so on.
+    """Return the lines of the entry's definition, and of all definitions that it uses in turn.
 
     A definition goes from its first line to the next line that starts at the margin.
     """

@@ -12,8 +12,7 @@
 n elements; g is gate, u is up. float32, C-contiguous. dgate and dup are overwritten.
 In place: y, dgate and dup may each be one of the inputs, but not the same one.
 Without a limit (0) alpha is not read.
-halves: N rows x of 2 F, of which the first F are gate and the others up; dx is overwritten, and may
-be x.
+The halves entries take x, N rows of 2 F: first gate, then up. dx is overwritten, and may be x.
 Sources: Shazeer 2020, arXiv:2002.05202, section 2; with a limit: OpenAI 2025, arXiv:2508.10925.
 """
 
@@ -46,7 +45,7 @@ cdef inline void _row_backward(
 
 
 cdef inline float _within(float x, float low, float high) noexcept nogil:
-    """x itself, or the bound that it is beyond; NaN stays NaN."""
+    """Clamp x to low .. high; NaN stays NaN."""
     return low if x < low else (high if x > high else x)
 
 

@@ -2,10 +2,10 @@
 
     forward   sums[s,0] = sum of losses[bounds[2s]   .. bounds[2s+1]-1]      the prompt's
               sums[s,1] = sum of losses[bounds[2s+1] .. bounds[2s+2]-1]      the completion's
-    backward  dlosses[n] = dsums[s,part] of the part that row n lies in; 0 where it lies in none
+    backward  dlosses[n] = dsums[s,part] of the part that holds row n; 0 if no part holds it
 
-losses (N,) are rows of several sequences, one behind another; bounds (2S+1,) of int32 rise from 0
-or more to at most N. Equal bounds are a part without rows, whose sum is 0. float32, sums inside in
+losses (N,) are the rows of several sequences, one after the other. bounds (2S+1,), int32, rise from
+0 or more to at most N. Equal bounds are a part without rows, whose sum is 0. float32, summed in
 double; all outputs are overwritten. One thread: each loss is added once.
 Source: a definition; the log probability of a completion is minus its sum.
 """

@@ -1,8 +1,8 @@
-/* A number of which the compiler knows only that it is always the same.
+/* A constant whose value the compiler does not know.
 
-   Of a bound that it knows it also knows what follows from it: GCC then computes x < low ? low : x
-   in both cases to the end, and picks one of two results by masks, where one instruction takes the
-   smaller of two registers. It still takes the call out of a loop. */
+   If GCC knows the bound in x < low ? low : x, it computes all that follows for both cases, and picks
+   one of two results by a mask. If it does not, one minimum or maximum instruction does it. The call
+   is still moved out of loops. */
 #ifndef TOYNN_UNKNOWN_H
 #define TOYNN_UNKNOWN_H
 

@@ -2,7 +2,7 @@
 
     rows[k] = n of the k-th valid row     picked[k] = labels[rows[k]]     count = how many
 
-labels, rows and picked are i32 (N,), count is i32 (). Behind the first ``count``, rows holds 0 and
+labels, rows and picked are i32 (N,), count is i32 (1,). After the first ``count``, rows holds 0 and
 picked -100. So the head and the loss are computed for valid rows only. One thread: it takes as long
 as reading the labels.
 """
