@@ -1,8 +1,8 @@
 """Backends by name. Nothing outside this package asks which one is in use.
 
-A backend is a folder here, whose ``create(n_threads)`` returns one (see protocol.py), or raises
-BackendUnavailable and says why; or whatever ``register`` was told of. A folder whose backend is not
-on every machine has ``missing()`` too, which says why it is not on this one, or None.
+A backend is a folder here, or was given to ``register``. The folder's ``create(n_threads)`` returns
+a backend (see protocol.py), or raises BackendUnavailable and says why. If not every machine has the
+backend, the folder also has ``missing()``, which says why this one lacks it, or returns None.
 """
 
 from collections.abc import Callable
@@ -19,19 +19,22 @@ _folders = sorted(module.name for module in iter_modules(__path__) if module.isp
 
 
 def register(name: str, create: Callable[[int | None], Backend]) -> None:
-    """Make a backend known by a name; ``create`` is told how many threads it may use, or None."""
+    """Register a backend by name; ``create`` gets the number of threads that it may use, or None.
+
+    Raises ConfigError if the name is taken.
+    """
     if name in _folders or name in _registered:
         raise ConfigError(f"backend {name!r}: this name is taken; choose another one")
     _registered[name] = create
 
 
 def available() -> list[str]:
-    """Names of the backends that there are on this machine."""
+    """Return the names of the backends that this machine has."""
     return [*(name for name in _folders if name not in unavailable()), *_registered]
 
 
 def unavailable() -> dict[str, str]:
-    """Return why this machine lacks a backend that toynn has, by name."""
+    """Return, by name, why this machine lacks a backend that toynn has."""
     found = {}
     for name in _folders:
         missing = getattr(import_module(f"{__name__}.{name}"), "missing", None)
@@ -41,7 +44,7 @@ def unavailable() -> dict[str, str]:
 
 
 def get(name: str, n_threads: int | None = None) -> Backend:
-    """Return a new backend by name; BackendUnavailable if there is none of that name."""
+    """Return a new backend by name. Raises BackendUnavailable if there is none of that name."""
     if name in _registered:
         return _registered[name](n_threads)
     if name not in _folders:

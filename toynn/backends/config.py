@@ -25,7 +25,7 @@ def release() -> str:
 def alike(backend: str, precisions: Collection[str]) -> dict[str, str]:
     """Return what processes must have in common to get the same bits from the same work.
 
-    ``backend`` computes it, and ``precisions`` are those of its matrix products.
+    ``backend`` does the work, with matrix products in ``precisions``.
     """
     made_of = backends.get(backend).multiplies_in()
     used = [precision for precision in PRECISIONS if precision in precisions]
@@ -39,7 +39,7 @@ def alike(backend: str, precisions: Collection[str]) -> dict[str, str]:
 
 
 def describe() -> dict[str, str]:
-    """Return version, machine, ISA levels, threads and backends, as text by name."""
+    """Return version, machine, ISA levels, threads and backends: texts by name."""
     others = [name for name in backends.available() if name != "cpu"]
     return {
         "toynn": release(),
@@ -62,9 +62,9 @@ def describe() -> dict[str, str]:
 
 
 def automatic_precision(backend: str = "cpu") -> tuple[str, str]:
-    """Return the precision that "auto" stands for with a backend on this machine, and why.
+    """Return the precision that "auto" means for a backend on this machine, and why.
 
-    The backend says. Raises BackendUnavailable if there is none of that name here.
+    The backend decides. Raises BackendUnavailable if this machine has no backend of that name.
     """
     return backends.get(backend).automatic_precision()
 

@@ -21,7 +21,7 @@ def dequantized(raw: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> N
 
 
 class HostBuffer:
-    """Bytes of this process: fresh ones are zero and aligned to a cache line.
+    """Bytes of this process. ``zeros`` gives zeroed bytes, aligned to a cache line.
 
     NumPy gets zeroed memory from the operating system: a page costs nothing until it is touched,
     and the kernel may use huge pages.
@@ -29,11 +29,11 @@ class HostBuffer:
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self._bytes = memory
-        self.changes = 0  # how often bytes were put in from outside: no run of a program counts
+        self.changes = 0  # how often the host changed bytes; runs of programs do not count
 
     @classmethod
     def zeros(cls, nbytes: int) -> "HostBuffer":
-        """Return fresh memory."""
+        """Return a buffer of zeros."""
         raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         return cls(raw[start : start + nbytes])
@@ -69,11 +69,14 @@ class HostBuffer:
         dtype: np.dtype[Any],
         strides: Sequence[int] | None = None,
     ) -> NDArray[Any]:
-        """Return an array over part of the buffer, for backends that compute in it."""
+        """Return an array over part of the buffer, for backends that compute in it.
+
+        Raises ValueError if that part is not within the buffer.
+        """
         try:
             if offset < 0:
                 raise ValueError("in front of it")
             return np.ndarray(shape, dtype, self._bytes, offset, strides)
-        except (TypeError, ValueError) as error:  # NumPy's, for what is not within
+        except (TypeError, ValueError) as error:  # NumPy raises either
             where = f"{tuple(shape)} of {dtype} at byte {offset}"
             raise ValueError(f"{where} is not within {self.nbytes} bytes") from error

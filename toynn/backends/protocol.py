@@ -1,14 +1,14 @@
 """The protocol of a backend, and the plain data that it gets.
 
-A backend knows no tape. The session hands it *launches*: a kernel's name, where its tensors are
-stored, its sizes and options by name, in the order in which they run. What a backend does with
-them, on which threads, with how much scratch memory, is its own matter.
+A backend does not know the tape. The session hands it *launches*, in the order in which they run: a
+kernel's name, where its tensors are stored, its sizes and options by name. The backend decides how
+it runs them: on which threads, with how much scratch memory.
 
-Order. Calls of one backend (upload, fill, run) take effect in their order, as if each were finished
-when it returns. A run may still go on in the background until somebody calls ``download``,
-``times``, ``notes`` or ``wait``. These return when all that was asked for before is done, and raise
-what went wrong in it. Until then the backend keeps alive whatever the run reads and writes. (A run
-of the CPU's, and of the reference, is done when it returns.)
+Order. Calls of one backend (upload, fill, run) take effect in order, as if each were finished when
+it returns. A run may go on in the background until the caller asks for ``download``, ``times``,
+``notes`` or ``wait``. These return when all earlier calls are done, and raise their errors. Until
+then the backend keeps alive all that the run reads and writes. (On the CPU and the reference
+backend a run is done when it returns.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ __all__ = [
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
-#: What buffers are read and written as; "u8" are the bytes of blocks.
+#: Element types of buffers; "u8" is for the bytes of quantized blocks.
 ELEMENTS: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
     "i32": np.dtype(np.int32),
@@ -54,7 +54,7 @@ def aligned(nbytes: int) -> int:
 
 
 class Accumulate(IntEnum):
-    """When a kernel adds to the parameter gradients that it writes."""
+    """When a kernel adds to the parameter gradients that it writes, instead of overwriting them."""
 
     NEVER = 0
     ALWAYS = 1  # a later writer of the same gradient in the same step
@@ -71,18 +71,18 @@ class Place:
 
 @dataclass(frozen=True)
 class RowLimit:
-    """The number of valid rows, known at run time: ``count`` less ``first``, at most ``rows``.
+    """The number of valid rows, known at run time: ``count`` less ``first``, from 0 to ``rows``.
 
-    The kernel is given size / rows times as many; 0, if no row is valid.
+    The kernel gets a smaller ``size``: the same multiple of that number as it is of ``rows``.
     """
 
-    count: Place  # of an i32, which is known when the kernel is to run
+    count: Place  # of an i32 that is written before the kernel runs
     size: str
     first: int
     rows: int
 
     def sizes(self, sizes: Mapping[str, int], count: int) -> dict[str, int]:
-        """Return the sizes that a kernel is given where ``count`` says so many."""
+        """Return the sizes that a kernel gets if the i32 at ``count`` has this value."""
         valid = max(0, min(self.rows, count - self.first))
         return {**sizes, self.size: sizes[self.size] // self.rows * valid}
 
@@ -91,25 +91,25 @@ class RowLimit:
 class Launch:
     """One kernel call: everything but the addresses and the number of threads."""
 
-    segment: str  # to which it belongs: one letter
+    segment: str  # the segment that it belongs to: one letter
     kernel: str  # "rmsnorm.forward": module and entry
-    tensors: Mapping[str, Place | None]  # by the names that op and kernel have in common
+    tensors: Mapping[str, Place | None]  # by the names of the kernel's signature
     sizes: Mapping[str, int]
     options: Mapping[str, float]
     accumulate: Accumulate
     flops: int
     nbytes: int
-    limit: RowLimit | None = None  # None: all
-    frozen: frozenset[str] = frozenset()  # of the tensors: weights that no run writes
+    limit: RowLimit | None = None  # None: all rows
+    frozen: frozenset[str] = frozenset()  # names of tensors that no run writes: frozen weights
 
 
 @dataclass(frozen=True)
 class UndoLog:
     """What the launches of segment U overwrite, and where a copy of it may be stored.
 
-    ``spare`` is memory that nothing else uses from the first of these launches until the end of the
-    run. It has as many bytes as ``overwritten``: places, with their lengths. All are multiples of
-    ALIGNMENT.
+    ``overwritten`` has places and their bytes. ``spare`` has as many bytes in all; nothing else
+    uses it from the first of these launches until the end of the run. All offsets and lengths are
+    multiples of ALIGNMENT.
     """
 
     spare: Place
@@ -117,11 +117,10 @@ class UndoLog:
 
 
 class Buffer(Protocol):
-    """Memory of a backend. Nobody else sees it: what goes in and comes out is copied.
+    """Memory of a backend. Nobody else sees it: all data are copied in and out.
 
-    Offsets are in bytes. Those of tensors are multiples of ALIGNMENT but in wrapped memory, where
-    they are as the caller has them. A range that is not within the buffer is refused with
-    ValueError.
+    Offsets are in bytes. Offsets of tensors are multiples of ALIGNMENT, except in wrapped memory,
+    where the caller chose them. A range that is not within the buffer is refused with ValueError.
     """
 
     @property
@@ -131,14 +130,14 @@ class Buffer(Protocol):
     def upload(self, offset: int, array: NDArray[Any]) -> None:
         """Copy a C-contiguous array to the bytes from ``offset`` on.
 
-        The caller may change the array when this returns. Not into wrapped memory.
+        The caller may change the array when this returns. Not for wrapped memory.
         """
 
     def download(self, offset: int, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-        """Return a copy of what is stored there, as an array of one of ELEMENTS."""
+        """Return a copy of part of the buffer, as an array of one of ELEMENTS."""
 
     def fill(self, offset: int, nbytes: int) -> None:
-        """Fill bytes with zeros. Not in wrapped memory."""
+        """Fill bytes with zeros. Not for wrapped memory."""
 
 
 class Program(Protocol):
@@ -146,33 +145,34 @@ class Program(Protocol):
 
     @property
     def scratch(self) -> int:
-        """Bytes of memory that the program has of its own."""
+        """Bytes of the program's own memory."""
 
     def run(self, segments: str, accumulate: bool) -> None:
         """Run the launches that belong to these segments, in order.
 
-        ``accumulate``: this is not the first micro-batch, see Accumulate.
+        ``accumulate`` is true in all micro-batches but the first; see Accumulate.
         """
 
     def times(self) -> list[tuple[int, int]]:
         """Return (calls, nanoseconds) per launch since the program was compiled."""
 
     def notes(self) -> Mapping[str, int]:
-        """Return remarks on these nanoseconds: how many of them were spent how."""
+        """Return remarks on ``times``: nanoseconds by what they were spent on."""
 
 
 @runtime_checkable
 class Stepping(Protocol):
-    """What a program may offer beside: one launch at a time, to look at memory before and after."""
+    """An optional part of a program: run one launch at a time, to look at memory in between."""
 
     def run_one(self, launch: int, accumulate: bool) -> None:
-        """Run a launch by its number; all of a run in turn compute what ``run`` computes."""
+        """Run a launch by its number. Run in order, launches compute what ``run`` computes."""
 
 
 class FeedInput(NamedTuple):
-    """One of the inputs of a step: where it is, and what may be in it.
+    """One of the inputs of a step: where it is stored, and which numbers it may have.
 
-    ``size``: every number is in 0..size-1, or, if ``ignorable``, IGNORED, but not all of them.
+    If ``size`` is given, every number must be in 0..size-1. If ``ignorable``, numbers may also be
+    IGNORED, but not all of them.
     """
 
     buffer: Buffer
@@ -184,52 +184,52 @@ class FeedInput(NamedTuple):
 
 
 class Feed(Protocol):
-    """The way in for all inputs of a step at once."""
+    """Copies all inputs of a step at once."""
 
     def put(self, arrays: Sequence[Any]) -> bool:
-        """Copy an array to each; return False, and copy none, unless all are plainly right."""
+        """Copy an array to each input. If one may not be right, return False and copy none."""
 
 
 @runtime_checkable
 class Feeds(Protocol):
-    """What a backend may offer beside: inputs of tiny steps go in without NumPy."""
+    """An optional part of a backend: copy the inputs of tiny steps without NumPy."""
 
     def feed(self, inputs: Sequence[FeedInput]) -> Feed | None:
-        """Return what takes all inputs of a step in one call; None where it would not help."""
+        """Return a feed that takes all inputs of a step in one call; None if it would not help."""
 
 
 @runtime_checkable
 class Prepacking(Protocol):
-    """What a backend may offer beside: frozen weights are packed once, not in every run.
+    """An optional part of a backend: pack frozen weights once, not in every run.
 
     Programs share prepacked weights.
     """
 
-    #: Which frozen weights the programs compiled from now on prepack: "never" any, "always" all,
-    #: "auto" those where that gains some percent.
+    #: Which frozen weights later compiled programs prepack: "never" none, "always" all, "auto"
+    #: those where prepacking gains some percent.
     prepack: str
 
     def prepacked_nbytes(self, launches: Sequence[Launch] = (), prepack: str = "never") -> int:
-        """Return the bytes of all prepacked weights, with those that these launches add."""
+        """Return the bytes of all prepacked weights, and of those that these launches would add."""
 
 
 class Backend(Protocol):
     """Memory and programs on one kind of device."""
 
     name: str
-    n_threads: int | None  # of the host, which a run may use; None: as many as it likes
-    #: Whether a run may fail half way: the device is not this process. A program then restores
-    #: what its undo log holds. Without it there are no undo logs.
+    n_threads: int | None  # threads of the host that a run may use; None: no limit of its own
+    #: Whether a run may fail half way, as on a device outside this process. Then programs get undo
+    #: logs, and restore what those hold.
     undo_logs: bool = False
 
     def allocate(self, nbytes: int) -> Buffer:
         """Return zero-filled memory. Raises MemoryError."""
 
     def wrap(self, array: NDArray[np.uint8]) -> Buffer:
-        """Return read-only bytes, such as a mapped file, as a buffer: in place, if that can be."""
+        """Return read-only bytes, such as a mapped file, as a buffer: in place if possible."""
 
     def scratch(self, launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
-        """Return how much memory of its own a program of these launches would have."""
+        """Return the bytes of own memory that a program of these launches would have."""
 
     def compile(
         self,
@@ -240,12 +240,12 @@ class Backend(Protocol):
         """Turn launches into a program that runs without Python. Raises MemoryError."""
 
     def wait(self) -> None:
-        """Return when all that was asked for is done."""
+        """Return when all earlier calls are done. Raises their errors."""
 
     def multiplies_in(self) -> dict[str, str]:
-        """Return what products of each precision are made of, where that differs by machine."""
+        """Return the arithmetic of products in each precision, where it differs by machine."""
         return {}
 
     def automatic_precision(self) -> tuple[str, str]:
-        """Return which precision of matrix products "auto" stands for here, and why."""
+        """Return the precision of matrix products that "auto" means here, and why."""
         return "highest", f"no other is known to be faster on the backend {self.name}"

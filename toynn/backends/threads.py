@@ -1,9 +1,9 @@
 """The number of threads: the one place that decides it.
 
-In order: the session's own number (``n_threads``), ``set_num_threads``, TOYNN_NUM_THREADS,
-OMP_NUM_THREADS, the physical cores that this process may use, or its share of those where several
-processes train together. A kernel gets fewer threads if its work does not repay waking one. A
-program gets fewer while other processes want the cores (backends/cpu/work.py and thread_count.pyx).
+The first of these counts: the session's own number (``n_threads``), ``set_num_threads``,
+TOYNN_NUM_THREADS, OMP_NUM_THREADS, this process's share of the cores if several train together, the
+physical cores that it may use. A kernel gets fewer threads if its work does not pay for waking them
+(cpu/work.py). A program gets fewer while other processes want the cores (cpu/thread_count.pyx).
 """
 
 import os
@@ -20,18 +20,18 @@ from toynn.system.printing import counted
 __all__ = ["get_num_threads", "set_num_threads", "share_cores", "warn_of_refusal"]
 
 _chosen: int | None = None
-_share: int | None = None  # of the cores, among processes that train together
+_share: int | None = None  # this process's share of the cores, if several train together
 _forked = False
-_warned = False  # that the system starts no more threads
+_warned = False  # whether warn_of_refusal has warned
 
 
 def set_num_threads(n: int) -> None:
     """Use at most ``n`` threads from now on, whatever the environment says.
 
-    A forked child computes on one thread until it calls this. Where the system has refused to start
-    a thread, it is asked again.
+    A forked child computes on one thread until it calls this. If the system has refused to start a
+    thread, it is asked again.
 
-    Raises ConfigError for a number that is none.
+    Raises ConfigError unless ``n`` is a whole number from 1 to the largest allowed one.
     """
     global _chosen, _forked, _warned
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_THREADS:
@@ -43,7 +43,7 @@ def set_num_threads(n: int) -> None:
 
 
 def warn_of_refusal() -> None:
-    """Warn, once, if the system has refused to start a thread that a kernel was to use."""
+    """Warn, once, if the system has refused to start a thread for a kernel."""
     global _warned
     if not _warned and (count := pool.refused()):
         _warned = True
@@ -55,9 +55,9 @@ def warn_of_refusal() -> None:
 
 
 def get_num_threads(own: int | None = None) -> int:
-    """Return the number of threads that a run uses now, in a session that has a number of its own.
+    """Return the number of threads that a run uses now; ``own`` is the session's number, or None.
 
-    Raises ConfigError for a TOYNN_NUM_THREADS that is no number.
+    Raises ConfigError if TOYNN_NUM_THREADS is not a number of threads.
     """
     if _forked:
         return 1
@@ -67,10 +67,10 @@ def get_num_threads(own: int | None = None) -> int:
 
 
 def share_cores(processes: Sequence[frozenset[int]], own: int) -> None:
-    """Use a fair share of the cores where several processes of this machine may use the same.
+    """Use a fair share of the cores that several processes of this machine may use.
 
-    ``processes`` are the logical CPUs that each may use, ``own`` says which of them this one is. A
-    CPU that k of them may use counts as one k-th. Numbers that were set go before it.
+    ``processes`` has the logical CPUs that each process may use; ``own`` is the index of this one.
+    A CPU that k processes may use counts as 1/k. A number that the user has set goes first.
     """
     global _share
     cpus = processes[own]
@@ -79,7 +79,7 @@ def share_cores(processes: Sequence[frozenset[int]], own: int) -> None:
 
 
 def _from_environment() -> int | None:
-    """Read the variables; a bad OMP_NUM_THREADS is ignored: it is meant for other libraries too."""
+    """Read the variables. A bad OMP_NUM_THREADS is ignored: other libraries read it too."""
     own = os.environ.get("TOYNN_NUM_THREADS", "").strip()
     if own:
         if _number(own) is None:
@@ -97,7 +97,7 @@ def _number(text: str) -> int | None:
 
 
 def _physical_cores() -> int:
-    """Cores of this process's affinity mask, hyper-threads counted once, within a CPU quota."""
+    """Physical cores of this process's affinity mask, limited by the CPU quota."""
     return max(1, min(_cores(platform.cpus()), _quota()))
 
 
@@ -116,7 +116,7 @@ def _cores(cpus: frozenset[int]) -> int:
 
 @cache
 def _quota() -> int:
-    """CPUs that the control group grants, rounded up."""
+    """CPUs that the control group (cgroup) grants, rounded up."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
         return -(-int(quota) // int(period))
@@ -125,7 +125,7 @@ def _quota() -> int:
 
 
 def _after_fork() -> None:
-    """Compute on one thread in a forked child: its siblings use the other cores."""
+    """Compute on one thread in a forked child: other processes use the other cores."""
     global _forked
     _forked = True
 

@@ -34,7 +34,7 @@ __all__ = ["CPU", "create"]
 
 
 class CPUProgram:
-    """Kernel calls with resolved addresses, and the scratch memory that they share."""
+    """Kernel calls with resolved addresses, and their shared scratch memory."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class CPUProgram:
     ) -> None:
         self._backend, self._compiled, self.workspace = backend, compiled, workspace
         self._prepacked, self._squares = prepacked, squares
-        self._segments = segments  # of each launch
-        self._computing = computing  # the segments that compute gradients of parameters
+        self._segments = segments  # the letter of each launch
+        self._computing = computing  # the segments that compute parameter gradients
 
     @property
     def scratch(self) -> int:
@@ -79,7 +79,7 @@ class CPUProgram:
         return self._compiled.times()
 
     def notes(self) -> Mapping[str, int]:
-        """Say how long kernels had fewer threads than their work is worth (thread_count.pyx)."""
+        """Return for how long kernels had fewer threads than their work pays (thread_count.pyx)."""
         return {"on fewer threads": self._compiled.short_handed()}
 
 
@@ -90,7 +90,7 @@ class CPU(Backend):
 
     def __init__(self, n_threads: int | None = None) -> None:
         self.n_threads = n_threads
-        self.computed = 0  # how often programs have computed gradients of parameters
+        self.computed = 0  # how often programs have computed parameter gradients
         self.prepack, self._prepacks = "never", Prepacks()
 
     def threads(self) -> int:
@@ -106,7 +106,7 @@ class CPU(Backend):
         return HostBuffer(array)
 
     def scratch(self, launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
-        """Return the bytes of what the neediest kernel takes, and of sums that wait for another."""
+        """Return the scratch bytes of the kernel that needs most, and of squares for the norm."""
         return self._most(launches) + Squares(launches).nbytes
 
     def _most(self, launches: Sequence[Launch]) -> int:
@@ -117,7 +117,7 @@ class CPU(Backend):
         return _scratch_of(launch.kernel, sizes, self._worth(launch), launch.limit)
 
     def prepacked_nbytes(self, launches: Sequence[Launch] = (), prepack: str = "never") -> int:
-        """Return the bytes of all prepacked weights, with those that these launches would read."""
+        """Return the bytes of all prepacked weights, and of those that these launches would add."""
         return self._prepacks.nbytes + self._prepacks.missing(launches, prepack)
 
     def compile(
@@ -126,7 +126,7 @@ class CPU(Backend):
         buffers: Mapping[str, Buffer],
         undo_log: UndoLog | None = None,
     ) -> Program:
-        """Turn launches into a program: addresses resolved, threads chosen by the work."""
+        """Turn launches into a program: resolve addresses, choose threads by the work."""
 
         def address(place: Place | None) -> int:
             if place is None:
@@ -170,7 +170,7 @@ class CPU(Backend):
         return min(self.threads(), worth(seconds(launch.flops, launch.nbytes)))
 
     def feed(self, inputs: Sequence[FeedInput]) -> Feed | None:
-        """Return a compiled feed; None where inputs have more than two axes."""
+        """Return a compiled feed; None if an input has more than two axes."""
         if any(len(each.shape) > 2 for each in inputs):
             return None
         slots, kept = [], []
@@ -185,11 +185,11 @@ class CPU(Backend):
         """Do nothing: a run is done when it returns."""
 
     def multiplies_in(self) -> dict[str, str]:
-        """Return what products of each precision are made of on this CPU."""
+        """Return the arithmetic of products in each precision on this CPU."""
         return multiplies_in()
 
     def automatic_precision(self) -> tuple[str, str]:
-        """Return medium where this CPU multiplies bfloat16 faster than float32, else highest."""
+        """Return medium if this CPU multiplies bfloat16 faster than float32, else highest."""
         return automatic()
 
 
@@ -197,17 +197,17 @@ class CPU(Backend):
 def _scratch_of(
     kernel: str, sizes: tuple[tuple[str, int], ...], n_threads: int, limit: RowLimit | None
 ) -> int:
-    """Return the bytes that a kernel needs, for as many rows as there may be, or any fewer."""
+    """Return the bytes that a kernel needs for all its rows, or for any smaller number of rows."""
     entry = kernels.find(kernel)
     each = [dict(sizes)]
-    if limit is not None:  # with fewer rows a product may be cut otherwise, and need more
+    if limit is not None:  # with fewer rows a product may be cut differently, and need more
         counts = range(limit.first + 1, limit.first + limit.rows)
         each += [limit.sizes(each[0], count) for count in counts]
     return max(entry.workspace(these, n_threads) for these in each)
 
 
 def _entry(launch: Launch) -> Entry:
-    """Find the kernel of a launch; its names must be those with which the launch was made."""
+    """Return the kernel of a launch. Raises ValueError if the launch has other names than it."""
     entry = kernels.find(launch.kernel)
     what = f"the kernel {launch.kernel}"
     entry.signature.check(what, launch.tensors, launch.sizes, launch.options)

@@ -1,9 +1,8 @@
 """The feed: all inputs of a step, checked and copied in one call.
 
-A tiny step takes less time than a few calls of NumPy do. What a step is fed is nearly always right:
-so here it is only found whether it is, by one pass over each array; and when it is, it is copied,
-by another. Where anything is not plain nothing is copied, and the caller goes the long way, which
-says what is wrong.
+A tiny step takes less time than a few calls of NumPy. Inputs are nearly always right, so one pass
+over each array only finds out whether it is; if all are, a second pass copies them. Otherwise
+nothing is copied, and the caller checks the inputs with NumPy, to say what is wrong.
 """
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, Py_buffer, PyBuffer_Release, PyObject_GetBuffer,
@@ -23,9 +22,9 @@ cdef struct Slot:
     int ndim
     Py_ssize_t shape[DIMENSIONS]
     Py_ssize_t count
-    bint bounded   # then: every number is in 0 .. size - 1
+    bint bounded   # every number must be in 0 .. size - 1
     long long size
-    bint ignores   # or IGNORED, but not all of them
+    bint ignores   # numbers may also be IGNORED, but not all of them
 
 
 ctypedef fused Whole:
@@ -49,7 +48,7 @@ cdef bint _is_bounded(const Slot* slot, const Whole* values) noexcept nogil:
 
 
 cdef bint _stays_finite(const double* values, Py_ssize_t n) noexcept nogil:
-    """Whether no finite number is more than float32 holds."""
+    """Whether all finite numbers stay finite as float32."""
     cdef Py_ssize_t i
     for i in range(n):
         if isinf(<float>values[i]) and not isinf(values[i]):
@@ -58,7 +57,7 @@ cdef bint _stays_finite(const double* values, Py_ssize_t n) noexcept nogil:
 
 
 cdef bint _fits(const Slot* slot, const Py_buffer* given) noexcept nogil:
-    """Whether an array can be copied as it is, or converted, into a slot."""
+    """Whether an array fits a slot, as it is or converted."""
     cdef char kind = given.format[0]
     cdef int i
     if given.format[1] != 0 or given.ndim != slot.ndim:
@@ -70,7 +69,7 @@ cdef bint _fits(const Slot* slot, const Py_buffer* given) noexcept nogil:
         return kind == c"f" or (
             kind == c"d" and _stays_finite(<const double*>given.buf, slot.count)
         )
-    if kind != c"i" and kind != c"l" and kind != c"q":  # l has 4 bytes on Windows
+    if kind != c"i" and kind != c"l" and kind != c"q":  # "l" has 4 bytes on Windows
         return False
     if given.itemsize == 4:
         return _is_bounded(slot, <const int*>given.buf)
@@ -92,21 +91,21 @@ cdef void _copy(const Slot* slot, const Py_buffer* given) noexcept nogil:
 
 
 cdef class Feed:
-    """Places of some inputs, in host memory that ``kept`` holds alive."""
+    """Where inputs go, in host memory that ``kept`` keeps alive."""
 
     cdef Slot* _slots
     cdef int _size
     cdef object _kept
 
     def __cinit__(self, list slots, object kept):
-        """Take (address, shape, whole, size or None, ignores) of each input."""
+        """Take (address, shape, whole, size or None, ignores) for each input."""
         cdef size_t address
         cdef Slot* slot
         if len(slots) > MOST:
             raise ValueError(f"a feed has at most {MOST} inputs; got {len(slots)}")
         self._slots = <Slot*>calloc(max(len(slots), 1), sizeof(Slot))
         if self._slots == NULL:
-            raise MemoryError(f"feed of {len(slots)} inputs")
+            raise MemoryError(f"cannot allocate a feed of {len(slots)} inputs")
         self._kept = kept
         for address, shape, whole, size, ignores in slots:
             slot = &self._slots[self._size]
@@ -127,7 +126,7 @@ cdef class Feed:
         raise TypeError("a feed holds addresses and cannot be pickled")
 
     def put(self, arrays):
-        """Copy an array to each input, in order; return False, and copy none, if one is unusual."""
+        """Copy an array to each input, in order. If one does not fit, return False; copy none."""
         cdef Py_buffer views[MOST]
         cdef int got = 0, i
         cdef bint fits = len(arrays) == self._size
@@ -141,7 +140,7 @@ cdef class Feed:
             if fits:
                 for i in range(got):
                     _copy(&self._slots[i], &views[i])
-        except (TypeError, BufferError, ValueError):  # no array, or not one that is stored in order
+        except (TypeError, BufferError, ValueError):  # not an array, or not contiguous
             fits = False
         finally:
             for i in range(got):

@@ -9,7 +9,7 @@ __all__ = ["automatic", "multiplies_in"]
 
 
 def multiplies_in() -> dict[str, str]:
-    """Return what the products of each precision are made of."""
+    """Return the arithmetic of products in each precision."""
     matmul = kernels.load("matmul", kernels.level)
     if matmul.multiplies_tiles():
         unit = "AMX in software" if kernels.software_tiles() else "AMX"
@@ -24,16 +24,17 @@ def multiplies_in() -> dict[str, str]:
 
 
 def _gemv_rows(matmul: Any) -> str:
-    """Return what medium makes of a few rows by blocks."""
+    """Return how medium multiplies a few rows by quantized weights, to be appended; "" if not."""
     unit = matmul.multiplies_int8()
     return f"; a few rows by blocks: 8 bits ({unit})" if unit else ""
 
 
 def automatic() -> tuple[str, str]:
-    """Return the precision that "auto" stands for on this CPU, and why.
+    """Return the precision that "auto" means on this CPU, and why.
 
-    "medium" where it multiplies bfloat16 at least as fast as "highest" its floats: with AMX, and
-    with AVX512_BF16 on CPUs that gain by it; else "highest". The kind of CPU decides, no clock.
+    "medium" if bfloat16 is multiplied at least as fast as the floats of "highest": with AMX, and
+    with AVX512_BF16 on CPUs that gain by it. Otherwise "highest". The kind of CPU decides; nothing
+    is timed.
     """
     matmul = kernels.load("matmul", kernels.level)
     if matmul.multiplies_tiles():
@@ -46,7 +47,7 @@ def automatic() -> tuple[str, str]:
 
 
 def _no_pairs() -> str:
-    """Return why no pairs of bfloat16 are multiplied."""
+    """Return why products do not multiply pairs of bfloat16."""
     vendor, family = cpu.maker()
     if (unit := cpu.pairs_unit()) and not cpu.gains_by_pairs():
         return f"{unit} is slower than float32 on a CPU of {vendor}, family {family}"

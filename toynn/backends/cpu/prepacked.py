@@ -1,8 +1,8 @@
 """Prepacked weights: frozen matrices in the order in which products read them, packed once.
 
-A product packs a matrix of weights before it multiplies by it, and dequantizes it if it is
-quantized. A matrix that does not change can be packed before the runs. Each of the two products
-that read it has its own packed form. Bits are the same.
+A product packs a weight matrix before it multiplies by it, and dequantizes a quantized one. A
+matrix that does not change can be packed once, before the runs. Each of the two products that read
+it has its own packed form. The results are the same bits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,10 @@ _packing = kernels.load("prepacked", kernels.level)
 
 
 class Key(NamedTuple):
-    """Which matrices, side by side, and how they are packed."""
+    """Which contiguous matrices are packed, and how."""
 
     place: Place
-    product: str  # that multiplies by them
+    product: str  # the product that reads them
     form: int  # see toynn/_kernels/gemm/prepacked.pyx
     matrices: int
     N: int
@@ -48,12 +48,12 @@ class Key(NamedTuple):
 
 
 def key_of(launch: Launch, prepack: str) -> Key | None:
-    """Return the panels from which a launch is to read w; None if it does not read w packed."""
+    """Return the key of the panels of w that a launch would read; None if it reads none."""
     op, _, product = launch.kernel.partition(".")
     if op not in READERS or product not in _packing.PRODUCTS or "w" not in launch.frozen:
         return None
     place, sizes = launch.tensors["w"], launch.sizes
-    matrices = sizes.get("E", 1)  # of experts: each has its share of the rows
+    matrices = sizes.get("E", 1)  # experts share the rows
     rows = -(-sizes["M"] // matrices)
     N, K, type = sizes["N"], sizes["K"], sizes["type"]
     form = _packing.form(product, rows, N, K, sizes["precision"], type)
@@ -66,8 +66,8 @@ def key_of(launch: Launch, prepack: str) -> Key | None:
 def _rows_that_gain(form: int) -> int:
     """Return the most rows of x at which prepacking still saves about 5 % of a product.
 
-    Packing is work for each weight, a product for each weight and row: the faster it multiplies,
-    the more rows (docs/performance.md, 5).
+    Packing is work per weight, multiplying is work per weight and row. So the faster a product
+    multiplies, the more rows gain (docs/performance.md, 5).
     """
     floats, pairs, tiles = 128, 256, 1024
     return floats if form == 0 else pairs if form == 1 else tiles
@@ -79,7 +79,7 @@ class Prepacked:
     def __init__(self, key: Key, source: HostBuffer) -> None:
         self.key, self.nbytes, self._source = key, key.nbytes, source
         self._panels = HostBuffer.zeros(self.nbytes)
-        self.version = -1  # of the source, when it was packed: how often that had been changed
+        self.version = -1  # ``changes`` of the source when it was packed
         product = _packing.PRODUCTS.index(key.product)
         # Prepacked in toynn/_kernels/gemm/_prepacked.pxd.
         self._kept = np.array([self._panels.address, product, key.form, key.N, key.K], np.int64)
@@ -99,11 +99,11 @@ class Prepacked:
 
     @property
     def address(self) -> int:
-        """Where kernels find what they need to know of it."""
+        """Address of the struct that describes the panels to kernels."""
         return int(self._kept.ctypes.data)
 
     def refresh(self, threads: int) -> None:
-        """Pack the matrix again if it has been uploaded since."""
+        """Pack the matrix again if it was uploaded since the last time."""
         if self.version != self._source.changes:
             self._program.run("P", False, threads)
             self.version = self._source.changes
@@ -117,7 +117,7 @@ class Prepacks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all panels that a program reads."""
+        """Bytes of all panels that some program reads."""
         return sum(each.nbytes for each in self._made.values())
 
     def missing(self, launches: Sequence[Launch], prepack: str) -> int:
@@ -128,7 +128,7 @@ class Prepacks:
     def of(
         self, launches: Sequence[Launch], prepack: str, buffers: Mapping[str, Buffer]
     ) -> dict[int, Prepacked]:
-        """Return the panels from which a launch, by its number, reads its weights."""
+        """Return the panels that launches read, by the number of the launch."""
         wanted = _wanted(launches, prepack)
         return {i: self._prepacked(key, buffers) for i, key in wanted.items()}
 

@@ -1,8 +1,8 @@
 """The program: an array of kernel calls, run in one loop without Python.
 
-Each call is a function pointer and its arguments. The loop also reads the clock once per call, so
-that a profile of the real steps is always there; that costs some 25 ns a call. By the same times
-it chooses the number of threads anew while other processes want the cores (thread_count.pyx).
+Each call is a function pointer and its arguments. The loop also reads the clock once per call, at
+about 25 ns, so that every run is profiled. With these times it also adapts the number of threads
+while other processes want the cores (thread_count.pyx).
 """
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdlib cimport calloc, free
@@ -22,14 +22,14 @@ cdef struct Step:
     char segment
     kernel_fn kernel
     KernelArgs args
-    int policy             # Accumulate: never, always, or as the micro-batch says
-    int max_threads        # what its work is worth
+    int policy             # Accumulate: never, always, or by micro-batch
+    int max_threads        # as many as its work pays
     long long calls
     long long spent        # nanoseconds
-    double usual           # nanoseconds that a call takes: an estimate, then as it was lately
-    const int* count       # of valid rows; NULL: all
-    Py_ssize_t size        # the slot of the size that counts them
-    Py_ssize_t first, rows, per_row  # how many there may be; what the size is for one
+    double usual           # nanoseconds of a usual call: at first estimated, then measured
+    const int* count       # the number of valid rows; NULL: all rows
+    Py_ssize_t size        # the slot of the size that counts rows
+    Py_ssize_t first, rows, per_row  # rows first .. first + rows - 1; what the size is per row
 
 
 cdef class CompiledProgram:
@@ -45,7 +45,7 @@ cdef class CompiledProgram:
     def __cinit__(self, Py_ssize_t capacity, size_t workspace, list buffers):
         self._steps = <Step*>calloc(max(capacity, 1), sizeof(Step))
         if self._steps == NULL:
-            raise MemoryError(f"program of {capacity} kernel calls")
+            raise MemoryError(f"cannot allocate a program of {capacity} kernel calls")
         self._capacity = capacity
         self._workspace = <void*>workspace
         self._buffers = buffers
@@ -61,8 +61,8 @@ cdef class CompiledProgram:
                int max_threads, double seconds, size_t kept=0):
         """Add one kernel call: the kernel's capsule, the addresses of its tensors (0: none).
 
-        Its work is worth ``max_threads`` threads, and takes one about so many ``seconds``. ``kept``
-        is the address of what it finds in KernelArgs.kept.
+        Its work pays for ``max_threads`` threads and takes one thread about ``seconds``. ``kept``
+        is the address for KernelArgs.kept, or 0.
         """
         if self._size == self._capacity:
             raise IndexError(f"program is full at {self._capacity} kernel calls")
@@ -91,21 +91,24 @@ cdef class CompiledProgram:
         self._size += 1
 
     def limit(self, size_t count, Py_ssize_t size, Py_ssize_t first, Py_ssize_t rows):
-        """Have the last call compute valid rows only: as many as the i32 at ``count``, less first.
+        """Limit the last call to valid rows: as many as the i32 at ``count`` says, less ``first``.
 
-        Size number ``size`` counts ``rows`` rows, perhaps several times each.
+        Size number ``size`` is ``rows``, or a multiple of it.
         """
         cdef Step* step = &self._steps[self._size - 1]
         if rows < 1 or step.args.n[size] % rows:
-            raise ValueError(f"a size of {step.args.n[size]} does not count {rows} rows")
+            raise ValueError(
+                f"a limited size must be a multiple of its rows, {rows}; got {step.args.n[size]}"
+            )
         step.count = <const int*>count
         step.size, step.first, step.rows = size, first, rows
         step.per_row = step.args.n[size] // rows
 
     def run(self, str segments, bint accumulate, int n_threads, Py_ssize_t first=0, end=None):
-        """Run the calls of these segments, in order; ``accumulate`` goes to those that follow it.
+        """Run the calls of these segments, in order. A segment is an ASCII letter.
 
-        Only calls ``first`` to ``end - 1`` are run. A segment is a letter of ASCII.
+        ``accumulate`` is for calls whose policy is Accumulate.MICRO_BATCH. Only calls ``first`` to
+        ``end - 1`` run.
         """
         cdef Py_ssize_t last = self._size if end is None else end
         if not 0 <= first <= last <= self._size:
@@ -143,7 +146,7 @@ cdef class CompiledProgram:
             before = after
 
     cdef void _learn(self, Step* step, long long took) noexcept nogil:
-        """Compare a call with those before it: what is usual falls at once and rises slowly."""
+        """Compare a call's time with the usual one, which falls at once and rises slowly."""
         if step.args.n_threads < min(step.max_threads, self._count.full):
             self._short_handed += took
         self._count.note(step.usual, took)
@@ -157,5 +160,5 @@ cdef class CompiledProgram:
         return [(self._steps[i].calls, self._steps[i].spent) for i in range(self._size)]
 
     def short_handed(self):
-        """Return the nanoseconds of calls on fewer threads than their work is worth."""
+        """Return the nanoseconds of calls that ran on fewer threads than their work pays."""
         return self._short_handed

@@ -1,8 +1,8 @@
 """Squares of gradients, summed while a product stores them, for the norm of all gradients.
 
-The norm would read each gradient from memory once more. What a product has summed counts as long as
-nobody has changed the gradients since: neither the host (ranks, a checkpoint, a reset) nor another
-program. Otherwise the norm sums the same tiles anew: the same bits (see grad_norm.pyx).
+Otherwise the norm would read each gradient from memory once more. A product's sums are valid until
+the host (ranks, a checkpoint, a reset) or another program changes the gradients. Then the norm sums
+the same tiles again, with the same bits (see grad_norm.pyx).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,21 +23,21 @@ FLOAT = dtypes.nbytes("f32", 1)
 
 
 class Part(NamedTuple):
-    """A gradient whose squares the last product that writes it sums."""
+    """A gradient whose squares are summed by the last product that writes it."""
 
-    launch: int  # the product, by its number
-    first: int  # of all gradients, the element with which it begins
+    launch: int  # the number of the product
+    first: int  # the element of all gradients with which it begins
     N: int
     K: int
 
     @property
     def tiles(self) -> int:
-        """How many sums there are: 0 where its product leaves none."""
+        """How many sums there are; 0 if the product leaves none."""
         return int(grad_norm.tiles(self.N, self.K))
 
 
 class Squares:
-    """The sums that the products of a program leave to its norm, and whether they still count."""
+    """The sums that a program's products leave for its norm, and whether they are still valid."""
 
     def __init__(self, launches: Sequence[Launch]) -> None:
         norms = [i for i, launch in enumerate(launches) if launch.kernel == NORM]
@@ -46,7 +46,7 @@ class Squares:
         self.nbytes = aligned(sum(FLOAT * part.tiles for part in self._parts))
 
     def kept(self, launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> dict[int, int]:
-        """Make room; return the address of what a launch, by its number, finds as kept."""
+        """Allocate the sums; return the address of ``kept`` for launches, by their numbers."""
         if not self._parts:
             return {}
         place = launches[self._norm].tensors["g"]
@@ -78,13 +78,13 @@ class Squares:
 
 
 def _parts(launches: Sequence[Launch], norm: int) -> list[Part]:
-    """Return the parts in their order in memory: by the sizes alone, since bits depend on it.
+    """Return the parts in the order of memory. Sizes alone decide, since the bits depend on it.
 
-    A gradient is written as a whole, by one launch or by several of which each adds to it.
+    A gradient is written as a whole: by one launch, or by several that add to it in turn.
     """
     start, n = launches[norm].tensors["g"], launches[norm].sizes["n"]
     assert start is not None
-    parts: dict[int, Part | None] = {}  # by the first element: of the last launch that touches it
+    parts: dict[int, Part | None] = {}  # by first element; the last launch that touches it wins
     for i in range(norm):
         launch = launches[i]
         for name, place in launch.tensors.items():

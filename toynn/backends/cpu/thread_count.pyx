@@ -3,23 +3,23 @@
 A barrier follows every kernel. A thread that has lost its core to another process keeps the others
 waiting, and the waiting threads hold the cores that it needs. Beside one other busy process, two
 threads on two cores may take fifty times as long as one. So a program tries fewer threads, later
-more, and stays with the number that is faster by the clock. No result depends on it.
+more, and keeps the number that is faster by the clock. No result depends on it.
 """
 cimport cython
 
 cdef enum:
-    WINDOW = 20_000_000      # nanoseconds of work by which a size is judged: several time slices
-    SHORTEST = 100_000_000   # nanoseconds of slow work before the next trial; doubled each time
+    WINDOW = 20_000_000      # nanoseconds of work that judge a size: several time slices
+    SHORTEST = 100_000_000   # nanoseconds of slow work before the next trial
     RARELY = 16              # times as many if all threads together are as fast as usual
 
-cdef double LONGEST = 3e9  # that it was of no use, up to this
-cdef double USUAL = 1.25  # times as long as usual: still as usual
-cdef double BETTER = 0.95  # of the time: enough to stay with another size
+cdef double LONGEST = 3e9  # the wait doubles after each useless trial, up to this
+cdef double USUAL = 1.25  # work that takes up to this times as long as usual counts as usual
+cdef double BETTER = 0.95  # a size is kept if it takes less than this share of the time
 
 
 @cython.auto_pickle(False)
 cdef class ThreadCount:
-    """The number of threads of a program: at most ``full``; ``size`` are used now."""
+    """The number of threads of a program: at most ``full``, now ``size``."""
 
     def __init__(self, int full):
         self.full = self.size = self._settled = full
@@ -28,9 +28,9 @@ cdef class ThreadCount:
         self._depth = 2
 
     cpdef void note(self, double usual, double took) noexcept nogil:
-        """Say that a call took so many nanoseconds, and how many are usual. May change ``size``.
+        """Note the nanoseconds that a call took, and how many are usual. May change ``size``.
 
-        What is usual is but a measure, the same for all sizes: let it be while a trial is on.
+        ``usual`` compares sizes with each other: do not change it while a trial is on.
         """
         self._usual += usual
         self._took += took
@@ -46,7 +46,7 @@ cdef class ThreadCount:
             self._waited += self._took / RARELY if well else self._took
             if self._waited >= self._pause:
                 self._try_another()
-        elif not self._awake:  # this window went into waking threads, which then look for cores
+        elif not self._awake:  # threads woke up in this window and had to find cores
             self._awake = True
         elif slow < BETTER * self._slow:
             self._settled = self.size
@@ -59,7 +59,7 @@ cdef class ThreadCount:
             self._pause = min(2 * self._pause, LONGEST)
 
     cdef void _try_another(self) noexcept nogil:
-        """A quarter more; or half or a quarter as many; by turns."""
+        """Try a quarter more threads, or half or a quarter as many, in turn."""
         self._up = self.size == 1 or (self.size < self.full and not self._up)
         if self._up:
             self.size = min(self.size + max(1, self.size // 4), self.full)
@@ -69,5 +69,5 @@ cdef class ThreadCount:
         self._awake = False
 
     cpdef bint on_trial(self) noexcept nogil:
-        """Whether another size than the best so far is being tried."""
+        """Whether a size other than the best so far is being tried."""
         return self.size != self._settled

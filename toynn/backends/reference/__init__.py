@@ -1,9 +1,9 @@
 """The reference backend: every kernel in float64 NumPy, one line of mathematics after the other.
 
-It runs the same tapes, plans and sessions as the others, to check them and to look into them. A
-tensor takes the four bytes a number that the plan gives it, so between kernels all is float32;
-within one, all is float64, whatever ``precision`` a product asks for. It is slow, and on one thread
-but for NumPy's own.
+It runs the same tapes, plans and sessions as the other backends, to check them and to look into
+them. Between kernels tensors are float32, as the plan gives them four bytes a number. Within a
+kernel all is float64, whatever ``precision`` a product asks for. It is slow, and runs on one
+thread, except where NumPy uses more.
 """
 
 import time
@@ -36,7 +36,7 @@ for _module in iter_modules(__path__):
 
 
 class ReferenceProgram:
-    """Launches, and the functions that they name."""
+    """Launches and the buffers of their tensors. Raises BackendUnavailable for a missing kernel."""
 
     scratch = 0
 
@@ -87,7 +87,7 @@ class ReferenceProgram:
         return list(self._times)
 
     def notes(self) -> Mapping[str, int]:
-        """Nothing is to be said of them."""
+        """Return no remarks."""
         return {}
 
 
@@ -125,7 +125,7 @@ class Reference(Backend):
         """Do nothing: a run is done when it returns."""
 
     def automatic_precision(self) -> tuple[str, str]:
-        """Return highest: they are all one here."""
+        """Return highest: all precisions are the same here."""
         return "highest", "all precisions are float64 within a kernel of the backend reference"
 
 

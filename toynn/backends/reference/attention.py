@@ -22,21 +22,21 @@ def _shared(x: Array, B: int, T: int, KV: int, D: int, H: int) -> Array:
 
 
 def _seen(rows: int, keys: int, past: int, window: int) -> Array:
-    """Return which keys each of the rows behind ``past`` keys sees: those before it, and its own.
+    """Return which keys the rows after ``past`` keys see: each sees earlier keys and its own.
 
-    With a window, so many of them only.
+    With a window, it sees only the last ``window`` of them.
     """
     seen: Array = np.tri(rows, keys, past, dtype=bool)
     return seen & ~np.tri(rows, keys, past - window, dtype=bool) if window else seen
 
 
 def _capped(scores: Array, cap: float) -> Array:
-    """Return cap tanh(scores / cap), if there is one."""
+    """Return cap tanh(scores / cap); the scores themselves if cap is 0."""
     return cap * np.tanh(scores / cap) if cap else scores
 
 
 def _masked(scores: Array, first: Array | None, causal: int, window: int) -> Array:
-    """Return scores (B, H, T, T), -infinity for what a row does not see."""
+    """Return scores (B, H, T, T), with -infinity for keys that a row does not see."""
     B, _, T, _ = scores.shape
     if causal:
         scores = np.where(_seen(T, T, 0, window), scores, -np.inf)
@@ -65,9 +65,9 @@ def attention(
     cap: float,
     sinks: Array | None,
 ) -> Outputs:
-    """Compute o = softmax(scale q k^T) v, lse the log-sum-exp of each row of scores.
+    """Compute o = softmax(scale q k^T) v, and lse, the log-sum-exp of each row of scores.
 
-    With sinks, a row has one more score, that of its head, and no value for it.
+    With sinks, each row has one more score, its head's sink, whose value is 0.
     """
     heads = split_heads(q, B, T, D)
     keys, values = _shared(k, B, T, KV, D, H), _shared(v, B, T, KV, E, H)
@@ -102,7 +102,7 @@ def attention_backward(
 ) -> Outputs:
     """Compute dq = scale ds k, dk = scale ds^T q, dv = p^T do, with ds = p (do v^T - delta).
 
-    delta = do o, of each row. With a cap, ds is that times the slope of the capped scores.
+    delta = do o of each row. With a cap, ds is multiplied by the slope of the capped scores.
     """
     heads = split_heads(q, B, T, D)
     keys, values = _shared(k, B, T, KV, D, H), _shared(v, B, T, KV, E, H)
@@ -130,7 +130,7 @@ def attention_backward(
 def attention_backward_sinks(
     do: Array, o: Array, lse: Array, sinks: Array, B: int, T: int
 ) -> Outputs:
-    """Compute dsinks = - sum p (do o), p what a row gives to the sink of its head."""
+    """Compute dsinks = - sum p (do o); p is the weight that a row gives to its head's sink."""
     E = do.shape[1] // len(sinks)
     delta = (split_heads(do, B, T, E) * split_heads(o, B, T, E)).sum(axis=-1)
     return {"dsinks": -(np.exp(sinks[:, None] - lse) * delta).sum(axis=(0, 2))}
@@ -154,7 +154,7 @@ def cached_attention(
     cap: float,
     sinks: Array | None,
 ) -> Outputs:
-    """Add k and v to the cache behind the past of each sequence; attend to all that is there.
+    """Add k and v to the cache after the past of each sequence; attend to all of the cache.
 
     Without v, values are the first E columns of keys.
     """

@@ -11,9 +11,9 @@ from toynn.backends.reference.kernel import Array, Outputs, kernel
 def routing(
     p: Array, b: Array | None, K: int, G: int, L: int, normalized: int, scale: float, eps: float
 ) -> Outputs:
-    """Compute the scores of the K of each row that are largest with b; over their sum and eps.
+    """Compute the scores p of the K experts with the largest p + b, divided by their sum + eps.
 
-    They are within the L of G groups whose two largest add up to most.
+    Only the L of G groups whose two largest p + b have the largest sums are considered.
     """
     scores = p if b is None else p + b
     if L < G:
@@ -32,7 +32,7 @@ def routing(
 def routing_backward(
     dweights: Array, p: Array, experts: Array, normalized: int, scale: float, eps: float
 ) -> Outputs:
-    """Compute dp: of c / Z it is (g - <g, c> / Z) / Z, for the chosen c and Z = eps + sum(c)."""
+    """Compute dp. For c / Z, with chosen c and Z = eps + sum(c), it is (g - <g, c> / Z) / Z."""
     gradient = scale * dweights
     if normalized:
         chosen = np.take_along_axis(p, experts, axis=1)
@@ -78,7 +78,7 @@ def weigh(x: Array, w: Array, slots: Array) -> Outputs:
 
 @kernel("dispatch.weigh_backward")
 def weigh_backward(dy: Array, x: Array, w: Array, slots: Array) -> Outputs:
-    """Compute dx = w dy and dw = <dy, x>, of each copy."""
+    """Compute dx = w dy and dw = <dy, x> for each copy."""
     return {**{"dx": weigh(dy, w, slots)["y"]}, "dw": (dy[slots] * x[slots]).sum(axis=2)}
 
 

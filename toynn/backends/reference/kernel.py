@@ -1,12 +1,12 @@
-"""What a kernel of the reference is: a function of named arrays.
+"""A kernel of the reference backend: a function of named arrays.
 
     @kernel("rmsnorm.forward")
     def rmsnorm(x, w, eps):
         return {"y": ..., "r": ...}
 
-The function takes what it names of the tensors, sizes and options of a call, floats as float64,
-and returns the tensors that it writes. It is plain NumPy, and of use without any tape. Which shapes
-the tensors have, and to which the kernel adds, the signature of the kernel says.
+The function takes the tensors, sizes and options of a call that it names; floats come as float64.
+It returns the tensors that it writes. It is plain NumPy, and useful without a tape. The signature
+of the kernel says which shapes the tensors have, and to which of them the kernel adds.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,20 +30,20 @@ _NAMED = {dtype.ggml: name for name, dtype in dtypes.DTYPES.items()}
 
 
 class Layout(NamedTuple):
-    """How a kernel sees a tensor: its type, its shape, and the elements from row to row."""
+    """How a kernel sees a tensor: its type, its shape, and how many elements apart its rows are."""
 
     dtype: str
     shape: tuple[int, ...]
-    row: int | None  # None: the rows are side by side
+    row: int | None  # None: the rows are contiguous
 
 
-#: Gives a kernel a tensor by name in a layout, writable; None for one that is left out.
+#: Returns a tensor by name in a layout, writable; None for a tensor that is left out.
 View = Callable[[str, Layout], Array | None]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function of the reference and the signature of its kernel."""
+    """A function of the reference backend and the signature of its kernel."""
 
     compute: Callable[..., Outputs]
     signature: Signature
@@ -59,10 +59,9 @@ class Kernel:
         options: Mapping[str, float],
         accumulate: bool = False,
     ) -> None:
-        """Compute in float64; write the results, rounded to what the views hold.
+        """Compute in float64; write the results, rounded to the type of the views.
 
-        Everything is computed before anything is written: an output may be stored where an input
-        is.
+        All outputs are computed before any is written, since an output may share an input's memory.
         """
         given: dict[str, Any] = {**sizes, **options}
         for name in self.signature.tensors:
@@ -86,13 +85,13 @@ def _wide(array: Array | None) -> Array | None:
     return array.astype(np.float64) if array is not None and array.dtype.kind == "f" else array
 
 
-#: All kernels of the reference, by the names that launches give: "rmsnorm.forward". Each module of
-#: this package enters its own.
+#: All kernels of the reference backend, by the names in launches ("rmsnorm.forward"). Each module
+#: of this package adds its own.
 KERNELS: dict[str, Kernel] = {}
 
 
 def kernel(name: str) -> Callable[[Callable[..., Outputs]], Callable[..., Outputs]]:
-    """Enter a function into the table, as that of a kernel."""
+    """Add a function to KERNELS, under the name of a kernel."""
 
     def enter(compute: Callable[..., Outputs]) -> Callable[..., Outputs]:
         KERNELS[name] = Kernel(compute, kernels.find(name).signature)

@@ -8,7 +8,7 @@ from toynn.backends.reference.pointwise import gelu_of
 
 @kernel("matmul.forward")
 def matmul(x: Array, w: Array, b: Array | None, activation: int) -> Outputs:
-    """Compute pre = x w^T + b; y = pre, or its gelu: in the tanh form (1) or the exact one (2)."""
+    """Compute pre = x w^T + b, and y = pre or gelu(pre): the tanh form (1) or the exact one (2)."""
     pre = x @ w.T if b is None else x @ w.T + b
     return {"y": gelu_of(pre, activation - 1) if activation else pre, "pre": pre}
 

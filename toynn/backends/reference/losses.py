@@ -1,4 +1,4 @@
-"""Cross-entropy of rows of logits: with integer labels, dense ones, or a chunk of rows."""
+"""Cross-entropy of rows of logits: with integer labels, with dense labels, or chunk by chunk."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ def _log_sum_exp(logits: Array) -> Array:
 
 
 def _losses(logits: Array, labels: Array) -> Array:
-    """Loss of each row; 0 where it does not count."""
+    """Loss of each row; 0 if it is not valid."""
     each = _log_sum_exp(logits) - logits[np.arange(len(labels)), np.maximum(labels, 0)]
     return np.where(labels == IGNORED, 0, each)
 
 
 def _gradient(logits: Array, labels: Array, of_each: Any) -> Array:
-    """``of_each`` (softmax - one-hot), 0 in rows that do not count."""
+    """``of_each`` (softmax - one-hot); 0 in rows that are not valid."""
     d = np.exp(logits - _log_sum_exp(logits)[:, None])
     d[np.arange(len(labels)), np.maximum(labels, 0)] -= 1
     gradient: Array = d * of_each * (labels != IGNORED)[:, None]
@@ -34,7 +34,7 @@ def _counting(labels: Array) -> Array:
 
 @kernel("cross_entropy.forward")
 def forward(logits: Array, labels: Array) -> Outputs:
-    """Compute loss = sum_n (lse[n] - logits[n, labels[n]]) / rows, over the rows that count."""
+    """Compute loss = sum_n (lse[n] - logits[n, labels[n]]) / rows, over the valid rows."""
     rows = _counting(labels)
     loss = _losses(logits, labels).sum() / rows
     return {"loss": loss, "lse": _log_sum_exp(logits), "rows": rows}
@@ -48,7 +48,7 @@ def backward(dloss: Array, logits: Array, labels: Array, rows: Array) -> Outputs
 
 @kernel("cross_entropy.forward_dense")
 def forward_dense(logits: Array, labels: Array) -> Outputs:
-    """Compute loss = sum labels (lse - logits) / rows, over the rows that are not all zero."""
+    """Compute loss = sum labels (lse - logits) / rows, over rows whose labels are not all zero."""
     lse = _log_sum_exp(logits)
     rows = np.array([labels.any(axis=1).sum()], np.float64)
     return {"loss": (labels * (lse[:, None] - logits)).sum() / rows, "lse": lse, "rows": rows}
@@ -63,7 +63,7 @@ def backward_dense(dloss: Array, logits: Array, labels: Array, rows: Array) -> O
 
 @kernel("valid_rows.forward")
 def valid_rows(labels: Array) -> Outputs:
-    """Find the rows that count, and their labels; behind them row 0, and labels that do not."""
+    """Find the valid rows and their labels; after them come 0, and the label IGNORED."""
     rows, picked = np.zeros_like(labels), np.full_like(labels, IGNORED)
     found = np.flatnonzero(labels != IGNORED)
     rows[: found.size], picked[: found.size] = found, labels[found]
@@ -72,7 +72,7 @@ def valid_rows(labels: Array) -> Outputs:
 
 @kernel("chunked_cross_entropy.count")
 def count(labels: Array) -> Outputs:
-    """Compute rows = how many labels count."""
+    """Compute rows = the number of valid labels."""
     return {"rows": _counting(labels)}
 
 
@@ -84,7 +84,7 @@ def chunk(logits: Array, labels: Array) -> Outputs:
 
 @kernel("chunked_cross_entropy.backward")
 def chunk_backward(dloss: Array, logits: Array, labels: Array, rows: Array) -> Outputs:
-    """Dlogits as in ``backward``, rows being those of all chunks; losses as in ``chunk``."""
+    """Compute dlogits as ``backward`` does, with rows of all chunks; losses as ``chunk`` does."""
     gradient = _gradient(logits, labels, dloss / rows)
     return {"dlogits": gradient, "losses": _losses(logits, labels)}
 

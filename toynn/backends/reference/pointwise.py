@@ -1,4 +1,4 @@
-"""Element by element: sums, roundings, activations, dropout."""
+"""Pointwise kernels: sums, roundings, activations, dropout."""
 
 import math
 
@@ -82,7 +82,7 @@ def _erf(x: Array) -> Array:
 
 
 def gelu_of(x: Array, exact: int) -> Array:
-    """X P(x) with the normal distribution P, or its tanh form."""
+    """Compute x P(x) with the normal distribution P, or its tanh form."""
     t = _erf(x / math.sqrt(2)) if exact else np.tanh(_ROOT * (x + 0.044715 * x**3))
     y: Array = x * (1 + t) / 2
     return y
@@ -131,7 +131,7 @@ def silu_backward(dy: Array, x: Array) -> Outputs:
 
 @kernel("swiglu.forward")
 def swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Outputs:
-    """Compute y = silu(gate) up; with a limit, of both within it, y = g s(alpha g) (u + 1)."""
+    """Compute y = silu(gate) up; with a limit that clamps both, y = g s(alpha g) (u + 1)."""
     if limit:
         g = np.minimum(gate, limit)
         return {"y": g / (1 + np.exp(-alpha * g)) * (np.clip(up, -limit, limit) + 1)}
@@ -140,7 +140,7 @@ def swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Outputs:
 
 @kernel("swiglu.backward")
 def swiglu_backward(dy: Array, gate: Array, up: Array, alpha: float, limit: float) -> Outputs:
-    """Compute dgate = dy up silu'(gate), dup = dy silu(gate); with a limit, 0 beyond it."""
+    """Compute dgate = dy up silu'(gate), dup = dy silu(gate); beyond a limit they are 0."""
     if limit:
         g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
         s = 1 / (1 + np.exp(-alpha * g))
@@ -152,20 +152,20 @@ def swiglu_backward(dy: Array, gate: Array, up: Array, alpha: float, limit: floa
 
 @kernel("swiglu.halves_forward")
 def swiglu_halves(x: Array) -> Outputs:
-    """Compute y = silu(gate) up, the halves of each row."""
+    """Compute y = silu(gate) up; gate and up are the halves of each row."""
     return swiglu(*np.split(x, 2, axis=1), alpha=1.0, limit=0.0)
 
 
 @kernel("swiglu.halves_backward")
 def swiglu_halves_backward(dy: Array, x: Array) -> Outputs:
-    """Compute dx, the gradients of both halves side by side."""
+    """Compute dx: dgate and dup as the halves of each row."""
     written = swiglu_backward(dy, *np.split(x, 2, axis=1), alpha=1.0, limit=0.0)
     return {"dx": np.hstack([written["dgate"], written["dup"]])}
 
 
 @kernel("geglu.forward")
 def geglu(gate: Array, up: Array) -> Outputs:
-    """Compute y = gelu(gate) up, of the tanh form."""
+    """Compute y = gelu(gate) up, in the tanh form."""
     return {"y": gelu_of(gate, 0) * up}
 
 
@@ -188,7 +188,7 @@ def softcap_backward(dy: Array, y: Array, cap: float) -> Outputs:
 
 
 def _splitmix(x: Array) -> Array:
-    """Mix bits as SplitMix64 does at its end; uint64 that wrap around."""
+    """Mix bits as SplitMix64 does, in uint64 that wrap around."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -197,10 +197,11 @@ def _splitmix(x: Array) -> Array:
 
 
 def dropout_factors(n: int, control: Array, p: float, seed: int, site: int) -> Array:
-    """Return what each of ``n`` elements is multiplied by: 0, or 1 / (1 - p).
+    """Return the factor of each of ``n`` elements: 0, or 1 / (1 - p).
 
-    A hash of (seed, step, site) is the key; one of (key, 16 numbers to 32 elements) has the bits of
-    two elements, the upper ones for the second 16.
+    A hash of (seed, step, site) is the key. 32 elements share 16 hashes of the key and a number. A
+    hash of 64 bits serves two elements: its lower half the first 16 elements, its upper half the
+    second 16.
     """
     p = float(np.float32(p))
     step, active = (int(value) for value in control)

@@ -15,14 +15,14 @@ def _sigmoid(x: Array) -> Array:
 
 @kernel("token_sums.forward")
 def sums(losses: Array, bounds: Array) -> Outputs:
-    """Compute the sum of losses[bounds[k] .. bounds[k+1]-1], prompts and completions in turn."""
+    """Compute sums of losses[bounds[k] .. bounds[k+1]-1]: prompts and completions in turn."""
     before = np.concatenate([[0.0], np.cumsum(losses)])
     return {"sums": np.diff(before[bounds]).reshape(-1, 2)}
 
 
 @kernel("token_sums.backward")
 def sums_backward(dsums: Array, bounds: Array, N: int) -> Outputs:
-    """Compute dlosses[n] = dsums of the part that n lies in."""
+    """Compute dlosses[n] = dsums of the part that holds row n."""
     d = np.zeros(N)
     d[bounds[0] : bounds[-1]] = np.repeat(dsums.ravel(), np.diff(bounds))
     return {"dlosses": d}
@@ -46,7 +46,7 @@ def dpo(sums: Array, reference: Array, count: Array, beta: float, smoothing: flo
 def dpo_backward(
     dloss: Array, sums: Array, reference: Array, count: Array, beta: float, smoothing: float
 ) -> Outputs:
-    """Compute dsums of a chosen completion, minus that of a rejected one."""
+    """Compute dsums of each chosen completion; a rejected one has the opposite sign."""
     m = _margin(sums, reference, count, beta)
     d = dloss[0] * beta / len(m) * ((1 - smoothing) * _sigmoid(-m) - smoothing * _sigmoid(m))
     out = np.zeros_like(sums)
@@ -77,7 +77,7 @@ def orpo(sums: Array, bounds: Array, count: Array, beta: float) -> Outputs:
 
 @kernel("orpo.backward")
 def orpo_backward(dloss: Array, sums: Array, bounds: Array, count: Array, beta: float) -> Outputs:
-    """Compute dsums by the odds of both completions, and by the nll of the chosen sequence."""
+    """Compute dsums: from the odds of both completions, and from the nll of the chosen sequence."""
     a, length = _averages(sums, bounds, count)
     o = _ratio(a)
     d = dloss[0] * beta / len(o) * np.repeat(_sigmoid(-o), 2) / (-np.expm1(a) * length)
@@ -104,7 +104,7 @@ def kto(
     good: float,
     bad: float,
 ) -> Outputs:
-    """Compute loss = mean of good sigmoid(-g) where it is wanted, bad sigmoid(g) where not."""
+    """Compute loss = mean of good sigmoid(-g) if wanted, of bad sigmoid(g) if not."""
     g = _gain(sums, reference, kl, count, beta)
     each = np.where(wanted[: count[0]] != 0, good * _sigmoid(-g), bad * _sigmoid(g))
     return {"loss": np.array([each.mean()])}
@@ -122,7 +122,7 @@ def kto_backward(
     good: float,
     bad: float,
 ) -> Outputs:
-    """Compute dsums of completions; none flows to kl."""
+    """Compute dsums of completions; kl gets no gradient."""
     g = _gain(sums, reference, kl, count, beta)
     w = np.where(wanted[: count[0]] != 0, good, -bad)
     out = np.zeros_like(sums)

@@ -1,4 +1,4 @@
-"""Gated delta rule: states that are written row by row, and heads with gates."""
+"""Gated delta rule: states that are updated row by row, and gated heads."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ _EPS = 1e-6
 
 
 def _sigmoid(x: Array) -> Array:
-    """Compute 1 / (1 + e^-x), which loses nothing where it is small."""
+    """Compute 1 / (1 + e^-x), accurate for small results too."""
     return np.exp(-np.logaddexp(0, -x))
 
 
@@ -21,7 +21,7 @@ def decay(x: Array, w: Array, b: Array) -> Outputs:
 
 @kernel("decay.backward")
 def decay_backward(dy: Array, x: Array, w: Array, b: Array) -> Outputs:
-    """Compute dx = dy w sigmoid(x + b), db its sums, dw those of dy log(1 + e^(x + b))."""
+    """Compute dx = dy w sigmoid(x + b), db = sum dx, dw = sum dy log(1 + e^(x + b))."""
     dx = dy * w * _sigmoid(x + b)
     return {"dx": dx, "dw": (dy * np.logaddexp(0, x + b)).sum(axis=0), "db": dx.sum(axis=0)}
 
@@ -32,26 +32,26 @@ def _halves(x: Array) -> tuple[Array, Array]:
 
 @kernel("gated.queries")
 def queries(x: Array, part: int) -> Outputs:
-    """Take a half of each head."""
+    """Compute q: the first or second half of each head of x, by ``part``."""
     return {"q": _halves(x)[part]}
 
 
 @kernel("gated.queries_backward")
 def queries_backward(dq: Array, part: int) -> Outputs:
-    """Put dq where q came from, zeros beside it."""
+    """Compute dx: dq where q came from, zeros in the other half."""
     halves = [dq, np.zeros_like(dq)]
     return {"dx": np.stack(halves[::-1] if part else halves, axis=2)}
 
 
 @kernel("gated.forward")
 def gated(o: Array, x: Array) -> Outputs:
-    """Compute y = o sigmoid(gate), the second half of each head of x."""
+    """Compute y = o sigmoid(gate); gate is the second half of each head of x."""
     return {"y": o * _sigmoid(_halves(x)[1])}
 
 
 @kernel("gated.backward")
 def gated_backward(dy: Array, o: Array, x: Array) -> Outputs:
-    """Compute do = dy s, and dy o s (1 - s) beside zeros."""
+    """Compute do = dy s, and dx: zeros for q, dy o s (1 - s) for the gates."""
     s = _sigmoid(_halves(x)[1])
     dgate = dy * o * s * (1 - s)
     return {"do": dy * s, "dx": np.stack([np.zeros_like(dgate), dgate], axis=2)}

@@ -7,7 +7,7 @@ from toynn.backends.reference.kernel import Array, Outputs, kernel
 
 @kernel("softmax.forward")
 def softmax(x: Array) -> Outputs:
-    """Compute y = exp(x) / sum exp(x), of each row."""
+    """Compute y = exp(x) / sum exp(x) for each row."""
     e = np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf))
     return {"y": e / e.sum(axis=1, keepdims=True)}
 
@@ -20,7 +20,7 @@ def softmax_backward(dy: Array, y: Array) -> Outputs:
 
 @kernel("layernorm.forward")
 def layernorm(x: Array, w: Array, b: Array, eps: float) -> Outputs:
-    """Compute y = (x - mean) r w + b, r = 1 / sqrt(var + eps); a row of nothing counts as zeros."""
+    """Compute y = (x - mean) r w + b, r = 1 / sqrt(var + eps); an empty row counts as zeros."""
     per = max(x.shape[1], 1)
     mean = x.sum(axis=1, keepdims=True) / per
     r = 1 / np.sqrt(((x - mean) ** 2).sum(axis=1, keepdims=True) / per + eps)
@@ -48,7 +48,7 @@ def layernorm_backward(dy: Array, x: Array, w: Array, mean: Array, r: Array) -> 
 
 @kernel("rmsnorm.forward")
 def rmsnorm(x: Array, w: Array, eps: float) -> Outputs:
-    """Compute y = x r w, r = 1 / sqrt(mean x^2 + eps); a row of nothing counts as zeros."""
+    """Compute y = x r w, r = 1 / sqrt(mean x^2 + eps); an empty row counts as zeros."""
     r = 1 / np.sqrt((x * x).sum(axis=1) / max(x.shape[1], 1) + eps)
     return {"y": x * r[:, None] * w, "r": r}
 
@@ -88,9 +88,9 @@ def _rotated(
     factor: Array,
     heads: int,
 ) -> Array:
-    """Multiply the first pairs of channels of x (N, H, D), in the first heads, by e^(i angle).
+    """Multiply the first pairs of channels of x (N, H, D) by factor (N,) e^(i angle).
 
-    And by factors (N,).
+    Only the first ``heads`` heads.
     """
     angle = np.outer(positions, inverse_frequency)
     half, y = inverse_frequency.size, x.copy()
@@ -114,7 +114,7 @@ def rope(
 ) -> Outputs:
     """y_j + i y_k = m (x_j + i x_k) e^(i angle), angle = position inverse_frequency.
 
-    Of the first P heads.
+    Only for the first P heads.
     """
     m = magnitude * (1 + growth * np.log(1 + positions // span))
     return {"y": _rotated(x, positions, inverse_frequency, interleaved, m, P)}
@@ -137,7 +137,7 @@ def rope_backward(
 
 
 def _shifted(u: Array, k: int, B: int, T: int, first: Array | None) -> Array:
-    """Return in each row the one k rows before it, where that is of its sequence, else 0."""
+    """Return for each row the row k before it, or 0 if that belongs to another sequence."""
     rows = np.arange(B * T)
     starts = rows // max(T, 1) * T if first is None else first
     seen = rows - k >= starts
@@ -152,7 +152,7 @@ def _gates(x: Array, P: int) -> list[Array]:
 def shortconv(
     x: Array, w: Array, b: Array | None, B: int, T: int, first: Array | None, P: int
 ) -> Outputs:
-    """Compute y = g (b + sum_k w[L-1-k] (i v)[t-k]), i, g, v the thirds of x, or x, 1 and 1."""
+    """Compute y = g (b + sum_k w[L-1-k] (i v)[t-k]); i, g, v are the thirds of x, or x, 1, 1."""
     i, g, v = _gates(x, P)
     taps = enumerate(w.T[::-1])
     z = sum(tap * _shifted(i * v, k, B, T, first) for k, tap in taps)
@@ -163,7 +163,7 @@ def shortconv(
 def shortconv_backward(
     dy: Array, x: Array, w: Array, b: Array | None, B: int, T: int, first: Array | None, P: int
 ) -> Outputs:
-    """Compute dw = sum_t dz[t] u[t-k], and du by adding each dz to where its u came from."""
+    """Compute dw = sum_t dz[t] u[t-k], and dx from du: each dz is added to its u."""
     i, g, v = _gates(x, P)
     z, du, dw = np.zeros_like(g) + (0 if b is None else b), np.zeros_like(g), np.zeros_like(w)
     rows = np.arange(B * T)
@@ -182,7 +182,7 @@ def shortconv_backward(
 def shortconv_cached(
     ring: Array, x: Array, w: Array, b: Array | None, past: Array, T: int, P: int
 ) -> Outputs:
-    """Put u = i v into the ring by position; compute y from what is there."""
+    """Store u = i v in the ring by position; compute y from the ring."""
     i, g, v = _gates(x, P)
     kept, y = ring.copy(), np.zeros_like(g) + (0 if b is None else b)
     for n, row in enumerate(i * v):
@@ -206,7 +206,7 @@ def class_token(x: Array, cls: Array, pos: Array, B: int) -> Outputs:
 
 @kernel("class_token.backward")
 def class_token_backward(dy: Array, B: int, T: int) -> Outputs:
-    """Compute dx = dy but for its first rows, dcls their sum, dpos = sum_b dy[b]."""
+    """Compute dx = dy without its first rows, dcls = the sum of those, dpos = sum_b dy[b]."""
     C = dy.shape[1]
     dy = dy.reshape(B, T, C)
     dx = dy[:, 1:].reshape(B * (T - 1), C)
@@ -215,7 +215,7 @@ def class_token_backward(dy: Array, B: int, T: int) -> Outputs:
 
 @kernel("dora.norms")
 def dora_norms(squares: Array, p: Array, g: Array, b: Array, scale: float) -> Outputs:
-    """Compute r = 1 / |W + scale b a| of each row, p being a W^T and g a a^T; 0 of a norm of 0."""
+    """Compute r = 1 / |W + scale b a| per row, with p = a W^T and g = a a^T; norm 0 gives 0."""
     cross, own = (b * p.T).sum(axis=1), ((b @ g) * b).sum(axis=1)
     norms = squares + 2 * scale * cross + scale * scale * own
     return {"r": np.where(norms <= 0, 0, 1 / np.sqrt(norms))}
@@ -229,5 +229,5 @@ def dora(x: Array, m: Array, r: Array, bias: Array | None) -> Outputs:
 
 @kernel("dora.backward")
 def dora_backward(dy: Array, x: Array, m: Array, r: Array) -> Outputs:
-    """Compute dx = dy m r, dm = sum dy x r, as if r did not hang on anything."""
+    """Compute dx = dy m r, dm = sum dy x r, with r as a constant."""
     return {"dx": dy * m * r, "dm": (dy * x * r).sum(axis=0)}

@@ -9,7 +9,7 @@ from toynn.backends.reference.kernel import Array, Outputs, kernel
 def grad_norm(g: Array, control: Array) -> Outputs:
     """Compute norm = c sqrt(sum g^2), scale = c min(1, most / (norm + 1e-6)), control = (most, c).
 
-    most <= 0: no clipping. scale is NaN where norm is not finite in float32.
+    most <= 0 means no clipping. scale is NaN if norm is not finite in float32.
     """
     most, inverse = control
     norm = inverse * np.sqrt((g * g).sum())
@@ -23,7 +23,7 @@ def adamw(w: Array, m: Array, v: Array, g: Array, hp: Array, scale: Array) -> Ou
     """Compute m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2.
 
     w decays by lr (weight decay) w, then moves by lr m' / (sqrt(v') + eps).
-    g is first multiplied by scale; where that is not finite, nothing changes.
+    g is first multiplied by scale. If scale is not finite, nothing changes.
     hp = (lr, b1, b2, eps, weight decay, c1, c2), m' = c1 m, v' = c2 v.
     """
     if not np.isfinite(scale[0]):
