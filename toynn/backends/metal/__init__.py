@@ -1,7 +1,7 @@
 """The Metal backend: a planned tape as one command buffer on Apple's GPU. See docs/metal.md.
 
-It is there where macOS has a device and the package was built with the bridge; elsewhere it
-imports, says why it is missing, and is refused by name. It never computes on the CPU instead.
+The backend exists if macOS has a device and the package was built with the bridge. Elsewhere it can
+be imported, says why it is missing, and is refused by name. It never computes on the CPU instead.
 """
 
 import sys
@@ -13,7 +13,7 @@ __all__ = ["create", "missing"]
 
 
 def missing() -> str | None:
-    """Return why this machine has no such backend, or None."""
+    """Return why this machine lacks the backend; None if it has it."""
     try:
         from toynn.backends.metal import _bridge
     except ImportError as error:
@@ -31,7 +31,7 @@ def missing() -> str | None:
 
 
 def create(n_threads: int | None = None) -> Backend:
-    """Return a new backend; raises BackendUnavailable where there is no device."""
+    """Return a new backend. Raises BackendUnavailable if there is no device."""
     if (why := missing()) is not None:
         raise BackendUnavailable(
             f"backend 'metal': {why}; use --backend cpu, which runs everywhere"

@@ -1,4 +1,4 @@
-"""What bridge.h offers."""
+"""The declarations of bridge.h."""
 from libc.stdint cimport uint32_t, uint64_t
 
 cdef extern from "bridge.h" nogil:

@@ -1,7 +1,7 @@
-"""Metal's objects as Python's: bridge.h, and the list of dispatches that make up a program.
+"""Metal's objects as Python objects (bridge.h), and the list of dispatches of a program.
 
-An object holds the ones that it needs, so they may be dropped in any order. What goes wrong in the
-device is raised as BackendError, with its own words.
+An object holds references to those that it needs, so they may be dropped in any order. Errors of
+the device are raised as BackendError, with the device's own text.
 """
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -11,7 +11,7 @@ from libc.stdlib cimport calloc, free
 from toynn.errors import BackendError
 
 cdef enum:
-    MOST_BUFFERS = 16  # of a dispatch: tensors, arguments, scratch
+    MOST_BUFFERS = 16  # buffers of a dispatch: tensors, arguments, scratch
 
 
 cdef str _words(toynn_metal_error* error):
@@ -36,7 +36,7 @@ cdef class Device:
         raise TypeError("a device cannot be pickled")
 
     def limits(self):
-        """What the device is called, what it can and how much, by name."""
+        """Return the device's name, abilities and limits, by name."""
         cdef toynn_metal_limits limits
         toynn_metal_device_describe(self._device, &limits)
         return {
@@ -53,7 +53,8 @@ cdef class Device:
 cdef class Memory:
     """Memory of the device, as bytes: zeroed, or an array's own pages.
 
-    ``pages`` is the address of the first page of ``owner``'s, which must be whole pages.
+    ``pages`` is the address of the first page of ``owner``; the memory must be whole pages. Raises
+    MemoryError if the device refuses.
     """
 
     cdef toynn_metal_buffer* _buffer
@@ -83,12 +84,12 @@ cdef class Memory:
         PyBuffer_FillInfo(view, self, start, self.nbytes, read_only, flags)
 
     def view(self):
-        """The bytes themselves, for the CPU; read-only if they are another's."""
+        """Return the bytes themselves, for the CPU; read-only if they belong to an array."""
         return memoryview(self)
 
 
 cdef class Library:
-    """Compiled shaders. Raises BackendError with the compiler's words."""
+    """Compiled shaders. Raises BackendError with the compiler's text."""
 
     cdef toynn_metal_library* _library
     cdef Device _device
@@ -110,7 +111,7 @@ cdef class Library:
 
 
 cdef class Pipeline:
-    """A function of a library, ready to run, with at most ``threads`` in a group."""
+    """A function of a library, ready to run with at most ``threads`` threads in a group."""
 
     cdef toynn_metal_pipeline* _pipeline
     cdef readonly size_t threads
@@ -132,9 +133,9 @@ cdef class Pipeline:
         raise TypeError("a pipeline cannot be pickled")
 
 
-@cython.no_gc_clear  # what they use must be there until they are done
+@cython.no_gc_clear  # what the commands use must exist until they are done
 cdef class Commands:
-    """What was submitted at once. Holds what it uses; when it is dropped, it waits."""
+    """Dispatches that were submitted at once. Keeps what they use; waits when it is dropped."""
 
     cdef toynn_metal_commands* _commands
     cdef object _held
@@ -149,7 +150,7 @@ cdef class Commands:
         raise TypeError("commands cannot be pickled")
 
     def wait(self):
-        """Return the seconds that the device took, when it is done. Raises BackendError."""
+        """Wait until the device is done; return the seconds it took. Raises BackendError."""
         cdef toynn_metal_error error
         cdef int failed
         with nogil:
@@ -170,7 +171,7 @@ cdef struct Dispatch:
 
 
 cdef class Dispatches:
-    """A list of dispatches, with all that they are bound to."""
+    """A list of dispatches, and all memories and pipelines that they use."""
 
     cdef Dispatch* _dispatches
     cdef Py_ssize_t _size, _capacity
@@ -181,7 +182,7 @@ cdef class Dispatches:
         self._device, self._held, self._capacity = device, [], capacity
         self._dispatches = <Dispatch*>calloc(max(capacity, 1), sizeof(Dispatch))
         if self._dispatches == NULL:
-            raise MemoryError(f"program of {capacity} dispatches")
+            raise MemoryError(f"cannot allocate a program of {capacity} dispatches")
 
     def __dealloc__(self):
         free(self._dispatches)
@@ -191,13 +192,16 @@ cdef class Dispatches:
 
     def append(self, str segment, Pipeline pipeline not None, list memories, list first,
                list later, groups, threads):
-        """Add one: memories by index, and where in each the tensor is stored, in the first
-        micro-batch and in later ones.
+        """Add a dispatch: the memories by buffer index, and each tensor's offset in its memory, in
+        the ``first`` micro-batch and in ``later`` ones.
         """
         cdef Dispatch* dispatch
         cdef Memory memory
         if self._size == self._capacity or len(memories) > MOST_BUFFERS:
-            raise ValueError(f"{len(memories)} buffers, dispatch {self._size} of {self._capacity}")
+            raise ValueError(
+                f"a dispatch has at most {MOST_BUFFERS} buffers, and this program {self._capacity} "
+                f"dispatches; got {len(memories)} buffers for dispatch {self._size + 1}"
+            )
         dispatch = &self._dispatches[self._size]
         dispatch.segment = ord(segment)
         dispatch.pipeline = pipeline._pipeline
@@ -211,7 +215,7 @@ cdef class Dispatches:
         self._size += 1
 
     def commit(self, str segments, bint accumulate):
-        """Encode those that belong to these segments, in order, and commit them as one."""
+        """Encode the dispatches of these segments, in order, and commit them as one."""
         cdef bytes wanted = segments.encode("ascii")
         cdef const char* letters = wanted
         cdef Commands commands = Commands()
@@ -219,7 +223,7 @@ cdef class Dispatches:
         cdef Py_ssize_t i
         commands._commands = toynn_metal_commands_begin(self._device._device)
         if commands._commands == NULL:
-            raise BackendError("the device gives no command buffer")
+            raise BackendError("the device refuses to create a command buffer")
         commands._held = self
         with nogil:
             for i in range(self._size):

@@ -6,9 +6,9 @@
 A shader says ``[[buffer(RmsnormForward::x)]]``: the enumerators number the buffers of the entry.
 They are its tensors in the order of the signature, then the struct itself, then scratch memory.
 
-A struct holds, in this order: ``seed``, if that is one of the sizes, as 64 bits; the other sizes;
-the options; for each tensor that may be missing, whether it is there; and whether to accumulate.
-All but the seed take 4 bytes. Python packs what Metal's text declares, from the same list.
+A struct holds, in this order: ``seed`` in 64 bits, if it is one of the sizes; the other sizes; the
+options; ``has_X`` for each tensor X that may be missing; and ``accumulate``. All but the seed take
+4 bytes. The shader's declaration and the bytes that Python packs are made from the same list.
 """
 
 import struct
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Member(NamedTuple):
-    """One of a struct: its type in Metal, its name, and its letter in Python's ``struct``."""
+    """A member of a struct: its Metal type, its name, and its letter in Python's ``struct``."""
 
     type: str
     name: str
@@ -47,7 +47,7 @@ def entries(op: str) -> Mapping[str, Signature]:
 
 
 def members(signature: Signature) -> list[Member]:
-    """Return what the struct of an entry holds, in order."""
+    """Return the members of an entry's struct, in order."""
     sizes = sorted(signature.sizes, key=lambda name: name != "seed")
     return [
         *(
@@ -65,7 +65,7 @@ def members(signature: Signature) -> list[Member]:
 
 
 def buffers(signature: Signature) -> list[str]:
-    """Return the names of an entry's buffers as shaders say them, in order: do_ for do."""
+    """Return the names of an entry's buffers in shaders, in order; ``do`` is called ``do_``."""
     tensors = ("do_" if name == "do" else name for name in signature.tensors)
     return [*tensors, "args", "scratch"]
 
@@ -76,7 +76,7 @@ def struct_name(op: str, entry: str) -> str:
 
 
 def declaration(op: str, entry: str) -> str:
-    """Return the struct of an entry in Metal's language, with the numbers of its buffers."""
+    """Return the declaration of an entry's struct for shaders, with the numbers of its buffers."""
     signature = entries(op)[entry]
     inner = " ".join(f"{m.type} {m.name};" for m in members(signature))
     numbers = ", ".join(buffers(signature))
@@ -84,9 +84,9 @@ def declaration(op: str, entry: str) -> str:
 
 
 def pack(signature: Signature, values: Mapping[str, float]) -> bytes:
-    """Return the bytes of a struct from its members' values by name.
+    """Return the bytes of a struct, given its members' values by name.
 
-    Raises OverflowError for a size of 2^32 and more.
+    Raises OverflowError for a size of 2^32 or more.
     """
     parts = members(signature)
     try:
@@ -95,12 +95,12 @@ def pack(signature: Signature, values: Mapping[str, float]) -> bytes:
             *(values[m.name] if m.letter == "f" else int(values[m.name]) for m in parts),
         )
     except struct.error as error:
-        raise OverflowError(f"sizes of 2^32 and more: {dict(values)}") from error
+        raise OverflowError(f"needs sizes below 2^32; got {dict(values)}") from error
     return data + bytes(-len(data) % 8)
 
 
 def offset(signature: Signature, name: str) -> int:
-    """Return at which byte of the struct a member is stored."""
+    """Return the byte offset of a member in the struct."""
     parts = members(signature)
     before = parts[: [m.name for m in parts].index(name)]
     return struct.calcsize("<" + "".join(m.letter for m in before))

@@ -15,15 +15,15 @@ __all__ = ["Metal"]
 
 
 class Metal(Backend):
-    """Shaders of this folder, in the order of the tape, on the default device."""
+    """Runs the shaders of this folder, in the order of the tape, on the default device."""
 
     name = "metal"
     undo_logs = True
 
     def __init__(self, n_threads: int | None = None) -> None:
-        self.n_threads = n_threads  # a wish that the device has no use for
+        self.n_threads = n_threads  # not used: the device has its own threads
         self.device = MetalDevice()
-        self.limits = self.device.limits  # what the device is called, what it can and how much
+        self.limits = self.device.limits  # the device's name, abilities and limits
         self.copied = 0  # bytes of wrapped memory that could not be shared
 
     def allocate(self, nbytes: int) -> MetalBuffer:
@@ -33,13 +33,13 @@ class Metal(Backend):
     def wrap(self, array: NDArray[np.uint8]) -> MetalBuffer:
         """Return the memory of an array as a buffer: its own pages, or a copy, which is logged.
 
-        It can be shared if it begins with a page; the rest of its last page goes along.
+        It is shared if it begins at a page, together with the rest of its last page.
         """
         if array.nbytes and array.ctypes.data % mmap.PAGESIZE == 0:
             pages = -(-array.nbytes // mmap.PAGESIZE)
             return self.device.share(array, pages * mmap.PAGESIZE)
         log = logging.getLogger(__name__)
-        log.info("%d bytes are copied: they do not begin with a page", array.nbytes)
+        log.info("%d bytes are copied: they do not begin at a page", array.nbytes)
         self.copied += array.nbytes
         buffer = self.allocate(array.nbytes)
         buffer.upload(0, array)
@@ -60,12 +60,12 @@ class Metal(Backend):
         return MetalProgram(self.device, launches, own, undo_log)
 
     def wait(self) -> None:
-        """Return when all runs are done. Raises BackendError with what the first bad one says."""
+        """Return when all runs are done. Raises BackendError with the first failed run's error."""
         self.device.wait()
 
     def automatic_precision(self) -> tuple[str, str]:
-        """Return highest: that medium gains on a device of Apple's has not been measured yet."""
+        """Return highest: whether medium is faster on Apple's devices has not been measured yet."""
         return "highest", (
-            f"that bfloat16 is faster than float32 on {self.limits['name']} has not been measured "
+            f"whether bfloat16 is faster than float32 on {self.limits['name']} was not measured "
             "(toynn selftest --backend metal does)"
         )

@@ -1,4 +1,4 @@
-// The bridge to Metal: Apple's API and nothing else. References are counted by hand.
+// The bridge to Metal: calls of Apple's API and nothing else. References are counted by hand.
 #import <Foundation/Foundation.h>
 #import <Metal/Metal.h>
 
@@ -119,7 +119,7 @@ toynn_metal_library *toynn_metal_library_compile(toynn_metal_device *device, con
     @autoreleasepool {
         NSError *why = nil;
         MTLCompileOptions *options = [[MTLCompileOptions alloc] init];
-        [options setFastMathEnabled:NO]; // NaN stays NaN, and exp is as exact as it says
+        [options setFastMathEnabled:NO]; // NaN stays NaN, and exp is as exact as documented
         id<MTLLibrary> library = [device->device newLibraryWithSource:[NSString stringWithUTF8String:source]
                                                               options:options
                                                                 error:&why];
@@ -215,7 +215,7 @@ double toynn_metal_commands_seconds(toynn_metal_commands *commands) {
 void toynn_metal_commands_release(toynn_metal_commands *commands) {
     if (!commands) return;
     @autoreleasepool {
-        if (commands->encoder) [commands->encoder endEncoding]; // begun, and given up
+        if (commands->encoder) [commands->encoder endEncoding]; // begun, but never committed
         [commands->encoder release];
         [commands->buffer release];
         free(commands);

@@ -1,4 +1,4 @@
-"""The codebooks of the IQ types as constants of the shaders, from those of the CPU."""
+"""The codebooks of the IQ types as constants of the shaders, made from the CPU's codebooks."""
 
 from functools import cache
 
@@ -9,7 +9,7 @@ __all__ = ["text"]
 
 @cache
 def text() -> str:
-    """Return the declarations: bytes, row after row, by the names of their types."""
+    """Return the declarations: arrays of bytes, row after row, named after their types."""
     return "".join(
         f"constant constexpr uchar {name}[{len(rows)}] = {{{', '.join(map(str, rows))}}};\n"
         for name, rows in codebooks.rows().items()

@@ -14,12 +14,12 @@ from toynn.errors import BackendError
 
 __all__ = ["MetalBuffer", "MetalDevice"]
 
-#: Runs on their way at once; a device takes no more than 64 command buffers.
+#: Most runs in flight; a device takes no more than 64 command buffers.
 MOST_RUNS = 16
 
 
 class MetalBuffer:
-    """Memory that the device and the CPU share; the CPU touches it when no run is on its way."""
+    """Memory that the device and the CPU share. The CPU uses it only when no run is in flight."""
 
     def __init__(self, device: "MetalDevice", memory: _bridge.Memory) -> None:
         self._device, self.memory = device, memory
@@ -36,7 +36,7 @@ class MetalBuffer:
         self._host.upload(offset, array)
 
     def download(self, offset: int, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-        """Return a copy of what is stored there."""
+        """Return a copy of part of the buffer."""
         self._device.wait()
         return self._host.download(offset, shape, dtype)
 
@@ -47,7 +47,7 @@ class MetalBuffer:
 
 
 class MetalDevice:
-    """The default device. Raises BackendError where there is none."""
+    """The default device. Raises BackendError if there is none."""
 
     def __init__(self) -> None:
         self.bridge = _bridge.Device()
@@ -63,7 +63,7 @@ class MetalDevice:
         return MetalBuffer(self, _bridge.Memory(self.bridge, nbytes))
 
     def share(self, array: NDArray[np.uint8], nbytes: int) -> MetalBuffer:
-        """Return an array's own pages as a buffer: whole ones, from the first on."""
+        """Return an array's own pages as a buffer: whole pages, ``nbytes`` in all."""
         self._check_length(nbytes)
         start = int(array.ctypes.data)
         return MetalBuffer(self, _bridge.Memory(self.bridge, nbytes, start, array))
@@ -94,15 +94,15 @@ class MetalDevice:
     ) -> None:
         """Submit the dispatches of these segments at once.
 
-        ``done`` is called when nothing is on its way, with the seconds that they took; or with
-        None, if they failed, or others before them, on whose results they may have built.
+        ``done`` is called when no run is in flight any more, with the seconds that these dispatches
+        took. It gets None if they failed, or if an earlier run failed whose results they may use.
         """
         if len(self._flying) == MOST_RUNS:
             self.wait()
         self._flying.append((dispatches.commit(segments, accumulate), done))
 
     def wait(self) -> None:
-        """Return when all runs are done. Raises BackendError with what the first bad one says."""
+        """Return when all runs are done. Raises BackendError with the first failed run's error."""
         flying, self._flying = self._flying, []
         ended: list[tuple[Callable[[float | None], None], float | None]] = []
         errors = []

@@ -10,16 +10,16 @@ from toynn.numerics.dtypes import GGUF_TYPES
 
 __all__ = ["PASSES", "SCRATCH", "TYPES", "Pass", "Sizes", "passes_of"]
 
-# The shaders have the same numbers, by the same names.
+# The shaders have the same constants, by the same names.
 GROUP = 256  # threads of a group
-LINE = 32  # columns that a group adds up; rows of attention
+LINE = 32  # threads of a line; columns that a group adds up; rows of attention
 RUN = 16  # elements of a row that a thread dequantizes
 BLOCK = 16384  # squares that a group adds up
-TILE, PRODUCT = 64, 128  # products: results of a group, its threads
-GEMV_ROWS = 4  # rows of a GEMV, at most
-GEMV_COPIES = 16  # of rows, sent to experts: from here on in tiles
-KEYS, CROWD = 1024, 128  # of a cache: keys of a span; groups from which on there is one span
-CHUNK = 64  # rows of a state space from one state that is kept to the next
+TILE, PRODUCT = 64, 128  # a group of PRODUCT threads computes TILE x TILE results of a product
+GEMV_ROWS = 4  # most rows of x for a GEMV
+GEMV_COPIES = 16  # most rows sent to experts for a GEMV; more are computed in tiles
+KEYS, CROWD = 1024, 128  # a cache: keys of a span; with more groups than CROWD there is one span
+CHUNK = 64  # rows of a state space from one stored state to the next
 WIDE = 128  # attention: columns of a head that a group adds up
 MEDIUM = precision.PRECISIONS.index("medium")
 
@@ -27,12 +27,12 @@ MEDIUM = precision.PRECISIONS.index("medium")
 class Pass(NamedTuple):
     """One dispatch: a function of the op's file, and the extents of its grid."""
 
-    function: str  # in PASSES: what its name has behind the op's and the entry's
+    function: str  # in PASSES: the suffix of its name, after op and entry
     groups: tuple[int, int, int]
     threads: tuple[int, int, int]
 
 
-#: Sizes of a launch, and has_X of each of its tensors that may be missing.
+#: Sizes of a launch, and has_X for each tensor X that may be missing.
 Sizes = Mapping[str, int]
 Passes = Callable[[Sizes], list[Pass]]
 
@@ -48,7 +48,7 @@ def each(n: int, suffix: str = "") -> Pass:
 
 
 def columns(n: int, suffix: str = "") -> Pass:
-    """Give a group to each LINE of n columns, that it adds up."""
+    """Give a group to each LINE of n columns, which it adds up."""
     return Pass(suffix, (_over(n, LINE), 1, 1), (GROUP, 1, 1))
 
 
@@ -57,7 +57,7 @@ def _over(n: int, by: int) -> int:
 
 
 def _each(*names: str) -> Passes:
-    """Give a thread to each element of a tensor of these extents."""
+    """Give a thread to each element of a tensor with these extents."""
     return lambda s: [each(prod(s[name] for name in names))]
 
 
@@ -79,7 +79,7 @@ def _one_loss(s: Sizes) -> list[Pass]:
 
 
 def _lines(n: int, m: int = 1, suffix: str = "") -> Pass:
-    """Give a line of threads to each of n outputs, of each of m rows."""
+    """Give a line of threads to each of n outputs of each of m rows."""
     return Pass(suffix, (_over(n, GROUP // LINE), m, 1), (GROUP, 1, 1))
 
 
@@ -120,7 +120,7 @@ def _attention_backward(s: Sizes) -> list[Pass]:
 
 
 def _spans(s: Sizes) -> int:
-    """Return in how many spans a cache is read: one, where rows and heads alone are enough work."""
+    """Return in how many spans a cache is read: one, if rows and heads alone are enough groups."""
     return 1 if s["B"] * s["T"] * s["H"] > CROWD else _over(s["S"], KEYS)
 
 
@@ -134,7 +134,7 @@ def _cached(s: Sizes) -> list[Pass]:
     return [store, Pass("_spans", groups, (GROUP, 1, 1)), each(count * s["H"] * s["E"], "_merge")]
 
 
-#: The passes, in order, of each entry that is not a thread for each number that it writes.
+#: The passes, in order, of each entry that does not just use a thread per number of its output.
 PASSES: dict[str, Passes] = {
     "attention.backward": _attention_backward,
     "attention.backward_sinks": lambda s: [rows(s["H"])],
@@ -216,9 +216,9 @@ PASSES: dict[str, Passes] = {
 
 
 def passes_of(kernel: str, signature: Signature, sizes: Sizes) -> list[Pass]:
-    """Return the passes of an entry in order; a thread for each element of its first output.
+    """Return the passes of an entry in order: by default a thread per element of its first output.
 
-    A pass of no groups is left out: nobody wants what it writes.
+    A pass without groups is left out: its outputs are empty or not wanted.
     """
     if kernel in PASSES:
         passes = PASSES[kernel](sizes)
@@ -228,7 +228,7 @@ def passes_of(kernel: str, signature: Signature, sizes: Sizes) -> list[Pass]:
     return [p._replace(function=function + p.function) for p in passes if 0 not in p.groups]
 
 
-#: Bytes of memory that a launch needs of its own until its last pass is done.
+#: Bytes of scratch memory that a launch needs until its last pass is done.
 SCRATCH: dict[str, Callable[[Sizes], int]] = {
     "cached_attention.forward": lambda s: (
         4 * s["B"] * s["T"] * s["H"] * _spans(s) * (s["E"] + 2) * (_spans(s) > 1)
@@ -245,5 +245,5 @@ SCRATCH: dict[str, Callable[[Sizes], int]] = {
     "ssd.forward": lambda s: 4 * s["B"] * s["V"] * s["D"] * s["E"],
 }
 
-#: The types of matrices that quantized.metal reads, by their numbers in GGUF: all that toynn knows.
+#: The GGUF numbers of the types that quantized.metal reads: all that toynn knows.
 TYPES = frozenset(GGUF_TYPES.values())

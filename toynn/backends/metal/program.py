@@ -1,8 +1,8 @@
-"""From launches to dispatches: where each tensor is bound, what the arguments say, which grid.
+"""From launches to dispatches: bind each tensor, write the arguments, choose the grid.
 
 One buffer of the program stores the arguments of all launches. Each launch has two structs: one for
-the first micro-batch and one for later ones. The device itself may count the valid rows. Then a
-dispatch before the kernel writes their number into the structs (program.metal).
+the first micro-batch and one for later ones. If the device itself counts the valid rows, a dispatch
+before the kernel writes their number into the structs (program.metal).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,20 +23,20 @@ from toynn.numerics import dtypes
 
 __all__ = ["MetalProgram", "scratch"]
 
-#: Bytes between two structs of arguments: where the address space of constants may begin.
+#: Bytes from one struct of arguments to the next: Metal's alignment of constant buffers.
 SLOT = 256
 UPDATE = "U"  # the segment that overwrites weights
-#: What a dispatch, an operation and a byte may cost, in seconds: to share out a run's time.
+#: Estimated seconds of a dispatch, an operation and a byte: they divide a run's time.
 DISPATCH, FLOP, BYTE = 2e-6, 1e-12, 1e-11
 
 
 class Planned(NamedTuple):
-    """A launch with what its kernel needs on this device."""
+    """A launch, and how its kernel runs on this device."""
 
     op: str
     launch: Launch
     signature: Signature
-    given: dict[str, int]  # sizes, and has_X
+    given: dict[str, int]  # sizes, and has_X of tensors X that may be missing
     passes: list[Pass]
     scratch: int
 
@@ -60,16 +60,16 @@ def _plan(launch: Launch) -> Planned:
 
 
 def scratch(launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
-    """Return the bytes that a program of these launches has of its own.
+    """Return the bytes of own memory that a program of these launches has.
 
-    Raises BackendUnavailable for a kernel that there is none of.
+    Raises BackendUnavailable for a missing kernel, or a type that it cannot read.
     """
     planned = [_plan(launch) for launch in launches]
     return sum(_own(planned, undo_log))
 
 
 def _own(planned: Sequence[Planned], undo_log: UndoLog | None) -> tuple[int, int]:
-    """Return the bytes of arguments, and of intermediate results, which all launches share."""
+    """Return the bytes of arguments, and of the scratch memory that all launches share."""
     slots = 1 + sum(2 + (one.launch.limit is not None) for one in planned)
     slots += MetalUndoLog.structs(undo_log)
     return SLOT * slots, max((one.scratch for one in planned), default=0)
@@ -101,7 +101,7 @@ class MetalProgram:
         arguments, intermediate = _own(planned, undo_log)
         self._arguments = device.allocate(arguments)
         self._scratch = device.allocate(intermediate)
-        self._next = SLOT  # the first is bound where a tensor is missing
+        self._next = SLOT  # the first slot is bound for missing tensors
         self.scratch = arguments + intermediate
         count = sum(len(one.passes) + (one.launch.limit is not None) for one in planned)
         count += MetalUndoLog.structs(undo_log)
@@ -115,8 +115,8 @@ class MetalProgram:
                 self._undo_log.append(self._dispatches, UPDATE)
             self._append(one)
         self._launches = list(launches)
-        self._runs: dict[str, tuple[int, float]] = {}  # by segments: how often, seconds
-        self._updating = False  # a run on its way writes the undo log
+        self._runs: dict[str, tuple[int, float]] = {}  # by segments: runs and their seconds
+        self._updating = False  # a run in flight writes the undo log
 
     def _append(self, one: Planned) -> None:
         launch = one.launch
@@ -128,7 +128,7 @@ class MetalProgram:
         memories = [self._memory(place.buffer if place else None) for place in places]
         offsets = [place.offset if place else 0 for place in places]
         for i, memory in enumerate(memories):
-            if offsets[i] >= memory.nbytes:  # nothing is stored there
+            if offsets[i] >= memory.nbytes:  # an empty tensor at the end
                 memories[i], offsets[i] = self._arguments.memory, 0
         memories += [self._arguments.memory, self._scratch.memory]
         if launch.kernel not in SCRATCH:
@@ -140,8 +140,8 @@ class MetalProgram:
             threads = int(np.prod(each.threads))
             if threads > pipeline.threads:
                 raise BackendError(
-                    f"backend 'metal': {each.function} needs {threads} threads in a group, and "
-                    f"this device gives it {pipeline.threads}"
+                    f"backend 'metal': {each.function} needs {threads} threads in a group; this "
+                    f"device allows {pipeline.threads}; use --backend cpu"
                 )
             in_first, in_later = ([*offsets, *end][:n] for end in ends)
             self._dispatches.append(
@@ -149,7 +149,7 @@ class MetalProgram:
             )
 
     def _limit(self, one: Planned, first: int, later: int) -> None:
-        """Add the dispatch that says how many rows are valid."""
+        """Add the dispatch that writes the number of valid rows into the arguments."""
         limit = one.launch.limit
         assert limit is not None
         word = offset(one.signature, limit.size) // 4
@@ -172,7 +172,7 @@ class MetalProgram:
         return (self._arguments if name is None else self._buffers[name]).memory
 
     def _write(self, data: bytes) -> int:
-        """Put a struct into the next slot; return where it is stored."""
+        """Write a struct into the next slot; return its offset."""
         assert len(data) <= SLOT
         at, self._next = self._next, self._next + SLOT
         self._arguments.upload(at, np.frombuffer(data, np.uint8))
@@ -198,7 +198,7 @@ class MetalProgram:
         self._updating |= undo_log is not None
 
     def times(self) -> list[tuple[int, int]]:
-        """Return (calls, nanoseconds) per launch: of each run's time a share by its work."""
+        """Return (calls, nanoseconds) per launch: a share of each run's time, by estimated work."""
         self._device.wait()
         calls, spent = np.zeros(len(self._launches), int), np.zeros(len(self._launches))
         work = [DISPATCH + FLOP * each.flops + BYTE * each.nbytes for each in self._launches]
@@ -210,5 +210,5 @@ class MetalProgram:
         return [(int(n), int(ns)) for n, ns in zip(calls, spent, strict=True)]
 
     def notes(self) -> Mapping[str, int]:
-        """Say how much of those nanoseconds is a share of a run's time, and not measured."""
+        """Return how many of these nanoseconds are shares of runs' times, not measured: all."""
         return {"shared out by work": sum(spent for _, spent in self.times())}

@@ -18,9 +18,9 @@ def has(op: str) -> bool:
 
 
 def source(op: str, simdgroups: bool) -> str:
-    """Return what the device compiles for an op: helpers, structs of arguments, its file.
+    """Return the source that the device compiles for an op: helpers, argument structs, its file.
 
-    ``simdgroups``: the device has the functions of simdgroups, so the variants with them.
+    ``simdgroups`` says whether the device has simdgroup functions; it chooses the variants.
     """
     return "".join(
         (
@@ -34,7 +34,7 @@ def source(op: str, simdgroups: bool) -> str:
 
 
 def _file(name: str) -> str:
-    """Return the text of a file, with the files that it includes in their places."""
+    """Return the text of a file, with the text of included files in place."""
     if name == "codebooks":
         return f'#line 1 "codebooks"\n{codebooks.text()}'
     lines = (_KERNELS / f"{name}.metal").read_text(encoding="utf-8").splitlines()

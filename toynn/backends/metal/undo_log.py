@@ -1,9 +1,9 @@
 """A copy of what an update overwrites: if the device fails, weights and moments are restored.
 
-A device may fail within an update, or in an earlier run that the update builds on; the queue runs
-the commands behind a failed one nevertheless. So an update first copies the weights and moments
-that it will overwrite, then writes a mark: from there on the copy is complete. All of it is in the
-step's own command buffer. The copy is stored where the activations were.
+A device may fail within an update, or in an earlier run whose results the update uses: the queue
+goes on with later commands after one has failed. So an update first copies the weights and moments
+that it will overwrite, then writes a mark that the copy is complete. All of this is in the step's
+own command buffer. The copy is stored where the activations were.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ GROUP = 256  # threads of a group
 
 
 class MetalUndoLog:
-    """A program's undo log: dispatches that fill it, and what the CPU does with it."""
+    """A program's undo log: the dispatches that fill it, and how the CPU restores from it."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class MetalUndoLog:
 
     @staticmethod
     def structs(undo_log: UndoLog | None) -> int:
-        """Return how many structs of arguments an undo log takes: that is, ``write`` is called."""
+        """Return how many argument structs an undo log needs: how often it calls ``write``."""
         return 0 if undo_log is None else 1 + len(undo_log.overwritten)
 
     def append(self, dispatches: _bridge.Dispatches, segment: str) -> None:
-        """Add the dispatches that copy, and the one that writes the mark."""
+        """Add the dispatches that copy, and the dispatch that writes the mark."""
         copy = self._device.pipeline("program", "program_copy")
         mark = self._device.pipeline("program", "program_mark")
         arguments, spare = self._arguments.memory, self._spare.memory
@@ -62,7 +62,7 @@ class MetalUndoLog:
         dispatches.append(segment, mark, [arguments], offsets, offsets, (1, 1, 1), (1, 1, 1))
 
     def close(self, *, undo: bool) -> None:
-        """Take the mark away, when nothing runs; ``undo``: first put back a copy that is whole."""
+        """Clear the mark, when nothing runs; with ``undo``, first restore a complete copy."""
         if undo and self._arguments.download(self._mark, (), "i32"):
             for buffer, offset, at, nbytes, _ in self._copies:
                 buffer.upload(offset, self._spare.download(at, (nbytes,), "u8"))

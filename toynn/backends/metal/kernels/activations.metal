@@ -1,4 +1,4 @@
-// GELU of one number and its slope, for gelu and for the products that end with one. Formulas: gelu.metal.
+// GELU of one number and its slope, for gelu and for products followed by GELU. Formulas: gelu.metal.
 
 static inline float below(float x) { return 0.5f + 0.5f * erf_(x * 0.70710678f); }
 

@@ -8,22 +8,22 @@
 //   dq[i] = scale sum_j ds[i,j] k[j]           dk[j] = scale sum_i ds[i,j] q[i]
 //   dv[j] = sum_i p[i,j] do[i]
 //
-// for each of B sequences of T rows and each of H heads; q and k have D columns a head, v and o have E. KV heads
+// for each of B sequences of T rows and each of H heads; q and k have D columns per head, v and o have E. KV heads
 // of k and v serve H / KV query heads each. Rows of q, k, v (and of dq, dk, dv) are ldq, ldk, ldv apart; o, do are
-// (B*T, H*E). Scores live in
-// tiles of LINE x LINE (heads.metal). forward: a group for LINE queries of a head goes over the keys, with a
-// running maximum and sum per row. backward: delta, a line a row; dq, a group for LINE queries; dk and dv, a
-// group for LINE keys goes over the queries of all heads that they serve; none that is not wanted. A group holds
-// the sums of WIDE columns; where D is more, others recompute the scores for theirs. Saved: o, lse (B,H,T).
+// (B*T, H*E). Scores are stored in tiles of LINE x LINE (heads.metal). forward: a group for LINE queries of a head
+// goes over the keys, with a running maximum and sum per row. backward: a line per row computes delta; a group for
+// LINE queries computes dq; a group for LINE keys computes dk and dv, over the queries of all heads that they
+// serve. Outputs that are not wanted are not computed. A group has the sums of WIDE columns; if there are more,
+// other groups recompute the scores for the other columns. Saved: o, lse (B,H,T).
 //
 // Causal rows may come in segments, which do not see each other: first[i] is the first row of row i's segment,
-// counted over all rows. A window of 0 is none. With a cap, s[i,j] is cap tanh(s[i,j] / cap), and ds[i,j] has its
-// slope, 1 - (s[i,j] / cap)^2, as a factor. A sink is one more score of each row of a head, of a key without a
-// value: its gradient is - sum_i e^(sink - lse[i]) delta[i]. All products are float32, in every precision.
+// counted over all rows. A window of 0 means none. With a cap, s[i,j] is cap tanh(s[i,j] / cap), and ds[i,j] has
+// its slope, 1 - (s[i,j] / cap)^2, as a factor. A sink is one more score of each row of a head, for a key without
+// a value: its gradient is - sum_i e^(sink - lse[i]) delta[i]. All products are float32, in every precision.
 // Source: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2.
 #include "heads.metal"
 
-// Which keys the rows of a sequence see: those from `from` on that are below T and, if causal, not behind.
+// Whether row i of a sequence sees key j: keys from `from` on that are below T and, if causal, not after row i.
 static inline bool sees(uint i, uint j, uint from, uint T, bool causal) {
     return j >= from && j < T && (!causal || j <= i);
 }
@@ -230,7 +230,7 @@ kernel void attention_backward_kv(
         device const float* o_h = do_ + b * T * H * E + h * E;
         for (uint i0 = args.causal ? start : 0; i0 < T; i0 += LINE) {
             const uint segment = args.has_first ? uint(first[b * T + i0]) - b * T : 0;
-            if (first_key(i0, segment, args.window) > last) break;  // nor do later rows see these keys
+            if (first_key(i0, segment, args.window) > last) break;  // later rows do not see these keys either
             float s[OWN] = {0.0f, 0.0f, 0.0f, 0.0f}, dp[OWN] = {0.0f, 0.0f, 0.0f, 0.0f};
             for (uint d = 0; d < max(D, E); d += LINE) {
                 threadgroup_barrier(mem_flags::mem_threadgroup);

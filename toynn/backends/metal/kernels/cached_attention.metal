@@ -4,17 +4,17 @@
 //   s[t,j] = scale q[t] . kc[j]                          j <= past + t, and past + t - window < j
 //   o[t]   = sum_j e^(s[t,j] - lse[t]) vc[j]             lse[t] = log sum_j e^(s[t,j])
 //
-// for each of B sequences and H heads; q and k have D columns a head, v and o have E. KV heads of k and v serve
+// for each of B sequences and H heads; q and k have D columns per head, v and o have E. KV heads of k and v serve
 // H / KV query heads each. The caches are (B, KV, S, D) and (B, KV, S, E); without v and vc the first E columns of
-// keys are the values; past (B,) is how many rows of each sequence they hold; later rows are neither read nor,
-// beyond past + T, written. First a thread for each number that is added to the caches. Then a group for each
-// row and head: it takes GROUP keys at a time, a thread each, and keeps a running maximum and sum; for the values
-// a line of threads takes LINE columns, of every so many keys, and lines that share columns add up at the end.
-// WIDE columns a group; where D is more, others recompute the scores for theirs. Windows, caps and sinks are
+// keys are the values. past (B,) is how many rows of each sequence they hold. Rows from past + T on are neither
+// read nor written. First a thread for each number adds k and v to the caches. Then a group for each row and head
+// takes GROUP keys at a time, a thread per key, and keeps a running maximum and sum. For the values, a line of
+// threads takes LINE columns of a share of the keys; lines that share columns add up at the end. A group has WIDE
+// columns; if E is larger, other groups recompute the scores for the other columns. Windows, caps and sinks are
 // those of attention.metal. No gradient.
 //
-// Where rows and heads are few and the caches long, groups go over spans of KEYS keys, and leave what they have
-// in scratch, for each row, head and span: D columns, then the maximum and the sum,
+// If rows and heads are few, groups go over spans of KEYS keys. They leave their results in scratch, for each
+// row, head and span: D columns, then the maximum and the sum. A thread for each output merges them:
 //
 //   o = sum_n e^(most_n - most) o_n / sum_n e^(most_n - most) sum_n       most = max_n most_n
 //
@@ -41,7 +41,7 @@ kernel void cached_attention_forward_store(
     if (args.has_v && d < E) vc[to * E + d] = v[(b * T + t) * args.ldv + g * E + d];
 }
 
-// One more score of a row, with no value behind it.
+// Add one more score to a row, whose value is 0.
 static inline void sink(thread float& most, thread float& sum, thread float& out, float score) {
     const float top = max(most, score), shrunk = precise::exp(most - top);
     sum = sum * shrunk + precise::exp(score - top);
@@ -49,14 +49,14 @@ static inline void sink(thread float& most, thread float& sum, thread float& out
     most = top;
 }
 
-// What a group has of some keys: the maximum and the sum are each thread's, out is that of the thread's column.
+// A group's result for some keys: every thread has the maximum and the sum, and the output of its own column.
 struct Seen {
     float most, sum, out;
 };
 
-// Keys `begin` .. `end` - 1 of a head (K, V) for one row q, of E columns of V, whose rows are ldv apart, those from
-// c0 on; `tile` has room for GROUP (DEEP + 1)
-// numbers, P and part for GROUP. out is whole in the threads of the first lines, one a column.
+// Keys `begin` .. `end` - 1 of a head (K, V) for one row q, and columns from c0 on of V, of E columns, with rows
+// ldv apart. `tile` has room for GROUP (DEEP + 1) numbers, P and part for GROUP. out is complete in the threads of
+// the first lines, one thread per column.
 static inline Seen attend(device const float* q, device const float* K, device const float* V, uint D, uint E, uint ldv,
                           float scale, float cap, uint begin, uint end, uint c0, threadgroup float* tile,
                           threadgroup float* P, threadgroup float* part, uint tid) {

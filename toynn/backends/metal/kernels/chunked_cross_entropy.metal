@@ -1,12 +1,12 @@
-// Cross-entropy where the logits come in chunks of rows, and no chunk outlives its turn.
+// Cross-entropy of logits that come in chunks of rows, of which one at a time is in memory.
 //
-//   count     rows         = number of labels that count
+//   count     rows         = number of valid labels
 //   forward   losses[n]    = log sum_v e^x[n,v] - x[n,labels[n]]
 //   backward  dlogits[n,v] = dloss/rows (e^x[n,v] / sum_k e^x[n,k] - [v = labels[n]]);  losses too
 //   mean      loss         = 1/rows sum_n losses[n]
 //
-// x are the logits of N rows, a group each, V classes. A row whose label is -100 does not count: its loss and
-// dlogits are 0. No row counts: loss is NaN. dlogits may be the logits. One group counts, one adds up.
+// x are the logits of N rows, a group each, V classes. A row whose label is -100 is not valid: its loss and
+// dlogits are 0. Without a valid row, loss is NaN. dlogits may be the logits. count and mean use one group.
 // Source: cross_entropy.metal; that losses need no logits beyond a chunk: Hsu et al. 2024, Liger Kernel,
 // arXiv:2410.10989, section 3.2.
 #include "logits.metal"
@@ -59,7 +59,7 @@ kernel void chunked_cross_entropy_backward(
     device float* dx = dlogits + n * V;
     const bool counting = counts(label, V);
     const float own = counting ? x[label] : 0.0f;
-    threadgroup_barrier(mem_flags::mem_device);  // dlogits may be stored where logits are
+    threadgroup_barrier(mem_flags::mem_device);  // dlogits may be the same memory as logits
     const float most = row_max(x, V, part, tid);
     const float sum = exp_sum(x, most, V, part, tid);
     const float scale = *dloss / *rows, factor = scale / sum;

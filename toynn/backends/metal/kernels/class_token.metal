@@ -6,8 +6,8 @@
 //   dx[b,t-1,c] = dy[b,t,c]                    t = 1..T-1
 //   dpos[t,c]   = sum_b dy[b,t,c]              dcls[c] = sum_b dy[b,0,c]
 //
-// B pictures, T - 1 patches each, C channels; one thread for an element of y, of dx, of dpos. dx is
-// overwritten; dcls and dpos are overwritten, or added to.
+// B pictures, T - 1 patches each, C channels; one thread per element of y, dx and dpos. dx is overwritten; dcls
+// and dpos are overwritten, or added to.
 // Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, arXiv:2010.11929, equation 1.
 
 kernel void class_token_forward(

@@ -1,11 +1,11 @@
-// What the kernels share: sums and maxima over a group of threads, the logistic function, erf.
+// Shared by all kernels: sums and maxima over a group of threads, the logistic function, erf.
 //
-// A group has GROUP threads, in lines of LINE; a line is a SIMD group where TOYNN_SIMDGROUPS is set. Every
-// thread of a group calls a reduction, and every thread gets the result, to the same bits. Reductions end
-// with a barrier, so `part`, GROUP floats of threadgroup memory, is free again.
-// NaN stays NaN in all of these, but for the maxima, which pass over it, as the CPU's do.
+// A group has GROUP threads, in lines of LINE; a line is a SIMD group if TOYNN_SIMDGROUPS is set. Every
+// thread of a group calls a reduction, and every thread gets the same bits. Reductions end with a barrier, so
+// `part`, GROUP floats of threadgroup memory, is free again.
+// NaN stays NaN in all of these except the maxima, which ignore it, as on the CPU.
 //
-// Kernels with many sums a thread say how many threads run them, so that the compiler finds registers for all.
+// Kernels with many sums per thread declare their number of threads, so that the compiler finds registers for all.
 #include <metal_stdlib>
 #if TOYNN_SIMDGROUPS
 #include <metal_simdgroup>
@@ -39,7 +39,7 @@ static inline float group_sum(float value, threadgroup float* part, uint tid) {
     return total;
 }
 
-// The largest over the group; -infinity for none.
+// The maximum over the group.
 static inline float group_max(float value, threadgroup float* part, uint tid) {
 #if TOYNN_SIMDGROUPS
     value = simd_max(value);
@@ -62,7 +62,7 @@ static inline float group_max(float value, threadgroup float* part, uint tid) {
     return most;
 }
 
-// The sum over the threads of a line.
+// The sum over a line.
 static inline float line_sum(float value, threadgroup float* part, uint tid) {
 #if TOYNN_SIMDGROUPS
     return simd_sum(value);
@@ -76,7 +76,7 @@ static inline float line_sum(float value, threadgroup float* part, uint tid) {
 #endif
 }
 
-// The largest over the threads of a line.
+// The maximum over a line.
 static inline float line_max(float value, threadgroup float* part, uint tid) {
 #if TOYNN_SIMDGROUPS
     return simd_max(value);
@@ -90,7 +90,7 @@ static inline float line_max(float value, threadgroup float* part, uint tid) {
 #endif
 }
 
-// The sum over the threads of all lines that stand in the same place of theirs: of a column.
+// The sum over the threads in the same place of all lines: over a column.
 static inline float column_sum(float value, threadgroup float* part, uint tid) {
     part[tid] = value;
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -103,7 +103,7 @@ static inline float column_sum(float value, threadgroup float* part, uint tid) {
 // 1 / (1 + e^-x).
 static inline float sigmoid(float x) { return 1.0f / (1.0f + precise::exp(-x)); }
 
-// s = 1 / (1 + e^-x); its slope s (1 - s) without the cancellation in 1 - s for large x.
+// s = 1 / (1 + e^-x), and its slope s (1 - s) without cancellation in 1 - s for large x.
 static inline float sigmoid_slope(float x, thread float& slope) {
     const float e = precise::exp(-fabs(x));  // never infinite
     const float q = 1.0f / (1.0f + e);
@@ -111,7 +111,7 @@ static inline float sigmoid_slope(float x, thread float& slope) {
     return x > 0.0f ? q : e * q;
 }
 
-// erf(x) within 5 units in the last place: x p(x^2) / q(x^2), the fractions of _common.pxd.
+// erf(x) within 5 units in the last place: x p(x^2) / q(x^2), as in _common.pxd.
 static inline float erf_(float x) {
     const float t = x * x;
     float p = 2.0257353e-06f;

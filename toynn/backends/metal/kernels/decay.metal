@@ -1,14 +1,14 @@
-// How much a head's state forgets in a row, as a logarithm: see delta.metal.
+// The decay of a head's state at each row, as a logarithm: see delta.metal.
 //
 //   y[n,v]  = w[v] p                     p = log(1 + e^(x[n,v] + b[v])),  w < 0
 //
 //   dx[n,v] = dy w[v] s                  s = 1 / (1 + e^-(x[n,v] + b[v]))
 //   dw[v]   = sum_n dy[n,v] p            db[v] = sum_n dx[n,v]
 //
-// A thread for each number of N rows of V heads; for dw and db one for each head, over all rows.
+// A thread for each number of N rows of V heads; for dw and db a thread for each head, over all rows.
 // Source: Dao & Gu 2024, Mamba-2, arXiv:2405.21060.
 
-// log(1 + e^x); of a small e^-|x|, the digits that 1 + e^-|x| rounds away are put back.
+// log(1 + e^x). If e^-|x| is small, the digits that 1 + e^-|x| rounds away are put back.
 static inline float softplus(float x) {
     const float e = precise::exp(-fabs(x)), sum = 1.0f + e;
     const float rest = sum == 1.0f ? e : precise::log(sum) * (e / (sum - 1.0f));

@@ -1,4 +1,4 @@
-// Dispatch: copies of rows, sorted by expert, and back: sums of the copies; weights of the copies.
+// Dispatch: copy each row to its experts, weigh the copies, and add them up again.
 //
 //   forward            y[r,c]    = x[n,c]                      combine is its gradient
 //   combine            y[n,c]    = sum_j x[slots[n,j],c]       forward is its gradient
@@ -6,8 +6,8 @@
 //   weigh_backward     dx[r,c]   = w[n,j] dy[r,c]
 //                      dw[n,j]   = sum_c dy[r,c] x[r,c]        r = slots[n,j]
 //
-// N rows of C channels, K copies of each. A thread for each number that is written; for dw a group for each
-// copy. Source: Lepikhin et al. 2020, GShard, arXiv:2006.16668, section 3.2.
+// N rows of C channels, K copies of each. A thread for each output; in weigh_backward a group for each copy.
+// Source: Lepikhin et al. 2020, GShard, arXiv:2006.16668, section 3.2.
 
 kernel void dispatch_forward(
     device float*              y     [[buffer(DispatchForward::y)]],

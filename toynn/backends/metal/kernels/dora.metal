@@ -1,11 +1,11 @@
-// DoRA: each output of W + s B A has a magnitude of its own, apart from its direction.
+// DoRA: each output of W + s B A has its own magnitude, separate from its direction.
 //
 //   norms    r[c]   = 1 / sqrt(squares[c] + 2 s sum_k b[c,k] p[k,c] + s^2 b[c] g b[c]^T)
 //   forward  y[n,c] = x[n,c] m[c] r[c] + bias[c]
 //   backward dx     = dy m r,  dm[c] = sum_n dy[n,c] x[n,c] r[c]
 //
 // p (R,C) = A W^T, g (R,R) = A A^T. A thread for each norm and each element; for dm a group for LINE columns.
-// A norm of 0 has r = 0. dx is overwritten; dm is overwritten, or added to.
+// A norm of 0 gives r = 0. dx is overwritten; dm is overwritten, or added to.
 // Source: Liu et al. 2024, DoRA, arXiv:2402.09353, equations 5 and 11.
 
 kernel void dora_norms(

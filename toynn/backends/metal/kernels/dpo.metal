@@ -1,4 +1,4 @@
-// DPO: of two completions of a prompt, the one that is chosen shall gain on the other. Formulas: dpo.pyx.
+// DPO: raise the odds of the chosen completion over the rejected one, relative to a reference. Formulas: dpo.pyx.
 #include "preference.metal"
 
 static inline float margin(device const float* sums, device const float* reference, uint i, float beta) {

@@ -1,4 +1,4 @@
-// Dropout: some elements become zero, the others grow, so that the mean stays.
+// Dropout: some elements become zero, the others grow, so that the mean stays the same.
 //
 //   y[i]  = x[i] m[i] / (1 - p)           m[i] = [h[i] >= p 2^32]
 //   dx[i] = dy[i] m[i] / (1 - p)          the same kernel, with dy for x
@@ -7,8 +7,8 @@
 //           else the high ones
 //   key   = splitmix64 over seed, step, site
 //
-// The masks are the CPU's, bit for bit. control: (step, active); where active is 0, y = x. One thread for two
-// elements of one hash. In place: y may be x. NaN stays NaN, dropped or not.
+// The masks are the CPU's, bit for bit. control: (step, active); if active is 0, y = x. One thread computes the
+// two elements of one hash. In place: y may be x. NaN stays NaN, dropped or not.
 // Source: Srivastava et al. 2014, Dropout, JMLR 15, section 10; Salmon et al. 2011, SC11; Steele, Lea & Flood
 // 2014, Fast splittable pseudorandom number generators, section 5.
 

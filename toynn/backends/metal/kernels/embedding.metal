@@ -3,10 +3,10 @@
 //   y[n,c]  = w[ids[n],c]
 //   dw[v,c] = sum of dy[n,c] over the n with ids[n] = v
 //
-// N ids, a table of V rows, C channels. For forward w may be of any quantized type of quantized.metal: a
-// thread takes RUN elements of a row. Backward: dw is first cleared, unless it is added to; then the group of
-// the first row with an id adds up all rows with that id, in their order, so that no two groups write to one
-// row of dw. An id outside 0..V-1 is skipped: y gets zeros, dw nothing.
+// N ids, a table of V rows, C channels. For forward w may have any type of quantized.metal: a thread takes RUN
+// elements of a row. Backward: dw is first cleared, unless it is added to. Then the group of the first row with
+// an id adds up all rows with that id, in order, so that no two groups write to the same row of dw. An id
+// outside 0..V-1 is skipped: y gets zeros, dw nothing.
 // Source: the lookup table of Bengio et al. 2003, A Neural Probabilistic Language Model, section 2.
 #include "quantized.metal"
 

@@ -1,10 +1,10 @@
-// Where the copies of each row go when they are sorted by expert.
+// Where each copy of a row goes when all copies are sorted by expert.
 //
 //   offsets[e]   = how many (n,j) have experts[n,j] < e                     e = 0..E
 //   slots[n,j]   = offsets[e] + how many (n',j') before (n,j) go to e       e = experts[n,j]
 //
-// N rows, each sent to K of E experts. A thread for each expert, and one for the end: it walks over all
-// copies to see where its own begin, and once more to say where each of them goes.
+// N rows, each sent to K of E experts. A thread for each expert, and one for the end: it goes over all copies to
+// find where its expert begins, and once more to number its expert's copies.
 
 kernel void expert_rows_forward(
     device int*                  slots   [[buffer(ExpertRowsForward::slots)]],

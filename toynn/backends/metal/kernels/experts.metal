@@ -5,15 +5,15 @@
 //   backward_weight   dw[e,n,k] = sum_r dy[r,n] x[r,k]
 //   backward_bias     db[e,n]   = sum_r dy[r,n]            offsets[e] <= r < offsets[e+1]
 //
-// M rows, sorted by expert, of which the first offsets[E] are there; E experts of N outputs and K inputs. w
-// may be of any quantized type of quantized.metal. A group makes TILE x TILE results (products.metal): of y
-// and dx for all experts that have rows among its own, one after another, each its own rows alone: what is not
-// finite in the others' matrices does not reach them; of dw for one expert. Where there are few rows
-// (forward_gemv), a line of threads makes one output. Precision "medium" (rough) is as in matmul.metal.
+// M rows, sorted by expert, of which the first offsets[E] exist; E experts of N outputs and K inputs. w may have
+// any type of quantized.metal. A group computes TILE x TILE results (products.metal). For y and dx it goes over
+// all experts with rows in its tile, and writes for each expert only that expert's rows: so infinities and NaN in
+// other matrices do not reach them. For dw a group has one expert. If there are few rows (forward_gemv), a line of
+// threads computes one output. Precision "medium" (rough) means the same as in matmul.metal.
 // Source: Gale et al. 2022, MegaBlocks, arXiv:2211.15841, section 4.
 #include "products.metal"
 
-// The expert of row r; E if the row is nobody's.
+// The expert of row r; E if the row belongs to no expert.
 static inline uint expert_of(device const int* offsets, uint E, uint r) {
     uint e = 0;
     while (e < E && uint(offsets[e + 1]) <= r) ++e;

@@ -1,4 +1,4 @@
-// Heads with gates: what attention gave is let through by a gate that came with the queries.
+// Gated attention heads: multiply the output of attention by a gate that came with the queries.
 //
 //   q[n,h,d] = x[n,h,part,d]                                    queries
 //   y[n,h,d] = o[n,h,d] s           s = 1 / (1 + e^-x[n,h,1,d])

@@ -3,10 +3,10 @@
 //   norm  = weight_inverse sqrt(sum_i g[i]^2)
 //   scale = weight_inverse min(1, max_norm / (norm + 1e-6))
 //
-// control = [max_norm, weight_inverse]: max_norm <= 0 means no clipping (the min is 1). scale is NaN where
-// norm is not finite: AdamW then writes nothing. First a group sums the squares of BLOCK elements; then one
-// group adds up the blocks, so many threads in turn, each with the low digits that its sum rounds away (Kahan),
-// and all blocks made smaller where their sum would be infinite.
+// control = [max_norm, weight_inverse]. max_norm <= 0 means no clipping (the min is 1). scale is NaN if norm is
+// not finite: AdamW then writes nothing. First a group sums the squares of BLOCK elements. Then one group adds up
+// the blocks, every GROUP-th on the same thread, with compensated (Kahan) sums. Blocks are scaled down if their
+// sum could overflow.
 // Source: Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
 
 constant constexpr uint BLOCK = 16384;  // grids.py knows it too
@@ -53,7 +53,7 @@ kernel void grad_norm_forward(
     const float max_norm = control[0], weight_inverse = control[1];
     const float all = weight_inverse * (precise::sqrt(sum) * (large ? 4294967296.0f : 1.0f));
     float clip = 1.0f;
-    if (!(max_norm <= 0.0f)) {  // a NaN too: it must not read as no clipping
+    if (!(max_norm <= 0.0f)) {  // true for NaN too, which must not mean no clipping
         clip = max_norm / (all + 1e-6f);
         clip = clip > 1.0f ? 1.0f : clip;
     }

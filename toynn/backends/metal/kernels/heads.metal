@@ -1,9 +1,9 @@
-// What the kernels of attention share: which keys a row sees, the cap of scores, tiles of rows of one head in
+// Shared by the attention kernels: which keys a row sees, the cap of scores, tiles of rows of one head in
 // threadgroup memory, and their products.
 //
 // A group has GROUP threads: 8 lines of LINE. A tile is LINE x LINE numbers, rows SPAN apart. Of a product of two
-// tiles the thread of line l and place p holds four numbers: rows l, l + 8, l + 16, l + 24 of column p. So a row
-// of it lies across a line, and line_sum and line_max go along it.
+// tiles, the thread of line l and place p has four numbers: rows l, l + 8, l + 16, l + 24 of column p. So a line
+// has whole rows, and line_sum and line_max go along a row.
 
 constant constexpr uint SPAN = LINE + 1;
 constant constexpr uint LINES = GROUP / LINE;
@@ -11,13 +11,13 @@ constant constexpr uint OWN = LINE / LINES;  // rows of a thread
 constant constexpr uint WIDE = 128;          // columns of a head whose sums a group holds; grids.py knows it too
 constant constexpr uint PARTS = WIDE / LINE;
 
-// The first key that row i sees, if its segment begins with row `from`: its window is the last of the keys up to
-// its own; 0 is no window.
+// The first key that row i sees, if its segment begins at row `from`. A window is the last keys up to the row's
+// own; 0 means no window.
 static inline uint first_key(uint i, uint from, uint window) {
     return window != 0 && i + 1 > window ? max(from, i + 1 - window) : from;
 }
 
-// cap tanh(score / cap) and its slope; the score itself where cap is 0.
+// cap tanh(score / cap) and its slope; the score itself if cap is 0.
 static inline float capped(float score, float cap, thread float& slope) {
     slope = 1.0f;
     if (cap == 0.0f) return score;
@@ -26,8 +26,8 @@ static inline float capped(float score, float cap, thread float& slope) {
     return cap * t;
 }
 
-// Rows `row` .. row + LINE - 1 and columns `column` .. column + LINE - 1 of x, whose rows are `stride` apart and
-// of which rows below `rows` and columns below `columns` are there; 0 elsewhere.
+// Copy rows `row` .. row + LINE - 1 and columns `column` .. column + LINE - 1 of x to a tile. Rows of x are `stride`
+// apart; rows from `rows` on and columns from `columns` on do not exist and become 0.
 static inline void take(threadgroup float* tile, device const float* x, uint stride, uint rows, uint columns,
                         uint row, uint column, uint tid) {
     for (uint i = tid / LINE; i < LINE; i += LINES) {
@@ -36,7 +36,7 @@ static inline void take(threadgroup float* tile, device const float* x, uint str
     }
 }
 
-// sums[i] += a[row i] . b[row of this place]: of a b^T.
+// sums[i] += a[row i] . b[row of this place]: for a b^T.
 static inline void add_rows(thread float* sums, threadgroup const float* a, threadgroup const float* b, uint tid) {
     for (uint d = 0; d < LINE; ++d) {
         const float own = b[tid % LINE * SPAN + d];
@@ -44,7 +44,7 @@ static inline void add_rows(thread float* sums, threadgroup const float* a, thre
     }
 }
 
-// sums[i] += sum_j p[row i, j] v[j, this place]: of p v.
+// sums[i] += sum_j p[row i, j] v[j, this place]: for p v.
 static inline void add_columns(thread float* sums, threadgroup const float* p, threadgroup const float* v, uint tid) {
     for (uint j = 0; j < LINE; ++j) {
         const float own = v[j * SPAN + tid % LINE];
@@ -52,7 +52,7 @@ static inline void add_columns(thread float* sums, threadgroup const float* p, t
     }
 }
 
-// sums[i] += sum_j p[j, row i] v[j, this place]: of p^T v.
+// sums[i] += sum_j p[j, row i] v[j, this place]: for p^T v.
 static inline void add_turned(thread float* sums, threadgroup const float* p, threadgroup const float* v, uint tid) {
     for (uint j = 0; j < LINE; ++j) {
         const float own = v[j * SPAN + tid % LINE];

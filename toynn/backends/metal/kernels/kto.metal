@@ -1,4 +1,4 @@
-// KTO: a completion that is wanted shall gain on the reference, one that is not shall lose. Formulas: kto.pyx.
+// KTO: make wanted completions likelier than under a reference model, others less likely. Formulas: kto.pyx.
 #include "preference.metal"
 
 kernel void kto_forward(

@@ -1,6 +1,6 @@
-// A row of logits and what the loss needs of it. For the two kernels of the loss.
+// What the two cross-entropy kernels need of a row of logits, and exact sums.
 
-// The largest of a row.
+// The maximum of a row.
 static inline float row_max(device const float* x, uint V, threadgroup float* part, uint tid) {
     float most = -INFINITY;
     for (uint v = tid; v < V; v += GROUP) most = max(most, x[v]);
@@ -14,17 +14,17 @@ static inline float exp_sum(device const float* x, float most, uint V, threadgro
     return group_sum(sum, part, tid);
 }
 
-// Whether a label is a class: -100, which is not, is beyond V when taken for a uint.
+// Whether a label is valid: as a uint, -100 is larger than V.
 static inline bool counts(int label, uint V) { return uint(label) < V; }
 
-// How many labels count.
+// How many labels are valid.
 static inline float counting(device const int* labels, uint N, uint V, threadgroup float* part, uint tid) {
     float sum = 0.0f;
     for (uint n = tid; n < N; n += GROUP) sum += counts(labels[n], V) ? 1.0f : 0.0f;
     return group_sum(sum, part, tid);
 }
 
-// The sum of numbers, every `step`-th; each thread's with the digits that it rounds away (Kahan).
+// The sum of every `step`-th number; each thread has a compensated (Kahan) sum.
 static inline float careful_sum(device const float* x, uint N, uint step, threadgroup float* part, uint tid) {
     float sum = 0.0f, rest = 0.0f;
     for (uint n = tid; n < N; n += GROUP) {

@@ -5,11 +5,11 @@
 //   backward_weight   dw[n,k] = sum_m dy[m,n] x[m,k]
 //
 // M rows, N outputs, K inputs; a group of PRODUCT threads for TILE x TILE results (products.metal). y is
-// overwritten; dx and dw are overwritten, or added to. w may be of any quantized type of quantized.metal:
-// it is dequantized on its way to threadgroup memory. Where x has a few rows (forward_gemv), there is nothing to
-// share: a line of threads makes one output, and reads its row of w once.
-// With precision "medium" (the functions called rough) both sides are rounded to bfloat16 on their way, if
-// Metal has that type; sums are float32: a result is off by some 2^-9 of its terms' size.
+// overwritten; dx and dw are overwritten, or added to. w may have any type of quantized.metal: it is dequantized
+// when it is copied to threadgroup memory. If x has few rows (forward_gemv), threads have nothing to share: a
+// line of threads computes one output, and reads its row of w once.
+// With precision "medium" (the functions named rough) that copy rounds both sides to bfloat16, if Metal has the
+// type. Sums are float32. So a result is off by about 2^-9 of its terms' size.
 // Source: products.metal.
 #include "activations.metal"
 #include "products.metal"

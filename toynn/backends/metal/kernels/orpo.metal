@@ -1,4 +1,4 @@
-// ORPO: cross-entropy of the chosen completion, and its odds shall exceed the rejected one's. Formulas: orpo.pyx.
+// ORPO: cross-entropy of the chosen completion, plus a loss for its odds against the rejected one. Formulas: orpo.pyx.
 #include "preference.metal"
 
 static inline float length_of(device const int* bounds, uint s) { return float(bounds[2 * s + 2] - bounds[2 * s + 1]); }

@@ -1,12 +1,12 @@
-// A tile of a matrix product: what a group of threads adds up, and how its operands come to threadgroup memory.
+// A tile of a matrix product: what a group of threads adds up, and how operands are copied to threadgroup memory.
 //
 //   sums[i,j] += sum_r A[i,r] B[r,j]           i, j < TILE, r < TERMS
 //
-// A and B are in threadgroup memory as stored in their matrices: rows of TERMS where the terms run along a
-// row ("by row"), else rows of TILE, a row a term; PITCH apart or TILE_PITCH. T is float, or bfloat where a
-// product may be that rough. PRODUCT threads: with SIMD groups four of them, each with 4 x 4 matrices of 8 x 8
-// of the sums; without, a grid of 8 x 16 threads, each with 8 x 4 sums. All sums are float32.
-// Source: the tiles are those of MLX (Apple, mlx/backend/metal/kernels/steel/gemm) in size.
+// A and B have the same layout in threadgroup memory as in their matrices. If terms run along a row ("by row"),
+// there are TILE rows of TERMS, PITCH apart; otherwise TERMS rows of TILE, TILE_PITCH apart. T is float, or
+// bfloat if the precision allows. PRODUCT threads are four SIMD groups, each with 4 x 4 matrices of 8 x 8 sums.
+// Without SIMD groups they are a grid of 8 x 16 threads, each with 8 x 4 sums. All sums are float32.
+// Source: the sizes of the tiles are MLX's (Apple, mlx/backend/metal/kernels/steel/gemm).
 #include "quantized.metal"
 
 constant constexpr uint TILE = 64;
@@ -14,17 +14,17 @@ constant constexpr uint TERMS = 32;
 constant constexpr uint PRODUCT = 128;
 constant constexpr uint PITCH = TERMS + 4;
 constant constexpr uint TILE_PITCH = TILE + 4;
-constant constexpr uint ROOM = TILE * PITCH;  // of an operand, either way
+constant constexpr uint ROOM = TILE * PITCH;  // numbers of an operand; TERMS * TILE_PITCH is less
 constant constexpr uint OWN = TILE * TILE / PRODUCT;  // sums of a thread
 
 #if __METAL_VERSION__ >= 310
 typedef bfloat rough;
 #else
-typedef float rough;  // an older Metal: as exact as ever
+typedef float rough;  // an older Metal has no bfloat
 #endif
 
-// A part of a matrix (., columns), from row `row` and column `column` on, a multiple of RUN: `width` columns of
-// `height` rows. What is not there is 0: rows from `rows` on.
+// Copy `height` rows and `width` columns of a matrix (., columns), from row `row` and column `column` on, to a tile.
+// `column` is a multiple of RUN. Rows from `rows` on and columns from `columns` on do not exist and become 0.
 template <typename T>
 static inline void fetch(threadgroup T* tile, device const uchar* w, uint type, uint rows, uint columns,
                          uint row, uint column, uint height, uint width, uint pitch, uint tid) {
@@ -70,8 +70,8 @@ static inline void multiply(thread Sums& sums, threadgroup const T* A, threadgro
     }
 }
 
-// Sum number e of a thread, and at which row and column of the tile it is. Every thread asks for every e in
-// order: a matrix goes by way of threadgroup memory, where `part` has room for 64 numbers of each SIMD group.
+// Sum number e of a thread, and its row and column in the tile. Every thread must ask for every e in order: a
+// matrix goes through threadgroup memory, where `part` has room for 64 numbers of each SIMD group.
 static inline float sum_of(thread Sums& sums, uint e, threadgroup float* part, uint tid, thread uint2& place) {
     const uint matrix = e / 2, own = tid % LINE * 2 + e % 2;
     threadgroup float* patch = part + tid / LINE * 64;
@@ -111,7 +111,7 @@ static inline void multiply(thread Sums& sums, threadgroup const T* A, threadgro
     }
 }
 
-// Sum number e of a thread, and at which row and column of the tile it is.
+// Sum number e of a thread, and its row and column in the tile.
 static inline float sum_of(thread Sums& sums, uint e, threadgroup float*, uint tid, thread uint2& place) {
     place = uint2(tid / 16 + e / 4 * 8, tid % 16 + e % 4 * 16);
     return sums.of[e / 4][e % 4];

@@ -1,9 +1,9 @@
-// What a program does between its kernels.
+// What a program runs between its kernels.
 
 struct Limit { uint word; uint per_row; uint first; uint rows; };
 
-// The device has counted the valid rows: from first on there are 0 to rows of them. Writes the size of
-// so many rows into the arguments of the kernel that runs next, for the first micro-batch and for later ones.
+// The device has counted the valid rows. Of `rows` rows from `first` on, the first ones are valid: write their size
+// into the arguments of the kernel that runs next, for the first micro-batch and for later ones.
 kernel void program_limit(device uint*       first [[buffer(0)]],
                           device uint*       later [[buffer(1)]],
                           device const int*  count [[buffer(2)]],
@@ -15,7 +15,7 @@ kernel void program_limit(device uint*       first [[buffer(0)]],
     later[limit.word] = limit.per_row * valid;
 }
 
-// An undo log (undo_log.py): n pieces of 16 bytes are copied, a thread each.
+// The undo log (undo_log.py): copy n pieces of 16 bytes, a thread each.
 kernel void program_copy(device uint4*        to   [[buffer(0)]],
                          device const uint4*  from [[buffer(1)]],
                          constant uint&       n    [[buffer(2)]],
@@ -24,7 +24,7 @@ kernel void program_copy(device uint4*        to   [[buffer(0)]],
     if (i < n) to[i] = from[i];
 }
 
-// It is whole.
+// Mark that the undo log is complete.
 kernel void program_mark(device uint*  mark [[buffer(0)]])
 {
     *mark = 1;

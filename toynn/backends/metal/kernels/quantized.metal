@@ -1,4 +1,4 @@
-// The types in which a row of a matrix may be stored, by their numbers in GGUF: bytes in, float32 out.
+// The types in which a row of a matrix may be stored, by their GGUF numbers: bytes in, float32 out.
 //
 // A row is a whole number of blocks, one after another. d and m are float16, q[j] is the code of element j,
 // a[s] and b[s] small integers of sub-block s; all numbers are little-endian.
@@ -31,12 +31,12 @@
 //   MXFP4 39  32    17  e, 16 of codes                           y[j] = 2^(e - 128) FP4[q[j]]
 //   NVFP4 40  64    36  4 f, 32 of codes                         y[j] = f[s] / 2 FP4[q[j]]
 //
-// Where the bits of a code lie is told in toynn/_kernels: _blocks.pxd, _superblocks.pxd, _tables.pxd, _ternary.pxd,
-// _ones.pxd, _grids.pxd. g are numbers of the codebooks, IQ1 and so on, which the library has as constants
-// (codebooks.py): rows of 8 bytes, or of 4 (IQ3); in IQ1 eight times the number, plus 8. Elements come in
-// runs of RUN, which share a scale in every type. A run begins at a multiple of RUN; of F32, F16 and BF16,
-// whose rows may be of any length, elements behind a row's end are 0. Bytes are read one by one: blocks lie
-// at any address. No product rounds: 11 bits of a float16, 7 of a scale and 6 of a code fit into 24.
+// toynn/_kernels/quants describes where the bits of a code are: _blocks.pxd, _superblocks.pxd, _tables.pxd,
+// _ternary.pxd, _ones.pxd, _grids.pxd. g are numbers of the codebooks (IQ1 and so on), which are constants of the
+// library (codebooks.py): rows of 8 bytes, or of 4 (IQ3); IQ1 has eight times the number, plus 8. Elements come in
+// runs of RUN, which share a scale in every type. A run begins at a multiple of RUN. Rows of F32, F16 and BF16 may
+// have any length; elements after a row's end are 0. Bytes are read one by one, since blocks may have any address.
+// No product rounds: 11 bits of a float16, 7 of a scale and 6 of a code fit into 24.
 // Source: ggml-common.h and ggml-quants.c in ggml; the GGUF specification.
 #include "codebooks.metal"
 
@@ -44,7 +44,7 @@ constant constexpr uint RUN = 16;
 
 static inline uint word(device const uchar* raw) { return uint(raw[0]) | uint(raw[1]) << 8; }
 
-// The float16 of these bits, as float32: a subnormal one too, whatever the device does with those.
+// The float16 of these bits as float32; right for subnormal ones too, even if the device flushes them.
 static inline float half_bits(uint h) {
     const uint a = h & 0x7FFF, sign = (h & 0x8000) << 16;
     const float small = as_type<float>(a + (126u << 23)) - 0.5f;
@@ -54,19 +54,19 @@ static inline float half_bits(uint h) {
 
 static inline float half_of(device const uchar* raw) { return half_bits(word(raw)); }
 
-// Scale a and least b of sub-block s of Q4_K and Q5_K: 6 bits each, of 12 bytes.
+// a and b of sub-block s of Q4_K and Q5_K: 6 bits each, from 12 bytes.
 static inline uint2 scales_k(device const uchar* raw, uint s) {
     if (s < 4) return uint2(raw[s] & 63, raw[s + 4] & 63);
     return uint2((raw[s + 4] & 15) | (raw[s - 4] >> 6) << 4, (raw[s + 4] >> 4) | (raw[s] >> 6) << 4);
 }
 
-// Scale of sub-block s of Q3_K, 6 bits of 12 bytes.
+// a[s] - 32 of sub-block s of Q3_K: 6 bits from 12 bytes.
 static inline int scale_q3_k(device const uchar* raw, uint s) {
     const uint low = s < 8 ? raw[s] & 15 : raw[s - 8] >> 4;
     return int(low | (raw[8 + s % 4] >> s / 4 * 2 & 3) << 4) - 32;
 }
 
-// RUN codes, each of some bits of a byte of low, and one or two of a byte of high: y = scale (q - offset) + least.
+// y = scale (q - offset) + least for RUN codes q: some bits of a byte of low, below one or two bits of a byte of high.
 static inline void codes(thread float* y, device const uchar* low, uint shift, uint mask, float scale, int offset,
                          float least) {
     for (uint i = 0; i < RUN; ++i) y[i] = scale * float(int(low[i] >> shift & mask) - offset) + least;
@@ -92,13 +92,13 @@ static inline void codes_5(thread float* y, device const uchar* high, uint r, fl
 constant constexpr int IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constant constexpr int FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// RUN codes of 4 bits that look numbers up in a table.
+// RUN codes of 4 bits, which are indices of a table.
 static inline void looked_up(thread float* y, constant const int* table, device const uchar* low, uint shift,
                              float scale) {
     for (uint i = 0; i < RUN; ++i) y[i] = scale * float(table[low[i] >> shift & 15]);
 }
 
-// Half of a float of 4 bits of exponent, bias 7, and 3 of mantissa; 0 for what would be NaN.
+// Half of an E4M3 float: 4 bits of exponent with bias 7, 3 bits of mantissa. NaN becomes 0.
 static inline float small_float(uint x) {
     const uint exponent = x >> 3 & 15;
     if (x == 0x7F) return 0.0f;
@@ -106,13 +106,13 @@ static inline float small_float(uint x) {
     return as_type<float>((exponent + 119) << 23 | (x & 7) << 20);
 }
 
-// Digit n, the first is 0, of x / 256 to the base of 3.
+// Digit n (from 0) of x / 256 to the base of 3.
 static inline int digit(uint x, uint n) {
     for (uint i = 0; i < n; ++i) x = 3 * x & 255;
     return int(3 * x >> 8);
 }
 
-// Eight numbers of a codebook, or four and four; negative where the bit of the signs is set.
+// Eight numbers of a codebook, four from each pointer; negative if their sign bit is set.
 static inline void signed_eight(thread float* y, constant const uchar* first, constant const uchar* second, uint signs,
                                 float scale) {
     for (uint i = 0; i < 4; ++i) {
@@ -129,14 +129,14 @@ static inline uint even_signs(uint seven) {
     return seven | (odd & 1) << 7;
 }
 
-// Eight numbers of IQ1, 1/8 higher or lower.
+// Eight numbers of a row of IQ1, plus or minus 1/8.
 static inline void eighths(thread float* y, uint row, uint minus, float scale) {
     for (uint i = 0; i < 8; ++i) y[i] = scale * float(int(IQ1[8 * row + i]) + (minus ? 0 : 2) - 9);
 }
 
 // Elements j .. j + RUN - 1 of row `row` of a matrix w (., K), j a multiple of RUN.
 static inline void dequantize(thread float* y, device const uchar* w, uint type, uint row, uint K, uint j) {
-    const ulong first = ulong(row) * K;  // in bytes it may be over 2^32
+    const ulong first = ulong(row) * K;  // the offset in bytes may be over 2^32
     const uint r = j / RUN;
     switch (type) {
     case 0: {
@@ -336,7 +336,7 @@ static inline void dequantize(thread float* y, device const uchar* w, uint type,
     }
     case 39: {
         device const uchar* block = w + (first / 32 + r / 2) * 17;
-        const uint e = block[0];  // below 2 the smallest normal number, less 1 or 2 bits
+        const uint e = block[0];  // for e < 2 the power is subnormal: a half or a quarter of the smallest normal
         const float scale = as_type<float>(max(e, 2u) - 1 << 23) * (e == 0 ? 0.25f : (e == 1 ? 0.5f : 1.0f));
         looked_up(y, FP4, block + 1, r % 2 * 4, scale);
         break;
@@ -350,7 +350,7 @@ static inline void dequantize(thread float* y, device const uchar* w, uint type,
         break;
     }
     default: {
-        for (uint i = 0; i < RUN; ++i) y[i] = NAN;  // no such type: the backend has refused it
+        for (uint i = 0; i < RUN; ++i) y[i] = NAN;  // never: the backend refuses other types
     }
     }
 }

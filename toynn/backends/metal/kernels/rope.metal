@@ -5,14 +5,14 @@
 //   y[n,h,j]   = x[n,h,j] c - x[n,h,k] s                  dx[n,h,j] =  dy[n,h,j] c + dy[n,h,k] s
 //   y[n,h,k]   = x[n,h,j] s + x[n,h,k] c                  dx[n,h,k] = -dy[n,h,j] s + dy[n,h,k] c
 //
-// Pair i of R/2 is the channels j, k = i, i + R/2 (half-split) or, when interleaved, 2i, 2i + 1. N rows, H heads;
-// one thread rotates pair i of the first P heads of a row, and copies channels 2i and 2i + 1 of those that do not
-// rotate. In place: y may be x, dx may be dy.
+// Pair i of R/2 is the channels j, k = i, i + R/2 (half-split) or, when interleaved, 2i, 2i + 1. N rows, H heads.
+// One thread rotates pair i of the first P heads of a row, and copies channels 2i and 2i + 1 that are not rotated.
+// In place: y may be x, dx may be dy.
 // Source: Su et al. 2021, arXiv:2104.09864, section 3.4.
 
-// cos and sin of position x frequency within 2e-7, positions below 2^24. Metal has no double, and in float32
-// the product would be off by 5e-4 at position 8192: so it is kept as hi + lo, exactly, and pi/2 in three
-// parts, whose sum is right to 2^-75: angle = k pi/2 + r with |r| <= pi/4, then Taylor.
+// cos and sin of position x frequency within 2e-7, for positions below 2^24. Metal has no double, and in float32
+// the product would be off by 5e-4 at position 8192. So it is hi + lo, exactly, and pi/2 has three parts, whose sum
+// is right to 2^-75. Then angle = k pi/2 + r with |r| <= pi/4, and the Taylor series of r.
 static inline float2 cos_sin(float position, float frequency) {
     const float hi = position * frequency;
     const float lo = fma(position, frequency, -hi);
@@ -38,12 +38,12 @@ static inline float2 cos_sin(float position, float frequency) {
     return float2((quarter + 1) & 2 ? -across : across, quarter & 2 ? -up : up);
 }
 
-// m at a position, which is whole: so is the quotient.
+// m at a position. The position is an integer, so an integer division is the floor.
 static inline float magnitude_at(int position, float magnitude, float growth, uint span) {
     return growth == 0.0f ? magnitude : magnitude * (1.0f + growth * precise::log(1.0f + float(uint(position) / span)));
 }
 
-// Pair i of a row, whose heads are D apart: those that rotate by an angle's cosine and sine, and copies.
+// Pair i of all heads of a row, D apart: rotate it by an angle's cosine and sine, or copy channels.
 static inline void rotate_pair(device float* y, device const float* x, float2 by, uint i, uint H, uint D, uint R, uint
 P,
                         bool interleaved) {

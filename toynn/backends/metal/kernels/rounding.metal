@@ -1,4 +1,4 @@
-// Rounding to the values of a 16-bit type, in float32: ties go to the even neighbour.
+// Rounding of float32 to the values of a 16-bit type: to nearest, ties to even.
 //
 //   float16:  y = x rounded to 11 significant bits; below 2^-14, to a multiple of 2^-24;
 //             infinite from 65520 on
@@ -7,7 +7,7 @@
 // n elements, one thread each. y may be x. NaN stays NaN.
 // Sources: IEEE 754-2019, sections 3.6 and 4.3.1; Bengio et al. 2013, arXiv:1308.3432.
 
-// x rounded to a mantissa without its last bits: those that are set in `dropped`.
+// x rounded to a mantissa without its last bits, which are set in `dropped`.
 static inline float without(float x, uint dropped) {
     uint u = as_type<uint>(x);
     u += (dropped >> 1) + ((u & (dropped + 1)) != 0 ? 1 : 0);

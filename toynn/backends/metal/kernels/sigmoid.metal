@@ -1,4 +1,4 @@
-// Sigmoid: a score between 0 and 1, each by itself; a router's, where it is not a softmax.
+// Sigmoid: a score between 0 and 1 for each element. Some routers use it instead of softmax.
 //
 //   y  = s                      s = 1 / (1 + e^-x)
 //   dx = dy s (1 - s)

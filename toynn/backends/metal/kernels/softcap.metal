@@ -1,4 +1,4 @@
-// A soft cap: what is small stays as it is, and nothing exceeds the cap.
+// A soft cap: small values hardly change, and no value exceeds the cap.
 //
 //   y  = cap tanh(x / cap)
 //   dx = dy (1 - t^2)                    t = y / cap = tanh(x / cap)

@@ -3,8 +3,8 @@
 //   y[n,c]  = e^(x[n,c] - max_k x[n,k]) / sum_k e^(x[n,k] - max_j x[n,j])
 //   dx[n,c] = y[n,c] (dy[n,c] - sum_k dy[n,k] y[n,k])
 //
-// N rows, a group each; C channels. In place: y may be x, dx may be dy: a thread keeps to its own columns.
-// -infinity gives 0; a row of nothing else, or with a NaN or +infinity, gives NaN.
+// N rows, a group each; C channels. In place: y may be x, dx may be dy, since a thread keeps to its own columns.
+// -infinity gives 0. A row of nothing but -infinity, or with a NaN or +infinity, gives NaN.
 
 kernel void softmax_forward(
     device float*             y    [[buffer(SoftmaxForward::y)]],

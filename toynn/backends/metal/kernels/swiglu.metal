@@ -5,8 +5,8 @@
 //   dup   = dy g s
 //
 // With a limit m (0: none), y = g' s (u' + 1), g' = min(g, m), u' = u within -m .. m, s = 1 / (1 + e^(-alpha g')).
-// n elements, one thread each; g is gate, u is up. In place: each output may be one of the inputs. halves: N rows
-// x of 2 F, of which the first F are gate and the others up; dx may be x.
+// n elements, one thread each; g is gate, u is up. In place: each output may be one of the inputs. The halves entries
+// take x, N rows of 2 F: first gate, then up. dx may be x.
 // Source: Shazeer 2020, arXiv:2002.05202, section 2.
 
 // The smaller one; NaN stays NaN.

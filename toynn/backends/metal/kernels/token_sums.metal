@@ -1,9 +1,9 @@
 // Sums of token losses: over the prompt of each sequence, and over its completion.
 //
 //   forward  sums[k]    = sum of losses[bounds[k] .. bounds[k+1]-1],   k = 2 s for prompts, 2 s + 1 for completions
-//   backward dlosses[n] = dsums[k] of the part that row n lies in; 0 where it lies in none
+//   backward dlosses[n] = dsums[k] of the part that holds row n; 0 if no part holds it
 //
-// A group adds up each part, with the digits that are rounded away; a thread of it finds the part of each row.
+// forward: a group for each part, with compensated (Kahan) sums. backward: a thread for each row finds its part.
 #include "logits.metal"
 
 kernel void token_sums_forward(
