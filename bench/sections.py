@@ -6,7 +6,7 @@ from prepack import prepacked
 from sections_files import decode, generation, load
 from sections_kernels import attention, matmul, medium, stored
 from sections_lora import experts, lora, real, seeds, types
-from sections_steps import busy, lengths, llama, memory, scaling, step, tiny, vit
+from sections_steps import busy, families, lengths, llama, memory, scaling, step, tiny, vit
 
 import toynn
 from toynn._kernels import level
@@ -27,6 +27,7 @@ SECTIONS = {
     "prepack": prepacked,
     "types": types,
     "lengths": lengths,
+    "families": families,
     "load": load,
     "scaling": scaling,
     "memory": memory,

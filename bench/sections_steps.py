@@ -3,11 +3,12 @@
 import statistics
 import time
 
+import families as models
 import growth
 import lengths as growing
 import steps
 from busy import mean_ms
-from rows import best_and_usual
+from rows import best_and_usual, clock_of
 
 from toynn.testing.race import race
 
@@ -50,6 +51,19 @@ def llama(n_threads: int, rounds: int, only: str) -> None:
 def vit(n_threads: int, rounds: int, only: str) -> None:
     """A training step of ViT-Tiny at 224 pixels."""
     race_steps("VIT", n_threads, rounds, only)
+
+
+def families(n_threads: int, rounds: int, only: str) -> None:
+    """Forward and backward of each architecture, and of a Llama of the same sizes."""
+    llama = next(models.configurations())
+    beside, weights = models.step(llama, n_threads), models.active(llama)
+    print(f"{'ms, median':18}{'family':>10}{'llama':>10}{'ratio':>8}{'of active weights':>20}")
+    for cfg in models.configurations(only):
+        contestants = {"family": models.step(cfg, n_threads), "llama": beside}
+        times = race(contestants, rounds, clock_of(n_threads))
+        own, other = (1e3 * statistics.median(times[who]) for who in times)
+        share = models.active(cfg) / weights
+        print(f"{cfg.arch:18}{own:10.2f}{other:10.2f}{own / other:8.2f}{share:20.2f}", flush=True)
 
 
 def scaling(n_threads: int, rounds: int, only: str) -> None:

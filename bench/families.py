@@ -1,0 +1,49 @@
+"""Forward and backward of a small model of each architecture, beside a Llama of the same sizes.
+
+Four blocks of 256 channels, 4 heads of 64 and 2 of keys and values, MLPs of 768, or experts that
+together are as wide for a token, 512 ids; one sequence of 128 tokens. What an architecture has
+beside these (states, streams, windows) is as in ``toynn train from-scratch --arch``.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+
+import numpy as np
+
+from toynn.models import ARCHITECTURES, LlamaConfig, architecture
+from toynn.options import RecipeOptions
+from toynn.recipes import FromScratch
+
+__all__ = ["active", "configurations", "step"]
+
+T, WIDTH = 128, 768
+SIZES = {"vocab": 512, "d_model": 256, "n_heads": 4, "n_kv_heads": 2, "n_layers": 4, "context": T}
+
+
+def configurations(only: str = "") -> Iterator[LlamaConfig]:
+    """Yield a configuration of each architecture that is a relative of Llama; Llama's first."""
+    for name in ARCHITECTURES:
+        model = architecture(name)
+        if not issubclass(model.config_type, LlamaConfig) or only not in name:
+            continue
+        has = {field.name: field.default for field in fields(model.config_type)}
+        widths = {"d_ff": WIDTH}
+        if "n_experts_used" in has:
+            widths["expert_d_ff" if "expert_d_ff" in has else "d_ff"] = (
+                WIDTH // has["n_experts_used"]
+            )
+        yield model.new_config(**SIZES, **widths, head_dim=64, arch=name)
+
+
+def active(cfg: LlamaConfig) -> int:
+    """Return how many parameters a token is computed with."""
+    return architecture(cfg.arch).active(cfg, RecipeOptions())
+
+
+def step(cfg: LlamaConfig, n_threads: int) -> Callable[[], float]:
+    """Return a call that computes loss and gradients of all weights."""
+    recipe = FromScratch()
+    recipe.realize(cfg, RecipeOptions(t_seq=T))
+    recipe.engine.session.n_threads = n_threads
+    ids, labels = np.random.default_rng(0).integers(0, SIZES["vocab"], (2, T), np.int32)
+    return lambda: recipe.accumulate(ids, None, labels)
