@@ -16,10 +16,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from toynn.errors import ConfigError
-from toynn.numerics.precision import PRECISIONS
+from toynn.numerics.precision import ALL_PRECISIONS, PRECISIONS
 
 __all__ = [
     "DECAYS",
+    "FROZEN_PRECISIONS",
     "PREPACK",
     "RENAMED",
     "WEIGHT_DTYPES",
@@ -357,7 +358,9 @@ WEIGHT_DTYPES = {0: "f32", 1: "f16", 30: "bf16"}
 DECAYS = ("all", "matrices")
 #: Which frozen weights are prepacked: "auto" those where that saves time and fits into memory.
 PREPACK = ("auto", "always", "never")
-_PRECISIONS = {name: name for name in (*PRECISIONS, "auto")}
+#: What precisions a recipe over frozen weights has; int8 is for quantized ones.
+FROZEN_PRECISIONS = (*ALL_PRECISIONS, "auto")
+_PRECISIONS = {name: name for name in FROZEN_PRECISIONS}
 
 
 @dataclass
@@ -402,6 +405,7 @@ class RecipeOptions:
     precision
         The precision of the engine's matrix products: see ``toynn.set_float32_matmul_precision``,
         whose choice also holds if this is None. "auto" is the fastest one here that loses nothing.
+        "int8" is for a base of quantized weights: products by them round both sides to 8 bits.
     n_threads
         The largest number of threads; None: as ``toynn.set_num_threads`` says.
 
@@ -492,7 +496,7 @@ class RecipeOptions:
         "(default {default})",
         None,
         given="highest",
-        choices=tuple(_PRECISIONS),
+        choices=(*PRECISIONS, "auto"),
         compared=False,  # computed_with() says what is
         check=lambda value: None if value is None else _PRECISIONS[value],
         expected=f"None or one of {', '.join(_PRECISIONS)}",

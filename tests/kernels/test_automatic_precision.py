@@ -43,7 +43,7 @@ def test_pairs_where_they_were_measured_to_be_faster(vendor, family, pays):
 )
 def test_auto_by_the_kind_of_cpu(tiles, pairs, unit, maker, chosen, why, monkeypatch):
     module = SimpleNamespace(multiplies_tiles=lambda: tiles, multiplies_pairs=lambda: pairs)
-    module.multiplies_int8 = lambda: False
+    module.multiplies_int8 = module.multiplies_quads = lambda: False
     monkeypatch.setattr(_kernels, "load", lambda *_: module)
     monkeypatch.setattr(cpu, "maker", lambda: maker)
     monkeypatch.setattr(cpu, "pairs_unit", lambda: unit)

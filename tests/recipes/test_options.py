@@ -61,7 +61,7 @@ REFUSED = [
     ("weight_dtype", None, "weight_dtype must be"),
     ("decay", "none", 'decay must be "all" or "matrices"'),
     ("decay", None, "decay must be"),
-    ("precision", "low", "precision must be None or one of highest, high, medium, auto"),
+    ("precision", "low", "precision must be None or one of highest, high, medium, int8, auto"),
     ("n_threads", 0, "n_threads must be None or an integer of at least 1"),
     ("n_threads", True, "n_threads must be"),
     ("untied", 1, "untied must be True or False"),

@@ -73,10 +73,12 @@ def packings(monkeypatch):
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+@pytest.mark.parametrize("precision", ["highest", "high", "medium", "int8"])
 @pytest.mark.parametrize("dtype", ["F32", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("rows", [3, 33, 100])
 def test_bits_are_the_same(rows, dtype, precision, threads, packings):
+    if precision == "int8" and not (dtype != "F32" and kernels.matmul.multiplies_quads()):
+        pytest.skip("int8 is for quantized weights, and CPUs with AVX512_VNNI")
     session = {"matmul_precision": precision, "n_threads": threads}
     plain = Net(rows, dtype, **session).realize().run()
     assert not packings

@@ -129,6 +129,7 @@ def test_a_kernel_is_complete(op):
     assert re.search(r"^ {2,}.* (=|<-|\+=) ", text, re.MULTILINE), "a formula"
     assert re.search(r"\b(Sources?: \S|doi:|arXiv:)", text) or op in (
         "valid_rows",  # a definition
+        "columns",  # a copy
         "elementwise",  # sums
         "embedding",  # a gather
         "softmax",  # a definition

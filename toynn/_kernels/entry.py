@@ -20,7 +20,7 @@ from toynn._kernels._check import MAX_THREADS, countable
 from toynn._kernels.invoke import invoke, scratch_bytes
 from toynn._kernels.signature import Signature, TensorSpec, Unsolved, evaluate
 from toynn.numerics.dtypes import GGUF_BLOCKS, GGUF_TYPES
-from toynn.numerics.precision import PRECISIONS
+from toynn.numerics.precision import ALL_PRECISIONS
 
 __all__ = ["ACTIVATIONS", "MAX_THREADS", "WORDS", "Entry"]
 
@@ -33,7 +33,7 @@ ACTIVATIONS = ("none", "gelu_tanh", "gelu_exact")
 
 #: Sizes that Python gives as words: the number of each word.
 WORDS: dict[str, dict[str, int]] = {
-    "precision": {name: number for number, name in enumerate(PRECISIONS)},
+    "precision": {name: number for number, name in enumerate(ALL_PRECISIONS)},
     "activation": {name: number for number, name in enumerate(ACTIVATIONS)},
     "type": GGUF_TYPES,
 }

@@ -8,7 +8,7 @@ from toynn import _kernels, backends
 from toynn.backends.cpu.precision import multiplies_in
 from toynn.backends.threads import get_num_threads
 from toynn.distributed import mpi
-from toynn.numerics.precision import PRECISIONS, get_float32_matmul_precision
+from toynn.numerics.precision import ALL_PRECISIONS, get_float32_matmul_precision
 from toynn.system.machine import processor
 
 __all__ = ["alike", "automatic_precision", "describe", "release", "show_config"]
@@ -28,7 +28,7 @@ def alike(backend: str, precisions: Collection[str]) -> dict[str, str]:
     ``backend`` does the work, with matrix products in ``precisions``.
     """
     made_of = backends.get(backend).multiplies_in()
-    used = [precision for precision in PRECISIONS if precision in precisions]
+    used = [precision for precision in ALL_PRECISIONS if precision in precisions]
     products = (f"{each} ({made_of[each]})" if each in made_of else each for each in used)
     return {
         "toynn": release(),

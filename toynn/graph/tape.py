@@ -27,7 +27,7 @@ from toynn.graph.sizes import Solved, solve
 from toynn.graph.tensor import Role, Tensor, ValidRows, place_of
 from toynn.numerics import checks, dtypes
 from toynn.numerics.checks import Check
-from toynn.numerics.precision import PRECISIONS
+from toynn.numerics.precision import ALL_PRECISIONS
 
 __all__ = ["Node", "Op", "Role", "Tape", "Tensor", "ValidRows"]
 
@@ -421,6 +421,11 @@ class Tape(Shown):
 
     # -- Showing the step ----------------------------------------------------------------------
 
+    def precisions(self) -> set[str]:
+        """Return the precisions of its products."""
+        sizes = (node.sizes for node in self.nodes)
+        return {ALL_PRECISIONS[each["precision"]] for each in sizes if "precision" in each}
+
     def __repr__(self) -> str:
         segments = Counter(node.segment for node in self.nodes)
         counts = ", ".join(f"{name} {segments[name]}" for name in "FEBU" if segments[name])
@@ -471,7 +476,7 @@ class Tape(Shown):
 
 def _called(node: Node) -> str:
     """Name a kernel, with the precision of a product that may be less exact than float32."""
-    exactness = PRECISIONS[node.sizes.get("precision", 0)]
+    exactness = ALL_PRECISIONS[node.sizes.get("precision", 0)]
     return node.op.kernel if exactness == "highest" else f"{node.op.kernel} ({exactness})"
 
 

@@ -144,9 +144,9 @@ class Keywords(TypedDict, total=False):
     """Prepack base weights into GEMM panels; auto: if that saves time and fits: auto, always,
     never (default auto).
     """
-    precision: Literal["highest", "high", "medium", "auto"]
+    precision: Literal["highest", "high", "medium", "int8", "auto"]
     """Precision of matrix products; auto: medium if bfloat16 is faster here, else highest:
-    highest, high, medium, auto (default auto).
+    highest, high, medium, int8, auto (default auto).
     """
     threads: int | None
     """Use at most N threads (default one per core)."""

@@ -27,7 +27,7 @@ from toynn.jobs.options import OWN, TokenizerOptions, of_run
 from toynn.jobs.paths import model_file, model_name, text_model
 from toynn.jobs.text import METRICS, TextJob, TextOptions
 from toynn.jobs.weighted import STRICT
-from toynn.options import RecipeOptions, option
+from toynn.options import FROZEN_PRECISIONS, RecipeOptions, option
 from toynn.recipes import LoRA, Preference
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
@@ -97,7 +97,7 @@ class LoRAJob(TextJob):
         log_every=10,
         eval_every=50,
         save_every=50,
-        precision="auto",
+        precision={"default": "auto", "choices": FROZEN_PRECISIONS},
     )
     source = ("adapter", "adapter")
     preference: PreferenceOptions | None = None

@@ -1,10 +1,20 @@
 """The precision of matrix products, in PyTorch's words."""
 
+from collections.abc import Sequence
+
 from toynn.errors import ConfigError
 
-__all__ = ["PRECISIONS", "checked", "get_float32_matmul_precision", "set_float32_matmul_precision"]
+__all__ = [
+    "ALL_PRECISIONS",
+    "PRECISIONS",
+    "checked",
+    "get_float32_matmul_precision",
+    "set_float32_matmul_precision",
+]
 
 PRECISIONS = ("highest", "high", "medium")
+#: Those of a session, as kernels number them: "int8" is for frozen quantized weights alone.
+ALL_PRECISIONS = (*PRECISIONS, "int8")
 
 _chosen = "highest"
 
@@ -50,10 +60,8 @@ def get_float32_matmul_precision() -> str:
     return _chosen
 
 
-def checked(precision: str) -> str:
-    """Return ``precision``; ConfigError if there is none of that name."""
-    if precision not in PRECISIONS:
-        raise ConfigError(
-            f"matmul precision must be one of {', '.join(PRECISIONS)}; got {precision!r}"
-        )
+def checked(precision: str, known: Sequence[str] = PRECISIONS) -> str:
+    """Return ``precision``; ConfigError if it is none of those that are ``known``."""
+    if precision not in known:
+        raise ConfigError(f"matmul precision must be one of {', '.join(known)}; got {precision!r}")
     return precision

@@ -7,6 +7,7 @@ from typing import Protocol
 from toynn.errors import ShapeError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tape, Tensor
+from toynn.numerics import dtypes
 
 __all__ = [
     "EXP",
@@ -18,6 +19,7 @@ __all__ = [
     "flops",
     "itself",
     "matrix",
+    "product_precision",
     "require",
 ]
 
@@ -37,6 +39,12 @@ class Recorder(Protocol):
     tape: Tape
     seed: int
     matmul_precision: str
+
+
+def product_precision(s: Recorder, w: Tensor | None = None) -> str:
+    """Return the precision of a product by ``w``: "int8" is for quantized w alone."""
+    in_blocks = w is not None and dtypes.DTYPES[w.dtype].elements > 1
+    return "medium" if s.matmul_precision == "int8" and not in_blocks else s.matmul_precision
 
 
 def flops(factor: int, *names: str) -> Callable[[Sizes], int]:

@@ -7,7 +7,7 @@ from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
 from toynn.numerics import checks
-from toynn.ops._shape import EXP, Recorder, Sizes, matrix, require
+from toynn.ops._shape import EXP, Recorder, Sizes, matrix, product_precision, require
 
 __all__ = ["KVCache", "attention"]
 
@@ -99,7 +99,7 @@ def attention(
     if scale is not None:
         given["scale"] = scale
     if cache is None:
-        given |= {"causal": causal, "precision": s.matmul_precision}
+        given |= {"causal": causal, "precision": product_precision(s)}
         return s.tape.record(ATTENTION, {**read, "first": first}, **given).output
     S = cache.k.shape[2]
     keys, values = cache.shapes(batch, KV, S, D, E)

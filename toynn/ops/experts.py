@@ -14,7 +14,16 @@ from typing import Any
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
 from toynn.numerics import dtypes
-from toynn.ops._shape import Recorder, Sizes, by_names, flops, itself, matrix, require
+from toynn.ops._shape import (
+    Recorder,
+    Sizes,
+    by_names,
+    flops,
+    itself,
+    matrix,
+    product_precision,
+    require,
+)
 
 __all__ = ["Routes", "combine", "dispatch", "experts", "route", "weigh"]
 
@@ -92,7 +101,7 @@ def experts(s: Recorder, x: Tensor, w: Tensor, routes: Routes, b: Tensor | None 
     copies = routes.slots.size
     require(len(x.shape) == 2 and x.shape[0] == copies, "experts", f"x ({copies}, K)", x, w)
     tensors = {"x": x, "w": w, "b": b, "offsets": routes.offsets}
-    return s.tape.record(EXPERTS, tensors, precision=s.matmul_precision).output
+    return s.tape.record(EXPERTS, tensors, precision=product_precision(s, w)).output
 
 
 def _experts_gradient(back: Backward, node: Node, dy: Tensor) -> None:

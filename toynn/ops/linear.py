@@ -6,7 +6,7 @@ from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
 from toynn.numerics import checks, dtypes
-from toynn.ops._shape import Recorder, Sizes, by_names, flops, matrix
+from toynn.ops._shape import Recorder, Sizes, by_names, flops, matrix, product_precision
 from toynn.ops.elementwise import GELU, GELU_BACKWARD, GELU_FORMS
 
 __all__ = ["embedding", "linear"]
@@ -39,7 +39,7 @@ def linear(
     return s.tape.record(
         LINEAR,
         {"pre": pre, "x": x, "w": w, "b": b},
-        precision=s.matmul_precision,
+        precision=product_precision(s, w),
         activation=activation or "none",
     ).output
 

@@ -57,7 +57,8 @@ class Session:
     With ``checkpointing`` the backward pass recomputes the activations of each block of a tape
     (``s.tape.block``) instead of keeping them: less memory, the same bits, about one forward pass
     more work. ``matmul_precision`` holds for linear layers recorded from now on (default: the
-    global one, see ``toynn.set_float32_matmul_precision``); "auto" is the backend's choice.
+    global one, see ``toynn.set_float32_matmul_precision``); "auto" is the backend's choice, and
+    "int8" is for products by frozen quantized weights (see docs/precision.md).
     ``n_threads`` takes precedence over ``toynn.set_num_threads``. ``prepack`` says whether frozen
     weights are prepacked into GEMM panels (see ``toynn.RecipeOptions``). ``backend`` is "cpu" or
     another one of ``toynn.backends.available()``; "reference" computes in float64 NumPy, slowly.
@@ -92,7 +93,12 @@ class Session:
         chosen = matmul_precision or precision.get_float32_matmul_precision()
         if chosen == "auto":
             chosen, _ = self.backend.automatic_precision()
-        self.matmul_precision = precision.checked(chosen)
+        self.matmul_precision = precision.checked(chosen, precision.ALL_PRECISIONS)
+        if chosen == "int8" and chosen not in self.backend.multiplies_in():
+            raise ConfigError(
+                "matmul precision int8 needs the backend cpu, and AVX512_VNNI at the ISA level "
+                "avx512 or AVX_VNNI at avx2; toynn.show_config() says what is here. Choose medium"
+            )
         self._busy = threading.RLock()  # a thread uses the session
         self.tape = self._new_tape()
         self.trained: Tape | None = None  # the tape of the last step, or micro-batch
@@ -355,6 +361,11 @@ class Session:
             _refuse("realize()", "before finalize_weights()")
         if not self.tape.nodes:
             _refuse("realize()", "of an empty tape: record an op first")
+        if self.matmul_precision == "int8" and "int8" not in self.tape.precisions():
+            raise ConfigError(
+                "matmul precision int8 is for frozen quantized weights; this model has none. "
+                "Choose medium"
+            )
         self._storage.allocate(Role.GRADIENT, Role.MOMENT)
         storage = self._storage
         lowered = lower(self.tape, storage.places, self.backend)

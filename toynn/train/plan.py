@@ -12,7 +12,7 @@ from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
 from toynn.distributed import Group
 from toynn.errors import CheckpointError, ConfigError
-from toynn.numerics.precision import PRECISIONS, get_float32_matmul_precision
+from toynn.numerics.precision import get_float32_matmul_precision
 from toynn.optim import AdamW
 from toynn.optim.schedule import Schedule, usual_warmup
 from toynn.options import compared
@@ -201,11 +201,9 @@ def computed_with(recipe: Any) -> dict[str, str]:
     """Return what the bits of a recipe's numbers depend on: level, backend, precisions."""
     session = recipe.engine.session
     backend = getattr(getattr(session, "backend", None), "name", "cpu")
-    precisions = {get_float32_matmul_precision()}
-    if hasattr(session, "tape"):  # a recipe of another make need not have one
-        sizes = (node.sizes for node in session.tape.nodes)
-        precisions = {PRECISIONS[each["precision"]] for each in sizes if "precision" in each}
-    return alike(backend, precisions)
+    # A recipe of another make need not have a tape.
+    tape = getattr(session, "tape", None)
+    return alike(backend, tape.precisions() if tape else {get_float32_matmul_precision()})
 
 
 def extension(begun: Begun, plan: Plan) -> Iterator[str]:

@@ -55,7 +55,7 @@ cdef inline void _multiply_pairs(
                 rows = panel_start(a, p + 1) - row
                 multiply_panels(
                     y + row * ldy + q * NR, ldy, a_packed + p * step, b_packed, rows,
-                    min(NR, b.size - q * NR), steps(a, kc), True, add or t > 0,
+                    min(NR, b.size - q * NR), steps(a, kc), PAIRS, add or t > 0,
                 )
 
 

@@ -65,7 +65,7 @@ cdef inline Sizes _sizes(const Args* a) noexcept nogil:
     s.B, s.T, s.H, s.KV, s.D, s.E, s.S = a.B, a.T, a.H, a.KV, a.D, a.E, a.T
     s.ldq, s.ldk, s.ldv, s.ldo = a.ldq, a.ldk, a.ldv, a.H * a.E
     s.causal, s.window, s.scale, s.cap = a.causal != 0, a.window, a.scale, a.cap
-    s.pairs = _pairs and a.precision == MEDIUM and s.T > SHORT
+    s.pairs = _pairs and a.precision >= MEDIUM and s.T > SHORT
     return s
 
 

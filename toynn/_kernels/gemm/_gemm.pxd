@@ -1,12 +1,12 @@
 """The inner layers of a matrix product, shared by matmul and attention: tiles of packed panels.
 
 Sums run over k in blocks that depend on K alone. So an element of C has the same bits whatever
-panels, buffers and threads compute it. Only this file, _panels.pxd, gemm.h, gemm_bf16.h and
-gemm_amx.h know the layout of a packed panel and the tile that multiplies it.
+panels, buffers and threads compute it. Only this file, _panels.pxd, gemm.h, gemm_bf16.h,
+gemm_int8.h and gemm_amx.h know the layout of a packed panel and the tile that multiplies it.
 """
 from toynn._kernels.gemm._panels cimport (
-    KC, LINE, MR, NR, SIDE, V, Operand, aligned, blocks_of, is_floats, pack, panel_floats,
-    panel_start, panels,
+    KC, LINE, MR, NR, PAIRS, QUADS, SIDE, V, Form, Operand, aligned, blocks_of, is_floats, pack,
+    panel_floats, panel_start, panels,
 )
 
 cdef enum:
@@ -25,6 +25,11 @@ cdef extern from "gemm.h" nogil:
 cdef extern from "gemm_bf16.h" nogil:
     void tile_pairs "tn_tile_pairs" (
         int h, Py_ssize_t steps, const float* a, const float* b, float* c, Py_ssize_t ldc, bint add
+    ) noexcept
+
+cdef extern from "gemm_int8.h" nogil:
+    void tile_quads "tn_tile_quads" (
+        int h, Py_ssize_t quads, const float* a, const float* b, float* c, Py_ssize_t ldc, bint add
     ) noexcept
 
 cdef extern from "gemm_amx.h" nogil:
@@ -53,15 +58,17 @@ cdef inline void copy_tile(
 
 cdef inline void multiply_panels(
     float* c, Py_ssize_t ldc, const float* a, const float* b, int rows, Py_ssize_t columns,
-    Py_ssize_t n, bint pairs, bint add,
+    Py_ssize_t n, Form form, bint add,
 ) noexcept nogil:
-    """Packed panel of A times packed panel of B: n terms, or n steps of pairs."""
+    """Packed panel of A times packed panel of B: n terms, n steps of pairs, or n quads."""
     cdef float tile[MR * NR]
     cdef bint whole = columns == NR
     cdef float* to = c if whole else tile
     cdef Py_ssize_t ld = ldc if whole else NR
-    if pairs:
+    if form == PAIRS:
         tile_pairs(rows, n, a, b, to, ld, whole and add)
+    elif form == QUADS:
+        tile_quads(rows, n, a, b, to, ld, whole and add)
     else:
         tile_packed(rows, n, a, b, to, ld, whole and add)
     if not whole:

@@ -7,7 +7,8 @@ nearly the same height. Panels of B have NR columns; packing pads the last one w
 
 A product in bfloat16 packs both sides as pairs of terms (gemm_bf16.h), which are rounded here. For
 tiles, panels of both sides are 32 wide and hold one to three bfloat16 parts of each float, which
-are split here (gemm_amx.h).
+are split here (gemm_amx.h). A product in 8 bits packs both sides as quads of codes, behind the
+scales of a pass (gemm_int8.h).
 
 B may have any type of _types.pxd; its rows run along k or across it. It is dequantized while it is
 packed, a stretch of a row at a time. So only the panels in use are ever float32. Panels that share
@@ -41,6 +42,16 @@ cdef extern from "gemm_bf16.h" nogil:
         Py_ssize_t kc,
     ) noexcept
 
+cdef extern from "gemm_int8.h" nogil:
+    enum:
+        QUADS_A "TN_QUADS_A"  # floats of a panel before its quads
+        QUADS_B "TN_QUADS_B"
+    bint HAS_QUADS "TN_QUADS"  # whether this build has the next
+    void pack_quads "tn_pack_quads" (
+        float* y, bint is_a, const float* x, Py_ssize_t n, Py_ssize_t stride, Py_ssize_t k_stride,
+        Py_ssize_t kc,
+    ) noexcept
+
 cdef extern from "gemm_amx.h" nogil:
     enum:
         SIDE "TN_SIDE"  # with tiles: rows of a panel of A, and terms of a step; also equal to NR
@@ -64,6 +75,7 @@ cdef enum Form:  # what packed panels are made of
     TILES_1  # for tiles, one part of bfloat16 of each float
     TILES_2
     TILES_3
+    QUADS    # of 8-bit codes
 
 cdef struct Operand:
     const float* x
@@ -102,9 +114,13 @@ cdef inline bint is_floats(const Operand* side) noexcept nogil:
     return side.type.number == F32
 
 
+cdef inline bint in_tiles(const Operand* side) noexcept nogil:
+    return TILES_1 <= side.form <= TILES_3
+
+
 cdef inline int parts_of(const Operand* side) noexcept nogil:
     """bfloat16 parts of each float if packed for tiles; 0 if not."""
-    return side.form - PAIRS if side.form > PAIRS else 0
+    return side.form - PAIRS if in_tiles(side) else 0
 
 
 cdef inline float* aligned(void* buffer) noexcept nogil:
@@ -120,7 +136,7 @@ cdef inline Py_ssize_t blocks_of(Py_ssize_t size, Py_ssize_t most) noexcept nogi
 cdef inline int _width(const Operand* side) noexcept nogil:
     """Rows of a panel of A, at most, or columns of one of B."""
     if side.is_a:
-        return SIDE if side.form >= TILES_1 else MR
+        return SIDE if in_tiles(side) else MR
     return NR
 
 
@@ -130,13 +146,15 @@ cdef inline Py_ssize_t panels(const Operand* side) noexcept nogil:
 
 cdef inline Py_ssize_t panel_start(const Operand* side, Py_ssize_t p) noexcept nogil:
     """First row or column of panel p; ``size`` if p is the number of panels."""
-    if side.is_a and side.form < TILES_1:
+    if side.is_a and not in_tiles(side):
         return p * side.size // blocks_of(side.size, MR)
     return min(p * _width(side), side.size)
 
 
 cdef inline int terms_of_step(const Operand* side) noexcept nogil:
-    return SIDE if side.form >= TILES_1 else 2 * STEP_PAIRS if side.form == PAIRS else 1
+    if side.form == QUADS:
+        return 4
+    return SIDE if in_tiles(side) else 2 * STEP_PAIRS if side.form == PAIRS else 1
 
 
 cdef inline Py_ssize_t steps(const Operand* side, Py_ssize_t kc) noexcept nogil:
@@ -158,7 +176,9 @@ cdef inline Py_ssize_t _step_floats(const Operand* side) noexcept nogil:
 cdef inline Py_ssize_t panel_floats(const Operand* side, Py_ssize_t kc) noexcept nogil:
     """Floats of a packed panel, with one register to spare where packing A may write past it."""
     cdef Py_ssize_t n = steps(side, kc) * _step_floats(side)
-    return blocks_of(n, V) * V + V if side.is_a and side.form < TILES_1 else n
+    if side.form == QUADS:
+        n += QUADS_A if side.is_a else QUADS_B
+    return blocks_of(n, V) * V + V if side.is_a and not in_tiles(side) else n
 
 
 cdef inline void _pack_floats(
@@ -196,6 +216,8 @@ cdef inline void _pack_terms(
         pack_tiles(y, parts_of(side), side.is_a, x, n, stride, k_stride, kc)
     elif side.form == PAIRS:
         pack_pairs(y, MR if side.is_a else NR, x, n, stride, k_stride, kc)
+    elif side.form == QUADS:
+        pack_quads(y, side.is_a, x, n, stride, k_stride, kc)
     elif side.is_a:
         _pack_floats(y, MR, x, n, stride, k_stride, kc)
     else:
@@ -263,6 +285,24 @@ cdef inline void _pack_across(
                 )
 
 
+cdef inline void _pack_quads_across(
+    float* y, const Operand* b, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
+) noexcept nogil:
+    """_pack_across where the scale of a column needs all terms of the pass: a run at a time."""
+    cdef float buffer[RUN * KC + LINE]
+    cdef float* values = aligned(buffer)
+    cdef Py_ssize_t t, r, p, j
+    for t in range(p0 * NR // RUN, blocks_of(min(p1 * NR, b.size), RUN)):
+        j = t * RUN
+        for r in range(kc):
+            prefetch(row_of(b, k + r) + (j + RUN) * b.row_bytes // b.k_stride, LINE)
+            dequantize(&b.type, values + r * RUN, row_of(b, k + r), j, RUN)
+        for p in range(max(p0, j // NR), min(p1, (j + RUN) // NR)):
+            _pack_terms(
+                y + (p - p0) * panel_floats(b, kc), b, values + (p * NR - j), NR, 1, RUN, kc
+            )
+
+
 cdef inline void pack(
     float* y, const Operand* side, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
@@ -270,11 +310,14 @@ cdef inline void pack(
     cdef Py_ssize_t p, t, first, start, n, most, panel = panel_floats(side, kc)
     cdef float* at
     if not is_floats(side) and not side.along_k:
-        _pack_across(y, side, p0, p1, k, kc)
+        if side.form == QUADS:
+            _pack_quads_across(y, side, p0, p1, k, kc)
+        else:
+            _pack_across(y, side, p0, p1, k, kc)
         return
     # Rows that run across k are packed TERMS at a time, through all panels: the CPU prefetches
     # along a row, but does not foresee the next row.
-    most = KC if side.k_stride == 1 else TERMS
+    most = KC if side.k_stride == 1 or side.form == QUADS else TERMS
     for t in range(blocks_of(kc, most)):
         first = t * most
         n = min(most, kc - first)

@@ -11,13 +11,14 @@ from toynn._kernels.gemm._int8 cimport (
     HAS_INT8, UNITS_OF_BUILD, dot_fn, dot_int8_of, in_int8, int8_floats,
 )
 from toynn._kernels.gemm._panels cimport (
-    FLOATS, HAS_PAIRS, HAS_TILES, MR, PAIRS, SIDE, TILES_1, V, Form, Operand, blocks_of, floats_at,
-    is_floats, kept_floats, stored_as, terms_per_pass,
+    FLOATS, HAS_PAIRS, HAS_QUADS, HAS_TILES, MR, PAIRS, QUADS, SIDE, TILES_1, V, Form, Operand,
+    blocks_of, floats_at, in_tiles, is_floats, kept_floats, stored_as, terms_per_pass,
 )
 
 cdef enum:
     HIGH = 1    # in toynn.numerics.precision.PRECISIONS
     MEDIUM = 2
+    IN_INT8 = 3
 
 cdef enum:
     GEMV_ROWS = 3          # up to so many rows of x, packing w costs more time than it saves
@@ -78,7 +79,15 @@ cdef inline bint rounds_gemv(
     Entry which, Py_ssize_t type, Py_ssize_t precision, int units
 ) noexcept nogil:
     """Whether the rows of x, if GEMV_INT8_ROWS or fewer, are rounded to 8 bits."""
-    return which == FORWARD and precision == MEDIUM and units & INT8 and in_int8(type)
+    return which == FORWARD and precision >= MEDIUM and units & INT8 and in_int8(type)
+
+
+cdef inline bint rounds_panels(
+    Entry which, const Operand* w, Py_ssize_t precision, int units
+) noexcept nogil:
+    """Whether both sides are rounded to 8 bits while they are packed."""
+    cdef bint quantized = which != BACKWARD_WEIGHT and w.type.values > 1
+    return HAS_QUADS and precision == IN_INT8 and quantized and units >= INT8_UNIT
 
 
 cdef inline Py_ssize_t gemv_floats(
@@ -105,19 +114,22 @@ cdef inline void decide(
         tiles, high, K >= 64, M N K > 2^21                      PANELS *         2 parts
         tiles, highest, the same, M N >= 32 (M + N)             PANELS *         3 parts
         M N K <= 2^21                                           SMALL            float32
+        int8, w quantized, INT8 with vpdpbusd                   PANELS           8-bit integers
         medium, CPU gains by pairs                              PANELS           pairs of bfloat16
         all else                                                PANELS           float32
 
     GEMV reads w once, in order. SKINNY and SMALL read both sides in place: SKINNY on all threads,
     SMALL on one. If a side is a single panel, packing would take most of the time. So SKINNY packs
-    nothing: a thread takes a share of the longer side. "tiles" means the level amx. * means
-    PANELS_RESIDENT if there are several passes, C would not stay in L2 between them, and the
-    smaller side with all its terms fits into L3. The choice depends on sizes, type, precision and
-    CPU alone, because the bits of the result depend on it.
+    nothing: a thread takes a share of the longer side. "tiles" means the level amx. "int8" counts
+    as "medium" in all other rows. * means PANELS_RESIDENT if there are several passes, C would not
+    stay in L2 between them, and the smaller side with all its terms fits into L3. The choice
+    depends on sizes, type, precision and CPU alone, because the bits of the result depend on it.
     """
     cdef Py_ssize_t M = p.a.size, N = p.b.size, K = p.K
     cdef bint small = M * N * K <= SMALL_TO, tiles = False
+    cdef bint quads = rounds_panels(which, &p.b, precision, units)
     cdef const Operand* smaller
+    precision = min(precision, <Py_ssize_t>MEDIUM)
     p.int8, p.int8_unit = NULL, 0
     if M <= GEMV_INT8_ROWS and rounds_gemv(which, type, precision, units):
         p.way, p.int8_unit = GEMV_INT8, units // INT8_UNIT
@@ -144,7 +156,9 @@ cdef inline void decide(
             p.way = SMALL
         else:
             p.way = PANELS
-            if precision == MEDIUM and units & GAINS_BY_PAIRS:
+            if quads:
+                p.a.form = p.b.form = QUADS
+            elif precision == MEDIUM and units & GAINS_BY_PAIRS:
                 p.a.form = p.b.form = PAIRS
 
 
@@ -160,7 +174,7 @@ cdef inline bint is_packed(const Product* p) noexcept nogil:
 
 cdef inline bint can_sum_squares(const Product* p) noexcept nogil:
     """Whether the product's tiles are those of _squares.pxd."""
-    return is_packed(p) and (p.a.form >= TILES_1) == HAS_TILES
+    return is_packed(p) and in_tiles(&p.a) == HAS_TILES
 
 
 cdef inline Operand weights_of(

@@ -3,7 +3,7 @@ from toynn._kernels.gemm._gemm cimport (
     multiply_panels, multiply_panels_in_tiles, multiply_rows, splits_exactly,
 )
 from toynn._kernels.gemm._panels cimport (
-    FLOATS, KC, PAIRS, Operand, blocks_of, floats_at, panel_start, parts_of, steps,
+    FLOATS, KC, Operand, blocks_of, floats_at, panel_start, parts_of, steps,
 )
 from toynn._kernels.gemm._product cimport Product
 
@@ -38,7 +38,7 @@ cdef inline void multiply_tile(
     cdef bint add = p.add or k > 0
     cdef int parts = parts_of(&p.a)
     if not parts:
-        multiply_panels(c, N, a_packed, b_packed, rows, columns, n, p.a.form == PAIRS, add)
+        multiply_panels(c, N, a_packed, b_packed, rows, columns, n, p.a.form, add)
     elif parts == 1 or splits_exactly(parts, n, a_packed, b_packed):
         multiply_panels_in_tiles(c, N, a_packed, b_packed, rows, columns, parts, n, add)
     else:

@@ -14,17 +14,18 @@ while it is packed; the results are, bit for bit, those of its float32 values.
 
 "medium" rounds both sides to bfloat16 while they are packed, if multiplies_pairs(). It rounds up to
 16 rows of x to 8 bits, if multiplies_int8() and w is Q4_0, Q8_0, Q4_K or Q6_K (dot_int8.h). At the
-level amx each precision packs one to three bfloat16 parts of each float (gemm_amx.h). All else is
-float32.
+level amx each precision packs one to three bfloat16 parts of each float (gemm_amx.h). "int8" is
+"medium", but rounds both sides of a product by quantized w to 8 bits while they are packed, if
+multiplies_quads() (gemm_int8.h). All else is float32.
 Source: Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454.
 """
 from toynn._kernels.gemm._int8 cimport HAS_INT8, UNITS_OF_BUILD
 from toynn._kernels.gemm._multiply cimport multiply_matrices, scratch_floats
-from toynn._kernels.gemm._panels cimport HAS_TILES
+from toynn._kernels.gemm._panels cimport HAS_QUADS, HAS_TILES
 from toynn._kernels.gemm._prepacked cimport read_prepacked
 from toynn._kernels.gemm._product cimport (
-    BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, GAINS_BY_PAIRS, Activation, Product, can_sum_squares,
-    gemv_floats, product_of, units,
+    BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, GAINS_BY_PAIRS, INT8_UNIT, Activation, Product,
+    can_sum_squares, gemv_floats, product_of, units,
 )
 from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.matmul cimport BackwardInput, BackwardWeight, Forward
@@ -91,6 +92,11 @@ def multiplies_pairs():
 def multiplies_int8():
     """Return the unit with which "medium" multiplies few rows in 8 bits, as "AVX2"; "" if none."""
     return int8_unit(UNITS_OF_BUILD) if HAS_INT8 else ""
+
+
+def multiplies_quads():
+    """Whether "int8" rounds both sides to 8 bits at this level on this CPU, of quantized w."""
+    return bool(HAS_QUADS and _units >= INT8_UNIT)
 
 
 def multiplies_tiles():

@@ -1,0 +1,266 @@
+"""Products by quantized weights in "int8": both sides are rounded to 8 bits while they are packed.
+
+The reference rounds both sides in NumPy, 256 terms at a time, and adds up integers: what is left is
+the error of adding up 2 or 3 passes in float32.
+"""
+
+import numpy as np
+import pytest
+
+import toynn
+import toynn._kernels as kernels
+from toynn import Session, ops
+from toynn._kernels import experts, matmul
+from toynn.errors import ConfigError
+from toynn.formats import quants
+from toynn.formats.quants import TYPES
+from toynn.testing.cases.quants import matrix
+
+PASS = 256  # terms that share a scale
+BLOCKS = [name for name in TYPES if name not in ("F32", "F16", "BF16")]
+#: Rows, outputs, inputs: whole and partial panels on both sides, passes of all lengths.
+SHAPES = [(140, 96, 256), (131, 288, 576), (33, 1024, 320), (257, 352, 800)]
+
+needed = pytest.mark.skipif(
+    not matmul.multiplies_quads(),
+    reason="this CPU has no AVX512_VNNI or AVX_VNNI, or the ISA level in use is another",
+)
+#: Other levels that this CPU multiplies quads at.
+OTHERS = [kernels.load("matmul", level) for level in kernels.supported_levels()]
+OTHERS = [each for each in OTHERS if each.multiplies_quads() and each is not matmul]
+pytestmark = [pytest.mark.kernels]
+
+
+def normal(*shape, seed=3):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def forward(x, raw, type, precision="int8", bias=None, n_threads=1, module=matmul):
+    y = np.empty((len(x), len(raw)), np.float32)
+    module.forward(y, None, x, raw, bias, type=type, precision=precision, n_threads=n_threads)
+    return y
+
+
+def backward(dy, raw, type, K, precision="int8", n_threads=1, module=matmul):
+    dx = np.empty((len(dy), K), np.float32)
+    module.backward_input(dx, dy, raw, type=type, precision=precision, n_threads=n_threads)
+    return dx
+
+
+def rounded(x):
+    """Codes of x (rows, terms), and the scale of each pass of a row."""
+    passes = [x[:, k : k + PASS].astype(np.float32) for k in range(0, x.shape[1], PASS)]
+    most = [np.abs(each).max(1, keepdims=True) for each in passes]
+    up = [np.where(m > 0, np.float32(127) / np.where(m > 0, m, 1), 0) for m in most]
+    codes = [np.rint(x * u.astype(np.float32)) for x, u in zip(passes, up, strict=True)]
+    return [code.astype(np.int64) for code in codes], [m / np.float32(127) for m in most]
+
+
+def of_integers(x, w):
+    """x w^T of the rounded sides, in float64, and the sum of the passes' magnitudes."""
+    (q, s), (r, t) = rounded(x), rounded(w)
+    each = [(q @ r.T) * s.astype(np.float64) * t.T for q, s, r, t in zip(q, s, r, t, strict=True)]
+    return sum(each), sum(map(np.abs, each))
+
+
+def bound(x, w):
+    """How far rounding may move x w^T: of each pass s/2 |w| + t/2 |x| + n s t / 4, added up."""
+    total = 0
+    for k in range(0, x.shape[1], PASS):
+        a, b = np.abs(x[:, k : k + PASS]), np.abs(w[:, k : k + PASS])
+        s, t = (m.max(1, keepdims=True) / 127 for m in (a, b))
+        total = total + s / 2 * b.sum(1) + t.T / 2 * a.sum(1, keepdims=True)
+        total += a.shape[1] * s * t.T / 4
+    return total
+
+
+@needed
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("type", ["Q8_0", "Q5_1", "IQ4_NL"])
+def test_products_are_those_of_integers(type, shape):
+    M, N, K = shape
+    _, raw, exact = matrix(np.random.default_rng(5), TYPES[type], N, K)
+    x, dy = normal(M, K), normal(M, N, seed=4)
+    x[:, 32:64] *= 1e3
+    for y, a, w in (
+        (forward(x, raw, type), x, exact),
+        (backward(dy, raw, type, K), dy, exact.T),
+    ):
+        expected, size = of_integers(a, w)
+        assert np.abs(y - expected).max() <= 4e-7 * size.max()
+        assert (np.abs(y - a.astype(np.float64) @ w.T) <= bound(a, w) * 1.001).all()
+
+
+@needed
+@pytest.mark.parametrize("type", BLOCKS)
+def test_every_type_of_blocks(type):
+    M, N, K = 60, 256, 768
+    _, raw, exact = matrix(np.random.default_rng(6), TYPES[type], N, K)
+    x, dy = normal(M, K), normal(M, N, seed=4)
+    for y, a, w in (
+        (forward(x, raw, type), x, exact),
+        (backward(dy, raw, type, K), dy, exact.T),
+    ):
+        expected, size = of_integers(a, w)
+        # Where a weight lies on half a step in float32, its code may be one step off.
+        assert np.linalg.norm(y - expected) <= 1e-5 * np.linalg.norm(size)
+
+
+@needed
+def test_the_largest_sums_do_not_overflow():
+    """All codes 127 or -127, of one sign or of either: exact, for s = t = 1."""
+    M, N, K = 50, 320, 256
+    for sign in (1, -1):
+        w = np.full((N, K), 127, np.float32)
+        x = np.full((M, K), 127 * sign, np.float32)
+        x[1, ::2] *= -1
+        raw = np.full((N, K // 32, 34), 127, np.uint8)
+        raw[:, :, :2] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+        y = forward(x, raw.reshape(N, -1), "Q8_0")
+        assert (y == x.astype(np.float64) @ w.T).all()
+
+
+@needed
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.2e38])
+def test_what_is_not_finite_gives_nan_in_its_row(value):
+    _, raw, _ = matrix(np.random.default_rng(5), TYPES["Q8_0"], 320, 576)
+    x = normal(64, 576)
+    ordinary = forward(x, raw, "Q8_0")
+    x[5, 300] = value
+    y = forward(x, raw, "Q8_0")
+    assert np.isnan(y[5]).all()
+    assert np.delete(y, 5, 0).tobytes() == np.delete(ordinary, 5, 0).tobytes()
+
+
+@needed
+def test_rows_near_zero_count_as_zeros():
+    _, raw, _ = matrix(np.random.default_rng(5), TYPES["Q8_0"], 320, 576)
+    x = normal(64, 576)
+    x[3], x[4, :256], x[7, 256:] = 1e-31, 0, 9e-31
+    y = forward(x, raw, "Q8_0")
+    assert (y[3] == 0).all() and np.isfinite(y).all()
+    x[4, :256], x[7, 256:] = 0, 0
+    assert (forward(x, raw, "Q8_0")[[4, 7]] == y[[4, 7]]).all()
+
+
+@needed
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_threads_and_levels_agree_bit_for_bit(shape):
+    M, N, K = shape
+    raw, x, dy = quants.quantize(normal(N, K, seed=5), "Q8_0"), normal(M, K), normal(M, N, seed=4)
+    raw = raw.reshape(N, -1)
+    y, dx = forward(x, raw, "Q8_0"), backward(dy, raw, "Q8_0", K)
+    for n_threads in (2, 3):
+        assert forward(x, raw, "Q8_0", n_threads=n_threads).tobytes() == y.tobytes()
+        assert backward(dy, raw, "Q8_0", K, n_threads=n_threads).tobytes() == dx.tobytes()
+    for module in OTHERS:
+        assert forward(x, raw, "Q8_0", module=module).tobytes() == y.tobytes()
+        assert backward(dy, raw, "Q8_0", K, module=module).tobytes() == dx.tobytes()
+    bias = normal(N, seed=6)
+    assert forward(x, raw, "Q8_0", bias=bias).tobytes() == (y + bias).tobytes()
+    twice = dx.copy()
+    matmul.backward_input(twice, dy, raw, type="Q8_0", precision="int8", accumulate=True)
+    np.testing.assert_allclose(twice, 2 * dx, rtol=1e-5, atol=1e-5 * np.abs(dx).max())
+
+
+def test_all_else_is_medium():
+    """Weights of floats, small products, and skinny ones; and where there is no such unit."""
+    x = normal(150, 256)
+    for type, w in (("F32", normal(200, 256)), ("BF16", None), ("Q8_0", None)):
+        if w is None:
+            _, w, _ = matrix(np.random.default_rng(5), TYPES[type], 200, 256)
+        same = forward(x, w, type).tobytes() == forward(x, w, type, "medium").tobytes()
+        assert same == (type != "Q8_0" or not matmul.multiplies_quads())
+        for rows in (1, 12, 16):
+            y = forward(x[:rows], w, type)
+            assert y.tobytes() == forward(x[:rows], w, type, "medium").tobytes()
+
+
+@needed
+@pytest.mark.parametrize("type", ["Q8_0", "Q4_K"])
+def test_experts_multiply_so(type):
+    """As matmul does, expert by expert; few rows as in medium."""
+    counts = (150, 0, 40, 3)
+    E, M, N, K = len(counts), sum(counts), 512, 768
+    offsets = np.cumsum([0, *counts], dtype=np.int32)
+    _, raw, _ = matrix(np.random.default_rng(5), TYPES[type], E * N, K)
+    w, x, dy = raw.reshape(E, N, -1), normal(M, K), normal(M, N, seed=4)
+    y, other, dx = np.empty((M, N), np.float32), np.empty((M, N), np.float32), np.empty_like(x)
+    experts.forward(y, x, w, None, offsets, type=type, precision="int8")
+    experts.forward(other, x, w, None, offsets, type=type, precision="int8", n_threads=3)
+    experts.backward_input(dx, dy, w, offsets, type=type, precision="int8")
+    assert other.tobytes() == y.tobytes()
+    for e in range(E):
+        rows = slice(offsets[e], offsets[e + 1])
+        if counts[e]:
+            assert y[rows].tobytes() == forward(x[rows], w[e], type).tobytes()
+            assert dx[rows].tobytes() == backward(dy[rows], w[e], type, K).tobytes()
+
+
+@pytest.mark.parametrize("entry", ["forward", "backward_input"])
+@pytest.mark.parametrize("shape", [(64, 512, 96), (1024, 50272, 768), (300, 704, 1024)])
+def test_scratch_memory_serves_any_smaller_number_of_threads(entry, shape):
+    sizes = dict(zip("MNK", shape, strict=True), precision=3, activation=0, type=TYPES["Q8_0"])
+    needs = [getattr(matmul, entry).workspace(sizes, n) for n in range(1, 33)]
+    assert needs == sorted(needs)
+
+
+# -- On the tape -----------------------------------------------------------------------------------
+
+
+def network(dtype, precision="int8"):
+    """Adapters over a frozen matrix, attention, and a loss."""
+    M, C = 192, 256
+    s = Session(matmul_precision=precision)
+    x, labels = s.parameter("x", (M, C)), s.input("labels", (M,), "i32")
+    raw = normal(3 * C, C)
+    if dtype != "F32":
+        raw = matrix(np.random.default_rng(5), TYPES[dtype], 3 * C, C)[1].reshape(-1)
+    w = s.mapped("w", raw, dtype.lower(), (3 * C, C))
+    a, b = s.parameter("a", (16, C)), s.parameter("b", (3 * C, 16))
+    y = ops.add(s, ops.linear(s, x, w), ops.linear(s, ops.linear(s, x, a), b))
+    logits = ops.linear(s, ops.attention(s, y, batch=1, n_heads=4), s.parameter("head", (64, C)))
+    s.set_loss(ops.cross_entropy(s, logits, labels))
+    s.build_backward()
+    s.finalize_weights()
+    return s, w
+
+
+@needed
+def test_only_products_by_frozen_blocks_are_rounded():
+    s, w = network("Q8_0")
+    nodes = [node for node in s.tape.nodes if "precision" in node.sizes]
+    found = {(node.op.kernel, w in node.inputs): node.sizes["precision"] for node in nodes}
+    assert found == {
+        ("matmul.forward", True): 3,
+        ("matmul.backward_input", True): 3,
+        ("matmul.forward", False): 2,
+        ("matmul.backward_input", False): 2,
+        ("matmul.backward_weight", False): 2,
+        ("attention.forward", False): 2,
+        ("attention.backward", False): 2,
+    }
+    assert str(s.tape).count("matmul.forward (int8)") == 1
+    assert s.tape.precisions() == {"medium", "int8"}
+    s.realize()
+
+
+@needed
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_a_model_without_blocks_is_refused(dtype):
+    s, _ = network(dtype)
+    with pytest.raises(ConfigError, match="frozen quantized weights; this model has none"):
+        s.realize()
+
+
+def test_where_there_is_no_unit_it_is_refused():
+    for backend in ["reference", *["cpu"] * (not matmul.multiplies_quads())]:
+        with pytest.raises(ConfigError, match=r"int8 needs .* AVX512_VNNI"):
+            Session(matmul_precision="int8", backend=backend)
+    told = toynn.backends.config.describe()
+    assert ("int8 multiplies in" in told) == matmul.multiplies_quads()
+
+
+def test_the_setting_of_the_process_has_pytorchs_names():
+    with pytest.raises(ConfigError, match="one of highest, high, medium; got 'int8'"):
+        toynn.set_float32_matmul_precision("int8")

@@ -1,0 +1,212 @@
+/* The register tile of gemm_int8.h, and its packing: registers of 16 numbers with AVX512_VNNI, of 8
+   with AVX_VNNI. */
+#include "gemm_int8.h"
+
+#if TN_QUADS
+#include <immintrin.h>
+#include <string.h>
+
+typedef int tn_ints __attribute__((vector_size(4 * TN_V)));
+typedef int tn_ints_u __attribute__((vector_size(4 * TN_V), aligned(4), may_alias));
+
+/* -- Registers ------------------------------------------------------------------------------- */
+
+#if TN_V == 16
+#include "bf16.h"
+
+/* The larger magnitudes, as bits; NaN is above all. */
+TN_INLINE tn_ints tn_larger_of(tn_ints most, tn_vec x) {
+    return (tn_ints)_mm512_max_epu32((__m512i)most, (__m512i)_mm512_abs_ps((__m512)x));
+}
+
+/* The first n numbers from x on; the others count as 0, and are not read. */
+TN_INLINE tn_vec tn_terms_of(const float* x, ptrdiff_t n) { return (tn_vec)tn_first(x, n); }
+
+TN_INLINE tn_ints tn_nearest(tn_vec x) { return (tn_ints)_mm512_cvtps_epi32((__m512)x); }
+
+/* The lowest bytes of four registers, one register after another. */
+TN_INLINE tn_vec tn_bytes_of(const tn_ints x[4]) {
+    __m512i all = _mm512_castsi128_si512(_mm512_cvtepi32_epi8((__m512i)x[0]));
+    all = _mm512_inserti32x4(all, _mm512_cvtepi32_epi8((__m512i)x[1]), 1);
+    all = _mm512_inserti32x4(all, _mm512_cvtepi32_epi8((__m512i)x[2]), 2);
+    return (tn_vec)_mm512_inserti32x4(all, _mm512_cvtepi32_epi8((__m512i)x[3]), 3);
+}
+
+TN_INLINE TN_VNNI tn_ints tn_dot(tn_ints sum, tn_vec bytes, tn_vec codes) {
+    return (tn_ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)bytes, (__m512i)codes);
+}
+
+/* x y + z, rounded once. */
+TN_INLINE tn_vec tn_fused(tn_vec x, tn_vec y, tn_vec z) {
+    return (tn_vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+}
+
+#else
+TN_INLINE tn_ints tn_larger_of(tn_ints most, tn_vec x) {
+    const __m256i size = _mm256_set1_epi32(0x7FFFFFFF);
+    return (tn_ints)_mm256_max_epu32((__m256i)most, _mm256_and_si256((__m256i)x, size));
+}
+
+TN_INLINE tn_vec tn_terms_of(const float* x, ptrdiff_t n) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    if (n >= 8) return tn_load(x);
+    return (tn_vec)_mm256_maskload_ps(x, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane));
+}
+
+TN_INLINE tn_ints tn_nearest(tn_vec x) { return (tn_ints)_mm256_cvtps_epi32((__m256)x); }
+
+/* Packing takes 4 of each half in turn: the order puts the fours back side by side. */
+TN_INLINE tn_vec tn_bytes_of(const tn_ints x[4]) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i halves = _mm256_packs_epi32((__m256i)x[0], (__m256i)x[1]);
+    const __m256i others = _mm256_packs_epi32((__m256i)x[2], (__m256i)x[3]);
+    return (tn_vec)_mm256_permutevar8x32_epi32(_mm256_packs_epi16(halves, others), order);
+}
+
+TN_INLINE TN_VNNI tn_ints tn_dot(tn_ints sum, tn_vec bytes, tn_vec codes) {
+    return (tn_ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)bytes, (__m256i)codes);
+}
+
+TN_INLINE tn_vec tn_fused(tn_vec x, tn_vec y, tn_vec z) {
+    return (tn_vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+}
+#endif
+
+TN_INLINE tn_vec tn_same(float x) { return x - (tn_vec){0}; }
+
+/* -- The tile -------------------------------------------------------------------------------- */
+
+TN_INLINE TN_VNNI void tn_quads_body(int h, ptrdiff_t quads, const float* a, const float* b,
+                                     float* c, ptrdiff_t ldc, int add) {
+    const tn_vec t[2] = {tn_load(b), tn_load(b + TN_V)};
+    tn_ints sum[TN_MR][2];
+    int less[TN_MR];
+    memcpy(less, a + TN_MR, sizeof less);
+    TN_UNROLL for (int i = 0; i < h; i++) {
+        sum[i][0] = sum[i][1] = less[i] - (tn_ints){0};
+        TN_PREFETCH(c + i * ldc);
+        TN_PREFETCH(c + i * ldc + TN_V);
+    }
+    const float* q = a + TN_QUADS_A;
+    const float* r = b + TN_QUADS_B;
+    for (ptrdiff_t p = 0; p < quads; p++) {
+        const tn_vec r0 = tn_load(r + p * TN_NR), r1 = tn_load(r + p * TN_NR + TN_V);
+        TN_UNROLL for (int i = 0; i < h; i++) {
+            const tn_vec x = tn_same(q[p * TN_MR + i]);
+            sum[i][0] = tn_dot(sum[i][0], r0, x);
+            sum[i][1] = tn_dot(sum[i][1], r1, x);
+        }
+    }
+    TN_UNROLL for (int i = 0; i < h; i++) {
+        TN_UNROLL for (int v = 0; v < 2; v++) {
+            float* at = c + i * ldc + v * TN_V;
+            const tn_vec whole = __builtin_convertvector(sum[i][v], tn_vec);
+            tn_store(at, tn_fused(whole, a[i] * t[v], add ? tn_load(at) : (tn_vec){0}));
+        }
+    }
+}
+
+TN_VNNI void tn_tile_quads(int h, ptrdiff_t quads, const float* a, const float* b, float* c,
+                           ptrdiff_t ldc, int add) {
+    TN_ALL_HEIGHTS(tn_quads_body, quads, a, b, c, ldc, add)
+}
+
+/* -- Packing --------------------------------------------------------------------------------- */
+
+/* Scales s of n blocks whose largest magnitudes have these bits, and 1 / s: both 0 where a block
+   counts as zeros. */
+static inline void tn_scales_of(float* scales, float* up, tn_ints bits, int n) {
+    const float least = 1e-30f, finite = 3e38f;
+    float most[TN_V];
+    memcpy(most, &bits, sizeof most);
+    for (int i = 0; i < TN_V; i++) {
+        const int none = !(most[i] > least && most[i] < finite);
+        const float scale = most[i] <= least ? 0 : none ? __builtin_nanf("") : most[i] / 127;
+        if (i < n) scales[i] = scale;
+        up[i] = none ? 0 : 127 / most[i];
+    }
+}
+
+/* Quads of TN_V rows or columns, stored; their sums join `total`, those of B are moved up by 128. */
+TN_INLINE TN_VNNI tn_ints tn_keep_quads(float* y, int is_a, tn_vec quads, tn_ints total) {
+    const tn_ints up = (is_a ? 0 : (int)0x80808080u) - (tn_ints){0};
+    tn_store(y, (tn_vec)((tn_ints)quads ^ up));
+    return tn_dot(total, (tn_vec)(0x01010101 - (tn_ints){0}), quads);
+}
+
+/* Rows of A or columns of B that lie x_row apart, up to TN_V, the terms of each side by side. What is
+   written for those that do not exist is of no matter: here, the last one that does, again. */
+TN_INLINE TN_VNNI tn_ints tn_quads_along(float* scales, float* y, int is_a, const float* x,
+                                         ptrdiff_t n, ptrdiff_t x_row, ptrdiff_t kc) {
+    const int width = is_a ? TN_MR : TN_NR;
+    const float* row[TN_V];
+    tn_ints total = {0}, most;
+    float up[TN_V];
+    for (int j = 0; j < TN_V; j++) {
+        tn_ints bits = {0};
+        int largest = 0;
+        row[j] = x + (j < n ? j : n - 1) * x_row;
+        for (ptrdiff_t k = 0; k < kc; k += TN_V)
+            bits = tn_larger_of(bits, tn_terms_of(row[j] + k, kc - k));
+        for (int i = 0; i < TN_V; i++) largest = bits[i] > largest ? bits[i] : largest;
+        most[j] = largest;
+    }
+    tn_scales_of(scales, up, most, is_a ? TN_MR : TN_V);
+    for (ptrdiff_t k = 0; k < kc; k += 4 * TN_V) {
+        tn_vec r[TN_V];
+        TN_UNROLL for (int j = 0; j < TN_V; j++) {
+            tn_ints codes[4];
+            TN_UNROLL for (int i = 0; i < 4; i++) {
+                const ptrdiff_t at = k + i * TN_V;
+                codes[i] = tn_nearest(tn_terms_of(row[j] + at, kc - at) * up[j]);
+            }
+            r[j] = tn_bytes_of(codes);
+        }
+        tn_exchange(r);
+        for (int p = 0; p < TN_V && k + 4 * p < kc; p++)
+            total = tn_keep_quads(y + (k / 4 + p) * width, is_a, r[p], total);
+    }
+    return total;
+}
+
+/* TN_V columns of B side by side, of which n exist, whose terms lie x_k apart. */
+TN_INLINE TN_VNNI void tn_quads_across(float* scales, float* y, const float* x, ptrdiff_t n,
+                                       ptrdiff_t x_k, ptrdiff_t kc) {
+    tn_ints bits = {0};
+    float ups[TN_V];
+    for (ptrdiff_t k = 0; k < kc; k++) bits = tn_larger_of(bits, tn_terms_of(x + k * x_k, n));
+    tn_scales_of(scales, ups, bits, TN_V);
+    const tn_vec up = tn_load(ups);
+    for (ptrdiff_t k = 0; k < kc; k += 4) {
+        tn_ints quads = {0};
+        TN_UNROLL for (int i = 0; i < 4; i++) {
+            const tn_vec term = tn_terms_of(x + (k + i) * x_k, k + i < kc ? n : 0);
+            quads |= (tn_nearest(term * up) & 0xFF) << 8 * i;
+        }
+        tn_keep_quads(y + k / 4 * TN_NR, 0, (tn_vec)quads, quads);
+    }
+}
+
+TN_VNNI void tn_pack_quads(float* y, int is_a, const float* x, ptrdiff_t n, ptrdiff_t stride,
+                           ptrdiff_t k_stride, ptrdiff_t kc) {
+    if (is_a) {
+        const tn_ints total = tn_quads_along(y, y + TN_QUADS_A, 1, x, n, stride, kc);
+        for (int i = 0; i < TN_MR; i++) {
+            const int less = -128 * total[i];
+            memcpy(y + TN_MR + i, &less, sizeof less);
+        }
+        return;
+    }
+    for (int i = 0; i < TN_NR && i < n; i += TN_V) {
+        float *scales = y + i, *quads = y + TN_QUADS_B + i;
+        if (k_stride == 1) tn_quads_along(scales, quads, 0, x + i * stride, n - i, stride, kc);
+        else tn_quads_across(scales, quads, x + i, n - i, k_stride, kc);
+    }
+}
+
+#else
+void tn_tile_quads(int h, ptrdiff_t quads, const float* a, const float* b, float* c, ptrdiff_t ldc,
+                   int add) {}
+void tn_pack_quads(float* y, int is_a, const float* x, ptrdiff_t n, ptrdiff_t stride,
+                   ptrdiff_t k_stride, ptrdiff_t kc) {}
+#endif
