@@ -4,18 +4,20 @@ The state is a memory: a matrix of D rows and E columns. A key has D numbers. Ea
 number of the values under all keys, and no column reads another. So a task takes WIDE columns,
 which stay in L1 while it goes through the rows of a sequence:
 
-    load    copies WIDE columns of a stored state, whose rows are E numbers apart, to where they
-            lie side by side. Columns that the state does not have are 0 there, and stay 0.
-    step    takes one row (a token). All that the state knows fades, by the row's decay. The state
-            is asked what it has under the row's key. A part b of what the row's value differs by
-            is written under that key: the old value is unlearned as the new one is learned. Then
-            the state is asked what it has under the row's query: that is the output.
+    load    copies WIDE columns of a stored state, whose rows are E numbers apart, to a contiguous
+            array. Columns that the state does not have are 0 there, and stay 0.
+    step    takes one row (a token). First all that the state stores decays, by the row's decay.
+            The state is asked for the value under the row's key. The share b of the difference to
+            the row's own value is written under that key: so the old value is unlearned while the
+            new one is learned. Then the state is asked for the value under the row's query: that
+            is the output.
     store   copies the columns that exist back to a stored state.
 
 forward starts with zeros where a sequence begins, steps through all rows, and stores the state at
 every L-th row. cached loads the state of the rows before, steps, and stores. backward loads each
-stored state, the last one first, steps through its L rows and keeps what each leaves, then goes
-back over these rows (row_backward). In symbols, for one row, before and after the states (D, WIDE):
+stored state, from the last to the first. It steps through the state's L rows and keeps the state
+after each; then it goes back over these rows (row_backward). In symbols, for one row, before and
+after the states (D, WIDE):
 
     after = decay before            u = b (v - after^T k)
     after = after + k u^T           y = after^T q
@@ -27,15 +29,15 @@ from toynn._kernels._common cimport LANES, dot_, sigmoid_, sum_lanes
 from toynn._kernels.gemm._panels cimport blocks_of
 
 cdef enum:
-    WIDE = 32   # columns of a state that are computed together: of 128 rows, what fits L1
-    MOST = 256  # rows of a state
+    WIDE = 32   # columns of a state that are computed together: with 128 rows they fit into L1
+    MOST = 256  # most rows of a state
 
-# Where the parts of a row of x stand that a head reads.
+# Where the parts of a row of x begin that a head reads.
 cdef struct Head:
     Py_ssize_t q, k, v
 
-# What a row gives to a head: query and key of length 1, but for the query's scale; v from its
-# first column on; how much of the state stays, and of v is learned.
+# What a row gives to a head: the query (scaled) and the key, both normalised; v from the first
+# column of a task; the share of the state that stays, and the share of v that is learned.
 cdef struct Row:
     float[MOST] q
     float[MOST] k
@@ -73,14 +75,14 @@ cdef inline void read_row(
 
 
 cdef inline bint begins(const int* first, Py_ssize_t row, Py_ssize_t T) noexcept nogil:
-    """Whether no row of its sequence is before a row."""
+    """Whether a row is the first one of its sequence or segment."""
     return first[row] == row if first != NULL else row % T == 0
 
 
 cdef inline void load(
     float* y, const float* x, Py_ssize_t D, Py_ssize_t E, Py_ssize_t width
 ) noexcept nogil:
-    """y (D, WIDE) from columns of a state, of which x is the first; zeros beside them."""
+    """Copy ``width`` columns of a state from x on to y (D, WIDE); the other columns are 0."""
     cdef Py_ssize_t i, e
     memset(y, 0, D * WIDE * sizeof(float))
     for i in range(D):
@@ -91,7 +93,7 @@ cdef inline void load(
 cdef inline void store(
     float* y, const float* x, Py_ssize_t D, Py_ssize_t E, Py_ssize_t width
 ) noexcept nogil:
-    """The columns of y, whose first y is, from x (D, WIDE)."""
+    """Copy ``width`` columns of x (D, WIDE) to a state, from y on."""
     cdef Py_ssize_t i, e
     for i in range(D):
         for e in range(width):
@@ -101,7 +103,7 @@ cdef inline void store(
 cdef inline void step(
     float* y, float* after, const float* before, const Row* row, Py_ssize_t D, Py_ssize_t width
 ) noexcept nogil:
-    """The states (D, WIDE) after a row, which may be where those before it are; y unless NULL."""
+    """Overwrite after (D, WIDE), which may be before, by one row; and y unless it is NULL."""
     cdef float[WIDE] u, o
     cdef float kept
     cdef Py_ssize_t i, e
@@ -128,7 +130,7 @@ cdef inline float row_backward(
     float* dq, float* dk, float* dv, float* db, float* R, const float* dy, const float* after,
     const float* before, const Row* row, Py_ssize_t D, Py_ssize_t width,
 ) noexcept nogil:
-    """Add to dq, dk and db, overwrite dv, turn R into that of the row before; return <R, P>."""
+    """Add to dq, dk and db, overwrite dv, make R that of the row before; return <R, P>."""
     cdef float[WIDE] out, du, rest, u, dm
     cdef float[LANES] lanes, more, total
     cdef float p, d, decay = row.decay, b = row.b
@@ -174,7 +176,7 @@ cdef inline float row_backward(
 cdef inline void norm_backward(
     float* d, const float* x, Py_ssize_t D, float scale
 ) noexcept nogil:
-    """Turn the gradient of x scale / sqrt(x . x + eps) into that of x."""
+    """Turn d, the gradient of x scale / sqrt(x . x + eps), into the gradient of x."""
     cdef float r = 1 / sqrtf(dot_(x, x, D) + <float>1e-6)
     cdef float along = dot_(x, d, D) * r * r
     cdef Py_ssize_t i

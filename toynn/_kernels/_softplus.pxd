@@ -1,4 +1,4 @@
-"""The size of a step of a state: see decay.pyx and ssd.pyx."""
+"""softplus, the step size of decay.pyx and ssd.pyx."""
 from libc.math cimport expf, log1pf
 
 

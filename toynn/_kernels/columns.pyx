@@ -1,8 +1,8 @@
-"""Some columns of a matrix, side by side: one of several things that one product made.
+"""Contiguous columns of a matrix, such as one of several outputs that one product computed.
 
     y[n,c]     = x[n,K+c]                          c = 0 .. C-1
 
-    dx[n,K+c]  = dy[n,c], and 0 elsewhere; or, added to what others gave: dx[n,K+c] += dy[n,c]
+    dx[n,K+c]  = dy[n,c], and 0 elsewhere; if accumulate is set: dx[n,K+c] += dy[n,c]
 
 N rows of X columns, of which C from column K on are copied. float32, C-contiguous. dx is
 overwritten, or added to if accumulate is set: then other columns are not touched.

@@ -1,4 +1,4 @@
-"""The gated delta rule: a state that forgets, and unlearns what it had under a key.
+"""The gated delta rule: a state that decays, and unlearns what it stored under a key.
 
     S_t = e^g[t] S_{t-1} + k (b (v - e^g[t] S_{t-1}^T k))^T        y[t] = S_t^T q
 
@@ -14,10 +14,10 @@ m = P^T k, u = b (v - m), and R = dL/dS_t:
 
 and dc = db b (1 - b); dq' = r (dq - q^ (q^ . dq)) of q = r q', q^ = q without 1 / sqrt(D).
 N = B T rows of X numbers; g, c (N,V); y (N, V E). first[i] is the first row of row i's segment,
-over all rows. Saved: states (B,V,S,D,E), what every L-th row sees, so that backward computes L
-states at a time. D at most 256. float32, C-contiguous; dx, dg and dc are overwritten.
-cached: the T rows come behind past[b] others, after which the state (B,V,D,E) is; rows from
-count[b] on do not exist: y is 0 there, and the state ignores them. No gradient.
+over all rows. Saved: states (B,V,S,D,E), the state before every L-th row, so that backward computes
+L states at a time. D at most 256. float32, C-contiguous; dx, dg and dc are overwritten.
+cached: the T rows follow past[b] earlier rows, whose last state is state (B,V,D,E). Only the first
+count[b] rows exist: for later ones y is 0, and the state ignores them. No gradient.
 _delta.pxd says in words what a row does to a state.
 Source: Yang, Kautz & Hatamizadeh 2024, Gated Delta Networks, arXiv:2412.06464, section 3.
 """
@@ -38,7 +38,7 @@ from toynn._kernels._check import segments
 
 
 cdef void _forward_blocks(Forward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """WIDE columns of a head of a sequence, over its rows."""
+    """Compute WIDE columns of a head of a sequence, over its rows."""
     cdef Py_ssize_t T = a.T, S = a.S, K = a.K, V = a.V, D = a.D, E = a.E
     cdef Py_ssize_t L = a.L, X = a.X, blocks = tasks(1, E)
     cdef Py_ssize_t task, h, n, t, e0, width
@@ -67,9 +67,9 @@ cdef void _forward(Forward* a) noexcept nogil:
 cdef inline void _block_backward(
     Backward* a, float* room, Py_ssize_t batch, Py_ssize_t h, Py_ssize_t e0
 ) noexcept nogil:
-    """WIDE columns of a head of a sequence: dv; what they add to dq, dk, dg and db.
+    """For WIDE columns of a head of a sequence: write dv, add to dq, dk, dg and db.
 
-    room: the states of L rows and what the first of them sees, zeros, R.
+    room has the state before L rows and after each of them, zeros, and R.
     """
     cdef Py_ssize_t T = a.T, S = a.S, K = a.K, V = a.V, D = a.D, E = a.E
     cdef Py_ssize_t L = a.L, X = a.X, n, t, i, begin
@@ -103,7 +103,7 @@ cdef inline void _block_backward(
 
 
 cdef void _backward_heads(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Shares of the heads of q and k, each with all heads of v that read it, in order."""
+    """Compute shares of the heads of q and k, each with all heads of v that read it, in order."""
     cdef Py_ssize_t B = a.B, T = a.T, K = a.K, V = a.V, D = a.D, E = a.E
     cdef Py_ssize_t L = a.L, X = a.X, share, task, i, h, n, block
     cdef float slope = 0
@@ -136,7 +136,7 @@ cdef void _backward(Backward* a) noexcept nogil:
 
 
 cdef void _cached_blocks(Cached* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """WIDE columns of a head of a sequence, over the rows that come next."""
+    """Compute WIDE columns of a head of a sequence, over the rows that come next."""
     cdef Py_ssize_t T = a.T, K = a.K, V = a.V, D = a.D, E = a.E, X = a.X
     cdef Py_ssize_t blocks = tasks(1, E), task, b, h, n, t, e0, width
     cdef float now[MOST * WIDE]
@@ -167,7 +167,7 @@ cdef void _cached(Cached* a) noexcept nogil:
 
 
 cdef Py_ssize_t _scratch(Backward* a) noexcept nogil:
-    """For each thread L states, what the first of them sees, zeros, R."""
+    """For each thread: the state before L rows and after each of them, zeros, and R."""
     return a.n_threads * (a.L + 3) * a.D * WIDE * sizeof(float)
 
 

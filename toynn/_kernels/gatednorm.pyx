@@ -1,4 +1,4 @@
-"""RMSNorm of groups of what a gate lets through: Mamba 2 has the gate before the norm.
+"""RMSNorm over groups of gated channels: Mamba 2 applies the gate before the norm.
 
     h[n,g,c]  = x[n,g,c] z s                    s = 1 / (1 + e^-z), z = z[n,g,c]
     r[n,g]    = 1 / sqrt(mean_c h[n,g,c]^2 + eps)
@@ -8,7 +8,7 @@
     dx        = dh z s                          dz = dh x (s + z s (1 - s))
 
 N rows of G groups of C channels. float32, C-contiguous; outputs never alias inputs.
-Saved for backward: r (N,G); h is computed again. dx and dz are overwritten; dw is overwritten, or
+Saved for backward: r (N,G); h is recomputed. dx and dz are overwritten; dw is overwritten, or
 added to if accumulate is set.
 Source: Dao & Gu 2024, Transformers are SSMs, arXiv:2405.21060, section 7; the norm: Zhang &
 Sennrich 2019, arXiv:1910.07467.
@@ -36,7 +36,7 @@ cdef inline void _let_through(
 cdef inline void _gate_backward(
     float* dx, float* dz, const float* x, const float* z, Py_ssize_t C
 ) noexcept nogil:
-    """dx and dz of x silu(z); dx holds its gradient."""
+    """dx and dz of x silu(z); on entry dx holds the gradient of the product."""
     cdef Py_ssize_t c
     cdef float s, dh, slope = 0
     for c in range(C):
@@ -64,7 +64,7 @@ cdef void _forward(Forward* a) noexcept nogil:
 
 
 cdef void _backward_groups(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    """dx and dz; on the way they hold w dy, then dh, and h."""
+    """Compute dx and dz; in the meantime dx holds w dy, then dh, and dz holds h."""
     cdef Py_ssize_t i, c, C = a.C
     cdef float r, along
     cdef float* dx
@@ -83,7 +83,7 @@ cdef void _backward_groups(Backward* a, Py_ssize_t first, Py_ssize_t last) noexc
 
 
 cdef void _backward_columns(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    """dw of blocks of columns, each of one group."""
+    """Compute dw of blocks of columns, each within one group."""
     cdef Py_ssize_t C = a.C, blocks = blocks_of(a.C, COLS), b, g, n, c, c0, at, width
     cdef float acc[COLS]
     cdef float h[COLS]

@@ -1,4 +1,4 @@
-"""Routing: the experts that a row goes to, and what each of them counts.
+"""Routing: the experts that a row goes to, and their weights.
 
     experts[n,:]   = the K experts e with the largest p[n,e] + b[e], largest first; of equals, the
                      first
@@ -7,16 +7,16 @@
                      (s dw[n,j] - sum_i dw[n,i] w[n,i]) / Z[n]   with it (normalized)
     dp[n,e]        = 0                                           for the others
 
-With G groups of E / G experts, those of the L groups with the largest scores alone are chosen from:
+With G groups of E / G experts, only experts of the L groups with the largest g are chosen:
 
     g[n,i]         = the sum of the two largest p[n,e] + b[e] of group i
 
-N rows, E experts, K of them chosen; p (N,E) are scores of at least 0, a softmax or a sigmoid of the
-router's logits; s is the scale. b (E,), by which loads are balanced, may be missing: it chooses,
-and counts for nothing else. float32, experts int32, C-contiguous; nothing may share memory. All
-outputs are overwritten. Saved for backward: weights and experts, which are outputs anyway. The
-choice has no gradient, nor has b. NaN counts as larger than any number: so a row that has one shows
-it.
+N rows, E experts, K of them chosen. p (N,E) are scores of at least 0, a softmax or a sigmoid of the
+router's logits; s is the scale. b (E,) balances loads and may be missing: it takes part in the
+choice, not in the weights. float32, experts int32, C-contiguous; nothing may share memory. All
+outputs are overwritten. Saved for backward: weights and experts, which are outputs anyway. Neither
+the choice nor b has a gradient. NaN counts as larger than any number, so that a row with NaN
+shows it.
 Source: Shazeer et al. 2017, arXiv:1701.06538, section 2.1; with Z: Jiang et al. 2024,
 arXiv:2401.04088; with a sigmoid, b, s and groups: DeepSeek-AI 2024, arXiv:2412.19437, section
 2.1.2, and 2.1.3 of arXiv:2405.04434.
@@ -31,7 +31,7 @@ from toynn._kernels.entry cimport entry
 
 
 cdef enum:
-    GROUPS = 64  # at most, kept on the stack
+    GROUPS = 64  # most groups: their scores are kept on the stack
 
 
 cdef inline bint _is_larger(float x, float y) noexcept nogil:
@@ -60,7 +60,7 @@ cdef inline float _of_group(
 cdef inline void _stay(
     bint* stays, const float* p, const float* b, Py_ssize_t size, Py_ssize_t G, Py_ssize_t L
 ) noexcept nogil:
-    """Which L of the groups are chosen from: those that fewer than L are larger than."""
+    """Mark the L groups to choose from: those with fewer than L larger groups (ties: first)."""
     cdef float scores[GROUPS]
     cdef Py_ssize_t g, h, before
     for g in range(G):
@@ -79,7 +79,7 @@ cdef inline void _choose(
     int* experts, const float* p, const float* b, Py_ssize_t E, Py_ssize_t K, Py_ssize_t G,
     Py_ssize_t L,
 ) noexcept nogil:
-    """The K largest of E, in order: each is put in front of those that are smaller."""
+    """Find the K largest of E, in order: insert each in front of those that are smaller."""
     cdef bint stays[GROUPS]
     cdef Py_ssize_t e, j, count = 0
     cdef float score

@@ -1,4 +1,4 @@
-"""A short convolution, alone or between two gates: LFM2 has that in place of most attention.
+"""A short convolution, alone or between two gates. LFM2 has it instead of most attention layers.
 
     u[t,c] = i[t,c] v[t,c]                              i, g, v: the thirds of row t of x (N,3C)
     z[t,c] = b[c] + sum_k w[c,L-1-k] u[t-k,c]           k = 0 .. L-1, as far as the sequence begins
@@ -7,13 +7,13 @@
     dg = dy z        dz = dy g        du[t,c] = sum_k w[c,L-1-k] dz[t+k,c]      di = du v, dv = du i
     dw[c,L-1-k] = sum_t dz[t,c] u[t-k,c]                db[c] = sum_t dz[t,c]
 
-b may be missing: 0. Without gates u = x (N,C) and y = z. P = 3 or 1 says how many parts of C
+b may be missing, for 0. Without gates u = x (N,C) and y = z. P = 3 or 1 says how many parts of C
 channels a row of x has. N = B T rows: B sequences of T; C channels, L taps each. A row sees L rows
-of its sequence, or of its segment: first[i] is the first row of row i's, counted over all rows.
-float32, C-contiguous. dx is overwritten, dw and db overwritten or added to; nothing is saved: u and
-z are recomputed.
-cached: the T rows come behind past[b] others of each sequence, whose last u are in a ring (B,R,C),
-that of position p in row p mod R; those of the T rows are added. No gradient.
+of its sequence, or of its segment: first[i] is the first row of row i's segment, counted over all
+rows. float32, C-contiguous. dx is overwritten, dw and db overwritten or added to. Nothing is saved:
+u and z are recomputed.
+cached: the T rows follow past[b] earlier rows of each sequence. ring (B,R,C) has the last u: that
+of position p in row p mod R. The u of the T rows are added to it. No gradient.
 Source: Liquid AI 2025, arXiv:2511.23404, section 2; the convolution: Poli et al. 2023,
 arXiv:2302.10866.
 """
@@ -29,7 +29,7 @@ from toynn._kernels._check import ring_has_room, segments
 cdef inline Py_ssize_t _taps(
     const int* first, Py_ssize_t row, Py_ssize_t T, Py_ssize_t L
 ) noexcept nogil:
-    """How many rows, itself and before, the convolution of a row sees."""
+    """How many rows the convolution of a row sees, with the row itself."""
     cdef Py_ssize_t start = first[row] if first != NULL else row // T * T
     return min(L, row - start + 1)
 
@@ -38,7 +38,7 @@ cdef inline void _convolve(
     float* z, const float* x, const float* w, const float* b, Py_ssize_t taps, Py_ssize_t C,
     Py_ssize_t L, Py_ssize_t P,
 ) noexcept nogil:
-    """z (C,) of the row x, behind which taps - 1 rows of its sequence lie."""
+    """z (C,) of the row x; taps - 1 rows of its sequence are before it in memory."""
     cdef Py_ssize_t k, c
     cdef const float* r = x
     for c in range(C):
@@ -97,7 +97,7 @@ cdef void _backward_rows(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept
 
 
 cdef void _backward_columns(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """dw of blocks of channels."""
+    """Compute dw of blocks of channels."""
     cdef Py_ssize_t B = a.B, T = a.T, C = a.C, L = a.L, P = a.P
     cdef Py_ssize_t block, k, n, c, c0, width
     cdef const float* r
@@ -125,7 +125,7 @@ cdef void _backward_columns(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexc
 
 
 cdef void _backward_bias(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """db of blocks of channels."""
+    """Compute db of blocks of channels."""
     cdef Py_ssize_t C = a.C, P = a.P, block, n, c, c0, width
     cdef float acc[COLS]
     for block in range(begin, end):
@@ -147,7 +147,7 @@ cdef void _backward(Backward* a) noexcept nogil:
 
 
 cdef void _cached_columns(Cached* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Blocks of channels of the sequences."""
+    """Compute blocks of channels of the sequences."""
     cdef Py_ssize_t T = a.T, C = a.C, L = a.L, P = a.P, R = a.R
     cdef Py_ssize_t blocks = (C + COLS - 1) // COLS, task, b, t, p, k, c, c0, c1
     cdef const float* r

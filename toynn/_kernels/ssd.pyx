@@ -1,16 +1,16 @@
-"""A selective state space, in chunks of rows: Mamba 2.
+"""A selective state space (Mamba 2), computed in chunks of rows.
 
     S_t = e^(a p[t]) S_{t-1} + b[t] (p[t] x[t])^T        y[t] = S_t^T c[t] + s x[t]
     p[t] = log(1 + e^(dt[t] + bias))
 
 for each of V heads of E columns; S (D,E) is 0 where a sequence begins. A row of x is x of V heads
-of E, b of G groups of D, c of as many; head h reads group h G / V. Each chunk has ROWS rows:
+of E, b of G groups of D, c of G groups of D; head h reads group h G / V. Each chunk has ROWS rows:
 
     M[t,i] = e^(a p[i+1] + .. + a p[t])    what is left at row t of what row i wrote, 0 for i > t
     W = M * C B^T        u = p x           m[t]: what is left at row t of the S before the chunk
     Y = W U + m (C S) + s X                S <- m[last] S + B^T (M[last] U)
 
-Backward, from the last chunk to the first, with S from before it and R = dL/dS behind it:
+Backward, from the last chunk to the first, with S before the chunk and R = dL/dS after it:
 
     dU = W^T dY + M[last] (B R)            Z = M * dY U^T, summed over the heads of a group
     dC = Z B + (m dY) S^T                  dB = Z^T C + (M[last] U) R^T
@@ -18,12 +18,12 @@ Backward, from the last chunk to the first, with S from before it and R = dL/dS 
     dp[t] = du . x + a g[t]                da = sum_t p[t] g[t]        ds = sum_t dy . x
     g[t] = what rows t .. read of rows before t, and of S, and R of both: see _forgotten
 
-ddt = dp / (1 + e^-(dt + bias)), dbias its sum. All products of chunks are matrix products, whose
-cost is linear in T. N = B T rows. first[i] is the first row of row i's segment, over all rows:
-there M and m begin anew. Nothing is saved: backward computes the states of all chunks again, in
-scratch memory. float32, C-contiguous; dx and ddt are overwritten, the others perhaps added to.
-cached: the T rows come behind past[b] others, after which the state (B,V,D,E) is; rows from
-count[b] on do not exist: y is 0 there, and the state ignores them. No gradient.
+ddt = dp / (1 + e^-(dt + bias)), and dbias is its sum. All products of chunks are matrix products;
+their cost is linear in T. N = B T rows. first[i] is the first row of row i's segment, counted over
+all rows: M and m restart there. Nothing is saved: backward recomputes the states of all chunks, in
+scratch memory. float32, C-contiguous; dx and ddt are overwritten, the others overwritten or added
+to. cached: the T rows follow past[b] earlier rows, whose last state is state (B,V,D,E). Only the
+first count[b] rows exist: for later ones y is 0, and the state ignores them. No gradient.
 Source: Dao & Gu 2024, Transformers are SSMs, arXiv:2405.21060, section 6.
 """
 from libc.math cimport expf
@@ -41,17 +41,17 @@ from toynn._kernels.gemm._panels cimport Operand, blocks_of, floats_at
 from toynn._kernels._check import segments
 
 cdef enum:
-    ROWS = 64          # of a chunk
+    ROWS = 64          # rows of a chunk
     SQUARE = ROWS * ROWS
-    STRIP = 32         # rows of such a triangle that are computed together
+    STRIP = 32         # rows of a triangle, such as W, that are computed together
 
 ctypedef fused Args:
     Forward
     Backward
     Cached
 
-# A chunk as a head sees it: n rows from row ``at`` on, of all B T; whether there are rows of its
-# sequence before it, and whether S and R behind it count.
+# A chunk as a head sees it: n rows from row ``at`` on, of all B T. ``follows``: rows of its
+# sequence are before it. ``precedes``: rows are after it, so that S and R after it matter.
 cdef struct Chunk:
     Py_ssize_t n, at
     bint follows, precedes
@@ -67,7 +67,7 @@ cdef inline Py_ssize_t _chunks(Py_ssize_t T) noexcept nogil:
 cdef inline void _read_chunk(
     Chunk* k, const Args* a, Py_ssize_t b, Py_ssize_t j, Py_ssize_t rows, Py_ssize_t h
 ) noexcept nogil:
-    """Chunk j of the ``rows`` of sequence b."""
+    """Fill in chunk j of the ``rows`` rows of sequence b."""
     cdef Py_ssize_t at = b * a.T + j * ROWS, t, i
     cdef float left, whole
     cdef float* row
@@ -112,24 +112,24 @@ cdef inline void _product(
 
 
 cdef inline Operand _rows(const float* x, Py_ssize_t n, Py_ssize_t ld) noexcept nogil:
-    """A: n rows of x."""
+    """Operand A: n rows of x."""
     return floats_at(x, n, ld, 1, True)
 
 
 cdef inline Operand _transposed(const float* x, Py_ssize_t n, Py_ssize_t ld) noexcept nogil:
-    """A: n columns of x."""
+    """Operand A: n columns of x."""
     return floats_at(x, n, 1, ld, True)
 
 
 cdef inline Operand _columns(const float* x, Py_ssize_t n, Py_ssize_t ld) noexcept nogil:
-    """B: n columns of x."""
+    """Operand B: n columns of x."""
     return floats_at(x, n, 1, ld, False)
 
 
 cdef inline Operand _columns_transposed(
     const float* x, Py_ssize_t n, Py_ssize_t ld
 ) noexcept nogil:
-    """B: n rows of x."""
+    """Operand B: n rows of x."""
     return floats_at(x, n, ld, 1, False)
 
 
@@ -137,7 +137,7 @@ cdef inline void _scores(
     float* y, const float* x, Py_ssize_t ldx, const float* z, Py_ssize_t ldz, Py_ssize_t n,
     Py_ssize_t K,
 ) noexcept nogil:
-    """y (n,ROWS) = x z^T, the lower triangle of it at least; x and z have n rows of K."""
+    """y (n,ROWS) = x z^T, at least its lower triangle; x and z have n rows of K."""
     cdef Py_ssize_t strip, t, rows
     for strip in range(blocks_of(n, STRIP)):
         t = strip * STRIP
@@ -152,7 +152,7 @@ cdef inline void _add_lower(
     float* y, Py_ssize_t ldy, const float* w, const float* x, Py_ssize_t ldx, Py_ssize_t n,
     Py_ssize_t width,
 ) noexcept nogil:
-    """y (n,width) += w x, by the lower triangle of w (n,ROWS)."""
+    """y (n,width) += w x, with the lower triangle of w (n,ROWS)."""
     cdef Py_ssize_t strip, t, rows
     for strip in range(blocks_of(n, STRIP)):
         t = strip * STRIP
@@ -167,7 +167,7 @@ cdef inline void _add_upper(
     float* y, Py_ssize_t ldy, const float* w, const float* x, Py_ssize_t ldx, Py_ssize_t n,
     Py_ssize_t width,
 ) noexcept nogil:
-    """y (n,width) += w^T x, by the lower triangle of w (n,ROWS)."""
+    """y (n,width) += w^T x, with the lower triangle of w (n,ROWS)."""
     cdef Py_ssize_t strip, t, rows
     for strip in range(blocks_of(n, STRIP)):
         t = strip * STRIP
@@ -212,7 +212,7 @@ cdef inline void _next_state(
     float* after, const float* before, const Chunk* k, const float* b, Py_ssize_t X,
     const float* u, Py_ssize_t D, Py_ssize_t E
 ) noexcept nogil:
-    """S behind a chunk, which may be where the one before it is; u has the weights M[last]."""
+    """S after a chunk, which may overwrite S before it; u is already weighted by M[last]."""
     cdef Py_ssize_t i
     for i in range(D * E):
         after[i] = k.m[k.n - 1] * before[i]
@@ -226,7 +226,7 @@ cdef inline void _read_state(
     float* y, float* S, const Args* a, const Chunk* k, Py_ssize_t h, const float* scores,
     float* room
 ) noexcept nogil:
-    """y of a chunk, and S behind it; room: (ROWS,ROWS) and (ROWS,E)."""
+    """y of a chunk, and S after it; room has (ROWS,ROWS) and (ROWS,E)."""
     cdef Py_ssize_t D = a.D, E = a.E, ldy = a.V * E, g = h * a.G // a.V, n = k.n, t, e
     cdef const float* x = a.x + k.at * a.X + h * E
     cdef float* w = room
@@ -248,12 +248,12 @@ cdef inline void _read_state(
 
 
 cdef inline Py_ssize_t _room(Py_ssize_t D, Py_ssize_t E) noexcept nogil:
-    """Numbers of a state, and of what _read_state needs."""
+    """Numbers of a state and of the room of _read_state."""
     return D * E + SQUARE + ROWS * E
 
 
 cdef void _score_tasks(Args* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """C B^T of chunks: all heads of a group have the same."""
+    """Compute C B^T of chunks, once for all heads of a group."""
     cdef Py_ssize_t S = _chunks(a.T), task, t, at
     for task in range(begin, end):
         t = task // a.G % S * ROWS
@@ -276,7 +276,7 @@ cdef inline float* _room_of(const Args* a, Py_ssize_t share) noexcept nogil:
 
 
 cdef void _forward_shares(Forward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Shares of the heads of all sequences."""
+    """Compute shares of the heads of all sequences."""
     cdef Py_ssize_t T = a.T, V = a.V, E = a.E, share, task, j
     cdef float* S
     cdef Chunk k
@@ -298,12 +298,12 @@ cdef void _forward(Forward* a) noexcept nogil:
 
 
 cdef Py_ssize_t _scratch(Args* a) noexcept nogil:
-    """Scores of all chunks; for each thread a state and what _read_state needs."""
+    """Scores of all chunks; for each thread a state and the room of _read_state."""
     return (_room_of(a, a.n_threads) - <float*>a.workspace) * sizeof(float)
 
 
 cdef void _cached_shares(Cached* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Shares of the heads of all sequences, over the rows that come next."""
+    """Compute shares of the heads of all sequences, over the rows that come next."""
     cdef Py_ssize_t T = a.T, V = a.V, E = a.E, share, task, b, h, j, t
     cdef float* S
     cdef Chunk k
@@ -330,8 +330,8 @@ cdef void _cached(Cached* a) noexcept nogil:
 
 # -- Backward --------------------------------------------------------------------------------------
 
-# Where scratch memory has what: S before each chunk and R behind it, (B,V,chunks,D,E); g and dy . x
-# of each row and head, (B T,V); of each thread, what _chunk_backward needs.
+# Parts of scratch memory: S before and R after each chunk, (B,V,chunks,D,E); g and dy . x of each
+# row and head, (B T,V); for each thread the room of _chunk_shares.
 cdef struct Scratch:
     float* S
     float* R
@@ -364,7 +364,7 @@ cdef Py_ssize_t _backward_scratch(Backward* a) noexcept nogil:
 
 
 cdef void _state_shares(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Shares of the heads: S before each chunk, then R behind each."""
+    """Compute shares of the heads: S before each chunk, then R after each."""
     cdef Py_ssize_t T = a.T, V = a.V, D = a.D, E = a.E, S = _chunks(a.T), size = a.D * a.E
     cdef Py_ssize_t share, task, h, j, i
     cdef Scratch s = _scratch_of(a)
@@ -399,13 +399,13 @@ cdef inline void _forgotten(
     float* g, Py_ssize_t V, const float* z, const float* w, const float* reads,
     const float* writes, float whole, Py_ssize_t n
 ) noexcept nogil:
-    """g of a chunk: each product of dy and y in which a row's forgetting is a factor.
+    """g of a chunk: the sum of all products of dy and y that have the row's decay as a factor.
 
     g[t] = sum of w z [i,j] over i >= t > j     rows from t on read rows before t
          + sum of reads[i] over i >= t          they read S
          + sum of writes[j] over j < t          what rows before t wrote is left in the next S
          + whole                                and S is
-    No sum has terms that others take away again.
+    So no sum has terms that another sum would subtract again.
     """
     cdef float[ROWS] below
     cdef float kept = whole
@@ -426,9 +426,9 @@ cdef inline void _head_backward(
     Backward* a, const Chunk* k, Py_ssize_t h, const float* S, const float* R,
     const float* scores, float* total, float* db, float* dc, float* room, const Scratch* s
 ) noexcept nogil:
-    """What a head gives in a chunk: dx, ddt, and what it adds to Z, dB and dC.
+    """Compute dx and ddt of a head in a chunk, and add to Z, dB and dC.
 
-    room: (ROWS,ROWS) twice, (ROWS,E) twice, (ROWS,D).
+    room has (ROWS,ROWS) twice, (ROWS,E) twice, and (ROWS,D).
     """
     cdef Py_ssize_t D = a.D, E = a.E, V = a.V, X = a.X, n = k.n, g = h * a.G // V, t, i, at
     cdef const float* x = a.x + k.at * X + h * E
@@ -480,7 +480,7 @@ cdef inline void _head_backward(
 
 
 cdef void _chunk_shares(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Shares of the chunks of all sequences and groups, each with the heads of its group."""
+    """Compute shares of the chunks of all sequences and groups, with the heads of each group."""
     cdef Py_ssize_t T = a.T, V = a.V, D = a.D, E = a.E, G = a.G, S = _chunks(a.T), X = a.X
     cdef Py_ssize_t tasks = a.B * S * G, share, task, b, j, g, h, at, n, t
     cdef Scratch s = _scratch_of(a)
@@ -514,7 +514,7 @@ cdef void _chunk_shares(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept 
 
 
 cdef void _head_sums(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """da, dbias and dskip of heads, over all rows."""
+    """Compute da, dbias and dskip of heads, over all rows."""
     cdef Py_ssize_t V = a.V, h, n
     cdef Scratch s = _scratch_of(a)
     cdef float da, dbias, dskip

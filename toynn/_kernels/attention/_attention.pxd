@@ -1,7 +1,7 @@
 """One block of attention: BLOCK queries against BLOCK keys, forward and backward.
 
 The formulas are at the top of attention.pyx, a drawing of blocks and strips is at the top of
-_visible.pxd. Pointers are at row 0 of the sequence and at the first column of the head. Keys of a
+_visible.pxd. Pointers point to row 0 of the sequence and the first column of the head. Keys of a
 cache are transposed within blocks: cached_attention.pyx says how, and why.
 """
 from libc.float cimport FLT_MAX
@@ -24,7 +24,7 @@ cdef extern from "rows.h" nogil:
 
 
 cdef inline Py_ssize_t _whole(Py_ssize_t columns) noexcept nogil:
-    """Columns rounded up to LANES, so that loops over them have no scalar rest."""
+    """Columns rounded up to LANES, so that loops over them have no scalar remainder."""
     return blocks_of(columns, LANES) * LANES
 
 
@@ -37,7 +37,7 @@ cdef inline void _scale_row(float* x, float factor, Py_ssize_t n) noexcept nogil
 cdef inline void _multiply_pairs(
     float* y, Py_ssize_t ldy, const Operand* a, const Operand* b, Py_ssize_t K, bint add
 ) noexcept nogil:
-    """y (+)= a b in pairs: both are packed, a, of at most WIDTH rows, as a whole."""
+    """y (+)= a b in pairs: both sides are packed; a, of at most WIDTH rows, as a whole."""
     cdef float a_buffer[WIDTH * KC]  # pairs take half of this; the last panel is a whole one
     cdef float b_buffer[NR * KC]
     cdef float* a_packed = aligned(a_buffer)
@@ -73,7 +73,7 @@ cdef inline void _products_of_rows(
     float* p, const Sizes* s, const Block* b, const float* x, Py_ssize_t ldx, const float* y,
     Py_ssize_t ldy, Py_ssize_t width,
 ) noexcept nogil:
-    """p = x . y for the block's rows of x, one for each query, and of y, one for each key."""
+    """p = x . y for the block's rows of x (one per query) and of y (one per key)."""
     cdef Py_ssize_t strip = strip_size(s, b), t, first, n
     cdef Operand queries, keys
     for t in range(blocks_of(b.rows, strip)):
@@ -91,7 +91,7 @@ cdef inline void _add_rows(
     float* y, Py_ssize_t ldy, const Sizes* s, const Block* b, const float* p, const float* x,
     Py_ssize_t ldx, Py_ssize_t width, bint shared, bint add,
 ) noexcept nogil:
-    """y (+)= p x: to each query what the keys give that it sees. shared: x is a cache of keys."""
+    """y (+)= p x: add to each query what its visible keys give. shared: x is a cache of keys."""
     cdef Py_ssize_t strip = strip_size(s, b), t, first
     cdef Operand weights, keys = floats_at(
         x + b.j * ldx, width, BLOCK if shared else 1, 1 if shared else ldx, False
@@ -108,12 +108,12 @@ cdef inline void _add_columns(
     float* y, Py_ssize_t ldy, const Sizes* s, const Block* b, const float* p, const float* x,
     Py_ssize_t ldx, Py_ssize_t width, bint add,
 ) noexcept nogil:
-    """y (+)= p^T x: to each key what the queries give that see it."""
+    """y (+)= p^T x: add to each key what the queries that see it give."""
     cdef Py_ssize_t strip = strip_size(s, b), t, first, above
     cdef Operand weights, queries
     for t in range(blocks_of(b.columns, strip)):
         first = t * strip
-        above = max(0, b.j + first - s.past - b.i) if s.causal else 0  # rows that see none of them
+        above = max(0, b.j + first - s.past - b.i) if s.causal else 0  # rows that see no such key
         weights = floats_at(
             p + above * WIDTH + first, min(strip, b.columns - first), 1, WIDTH, True
         )
@@ -122,7 +122,7 @@ cdef inline void _add_columns(
 
 
 cdef inline void _cap_scores(float* p, float* slope, int n, float scale, float cap) noexcept nogil:
-    """p = cap tanh(scale p / cap) of n keys, to a whole register; slope: 1 - tanh^2."""
+    """p = cap tanh(scale p / cap) for n keys, up to a whole register; slope = 1 - tanh^2."""
     cdef int c
     cdef float factor = scale / cap
     for c in range(_whole(n)):
@@ -130,28 +130,28 @@ cdef inline void _cap_scores(float* p, float* slope, int n, float scale, float c
 
 
 cdef inline void _multiply_rows(float* x, const float* y, int n) noexcept nogil:
-    """x = x y of n keys, to a whole register."""
+    """x = x y for n keys, up to a whole register."""
     cdef int c
     for c in range(_whole(n)):
         x[c] *= y[c]
 
 
 cdef inline void _hide(float* p, Py_ssize_t n, float value) noexcept nogil:
-    """Give the first n keys, which are not seen, a value."""
+    """Set the first n keys, which are not seen, to a value."""
     cdef Py_ssize_t c
     for c in range(n):
         p[c] = value
 
 
 cdef inline void _scale_scores(float* p, int seen, int n, float scale) noexcept nogil:
-    """p = scale p for keys that are seen, -infinity for others of n, to a whole register."""
-    cdef int c  # as wide as a float: a register of them is compared at once
+    """p = scale p for visible keys, -infinity for others of n, up to a whole register."""
+    cdef int c  # as wide as a float, so that whole registers are compared
     for c in range(_whole(n)):
         p[c] = scale * p[c] if c < seen else <float>-INFINITY
 
 
 cdef inline void _weights(float* p, int seen, int n, float scale, float shift) noexcept nogil:
-    """p = exp(scale p - shift) for keys that are seen, 0 for others of n, to a whole register."""
+    """p = exp(scale p - shift) for visible keys, 0 for others of n, up to a whole register."""
     cdef int c
     cdef float weight
     for c in range(_whole(n)):
@@ -162,14 +162,14 @@ cdef inline void _weights(float* p, int seen, int n, float scale, float shift) n
 cdef inline void _score_gradients(
     float* ds, const float* p, int seen, int n, float scale, float delta
 ) noexcept nogil:
-    """ds = scale p (ds - delta) for keys that are seen, 0 for others of n, to a whole register."""
+    """ds = scale p (ds - delta) for visible keys, 0 for others of n, up to a whole register."""
     cdef int c
     for c in range(_whole(n)):
         ds[c] = scale * p[c] * (ds[c] - delta) if c < seen else <float>0.0
 
 
 cdef inline void _by_lane(float* y, const float* x, Py_ssize_t rows) noexcept nogil:
-    """y (V, WIDTH) = the transpose of x (rows, V): so many registers hold what V would share."""
+    """y (V, WIDTH) = the transpose of x (rows, V): then sums over V are sums of registers."""
     cdef Py_ssize_t r
     for r in range(_whole(rows) // V):
         transpose(y + r * V, WIDTH, x + r * V * V, V, rows - r * V)
@@ -181,11 +181,11 @@ cdef inline void forward_block(
 ) noexcept nogil:
     """Overwrite o and lse of the block of queries that begins at i, from all keys."""
     cdef float p[WIDTH * WIDTH]
-    cdef float lanes[WIDTH * V]    # of each row, partial maxima or sums
+    cdef float lanes[WIDTH * V]    # partial maxima or sums of each row
     cdef float by_lane[V * WIDTH]
     cdef float most[WIDTH]    # running maximum of the scaled scores of a row
     cdef float total[WIDTH]   # running sum of exp(score - most)
-    cdef float factor[WIDTH]  # by which both shrink, and o, when the maximum grows
+    cdef float factor[WIDTH]  # by which total and o shrink when the maximum grows
     cdef float slope[WIDTH]   # not used
     cdef Py_ssize_t r, t, n, lane, rows = block_size(s, i, s.T)
     cdef Py_ssize_t keys = s.past + i + rows if s.causal else s.S, begin = first_key(s, i)
@@ -194,8 +194,8 @@ cdef inline void forward_block(
     cdef float x, scale
     cdef float* row
     for r in range(WIDTH):
-        # A row may see none of the first keys that others do: then nothing is a difference of two
-        # infinities, and what it has summed up by its first own key is multiplied by 0.
+        # A row may see none of the first keys that other rows see. With -FLT_MAX no difference of
+        # two infinities arises then, and its first visible key multiplies what came before by 0.
         most[r] = -FLT_MAX if masked else <float>-INFINITY
         total[r] = 0
         if s.sink != NULL:
@@ -247,16 +247,16 @@ cdef inline void backward_block(
     const float* q, const float* k, const float* v, const Sizes* s,
     Py_ssize_t i, Py_ssize_t j, bint add_to_keys,
 ) noexcept nogil:
-    """What queries i .. and keys j .. give to dq, dk and dv; the first keys overwrite dq.
+    """Add to dq, dk and dv what queries i .. and keys j .. give; the first keys overwrite dq.
 
-    Of dq, dk and dv any may be NULL: what only they need is not computed.
+    dq, dk and dv may be NULL: what only they need is not computed.
     """
     cdef float scores[WIDTH * WIDTH]
     cdef float gradients[WIDTH * WIDTH]
     cdef float slope[WIDTH]
     cdef Py_ssize_t r, n, end, begin
     cdef Block b = Block(i, block_size(s, i, s.T), j, block_size(s, j, s.T))
-    cdef bint scored = dq != NULL or dk != NULL  # dv needs the weights alone
+    cdef bint scored = dq != NULL or dk != NULL  # dv needs only the weights
     cdef float* p
     cdef float* ds
     _products_of_rows(scores, s, &b, q, s.ldq, k, s.ldk, s.D)

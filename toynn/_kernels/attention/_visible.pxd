@@ -1,9 +1,9 @@
 """Which keys a query sees, and which scores are computed: blocks, strips and windows.
 
 Scores are computed in blocks: BLOCK queries against BLOCK keys. A block on the diagonal is computed
-in strips of STRIP queries, so that fewer scores are computed that no query sees. Here blocks are
-drawn 8 wide and strips 4 high, for causal attention with a window of 6. A # is seen; a - is
-computed, then hidden; what is blank is not computed:
+in strips of STRIP queries, so that fewer invisible scores are computed. Here blocks are drawn 8
+wide and strips 4 high, for causal attention with a window of 6. A # is visible; a - is computed,
+then hidden; a blank is not computed:
 
            keys
            0 1 2 3 4 5 6 7   8 . . .
@@ -26,10 +26,10 @@ computed, then hidden; what is blank is not computed:
         15 - - - - - - - -   - - # # # # # #
 
 Queries from 16 on begin at the second column of blocks: first_key is 8 for them. Without a window
-all before the diagonal is #. Without causal all is #, and a last block may be TAIL longer.
+all keys before the diagonal are #. Without causal all are #, and a last block may be TAIL longer.
 
-Segments are sequences of their own: blocks begin where segments do. Segments of 5 and 11 rows have
-their blocks at rows 0, 5 and 13:
+Segments are like separate sequences: blocks begin where segments begin. Segments of 5 and 11 rows
+have their blocks at rows 0, 5 and 13:
 
            0 . . . 4 5 . . . . . . 12 13 . 15
            [ block ] [    block     ] [block]
@@ -38,25 +38,25 @@ from toynn._kernels.gemm._panels cimport blocks_of
 
 cdef enum:
     BLOCK = 64  # queries, and keys, per block: two blocks of scores take 40 KB
-    TAIL = 16   # so many at the end, or fewer, are no block of their own
+    TAIL = 16   # up to this many rows at the end join the last block
     WIDTH = BLOCK + TAIL  # floats from one row of a block of scores to the next
     STRIP = 32  # queries of a block on the diagonal that are multiplied at once
 
-# Of one sequence or segment, and one head. What is 0 or NULL is not there.
+# One sequence or segment, and one head. A 0 or NULL means: none.
 cdef struct Sizes:
     Py_ssize_t B, T, H, KV, D, E
     Py_ssize_t S       # keys
-    Py_ssize_t past    # keys before that of the first query; causal only
-    Py_ssize_t window  # how many keys a query sees, its own the last; 0: all. causal only
-    Py_ssize_t hidden  # first keys that no query sees, fewer than BLOCK; not causal only
+    Py_ssize_t past    # keys before the first query's own; causal only
+    Py_ssize_t window  # how many keys a query sees, up to its own; 0: all. causal only
+    Py_ssize_t hidden  # first keys that no query sees, fewer than BLOCK; if not causal
     Py_ssize_t ldq, ldk, ldv, ldo  # floats from one row to the next
     bint causal
     bint cached  # k[j,d] is at j // BLOCK * BLOCK * D + d * BLOCK + j % BLOCK, and ldk = D
     bint shared  # v is k: values are the first E columns of keys; cached only
     bint pairs   # factors of products are rounded to bfloat16, and packed in pairs
     float scale
-    float cap          # of scaled scores
-    const float* sink  # one more score, of a key that has no value
+    float cap          # cap of scaled scores
+    const float* sink  # one more score, for a key without a value
 
 # Queries i .. i + rows - 1 against keys j .. j + columns - 1.
 cdef struct Block:
@@ -66,7 +66,7 @@ cdef struct Block:
 cdef inline Py_ssize_t _tail(const Sizes* s) noexcept nogil:
     """Rows by which a last block may be longer than BLOCK.
 
-    None if causal: there the sums over keys are cut alike whatever comes after them.
+    0 if causal: then sums over keys are cut in the same places, whatever rows come later.
     """
     return 0 if s.causal or s.cached else TAIL
 
@@ -81,7 +81,7 @@ cdef inline Py_ssize_t block_size(const Sizes* s, Py_ssize_t i, Py_ssize_t rows)
 
 
 cdef inline Py_ssize_t first_key(const Sizes* s, Py_ssize_t query) noexcept nogil:
-    """Where the first block of keys begins that a query sees any of."""
+    """Where the first block begins that has keys which a query sees."""
     return max(0, s.past + query + 1 - s.window) // BLOCK * BLOCK if s.window > 0 else 0
 
 
@@ -92,15 +92,15 @@ cdef inline Py_ssize_t visible_begin(const Sizes* s, const Block* b, Py_ssize_t 
 
 
 cdef inline Py_ssize_t visible_end(const Sizes* s, const Block* b, Py_ssize_t r) noexcept nogil:
-    """The key of a block behind the last one that row r of the block sees."""
+    """The key after the last one of a block that row r of the block sees."""
     return max(0, min(b.columns, s.past + b.i + r + 1 - b.j)) if s.causal else b.columns
 
 
 cdef inline Py_ssize_t strip_end(const Sizes* s, const Block* b, Py_ssize_t r) noexcept nogil:
-    """The key of a block behind the last one that the strip of row r is multiplied with."""
+    """The key after the last one of a block that the strip of row r is multiplied with."""
     return visible_end(s, b, min(b.rows, (r // STRIP + 1) * STRIP) - 1)
 
 
 cdef inline Py_ssize_t strip_size(const Sizes* s, const Block* b) noexcept nogil:
-    """Rows, or keys, of a block that are multiplied at once: all, but for the diagonal."""
+    """Rows, or keys, of a block that are multiplied at once: all, except on the diagonal."""
     return STRIP if s.causal and s.past + b.i < b.j + BLOCK else WIDTH

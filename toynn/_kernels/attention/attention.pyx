@@ -12,22 +12,21 @@
     with sinks:  lse[i] = log (exp(z[h]) + sum_j exp(s[i,j])),
                  dz[h] = - sum_bi exp(z[h] - lse[i]) delta[i]      (backward_sinks)
 
-for each of B sequences of T rows and each of H heads; q and k have D columns a head, v and o have
-E. KV heads of k and v serve H / KV query heads each. Scores live in blocks of BLOCK x BLOCK, which
-_visible.pxd draws; forward keeps a running maximum and sum per row, backward recomputes p from lse.
-q, k, v may be columns of one fused array, and dq, dk, dv of another; o, do are (B*T, H*E). Saved:
-o, lse (B,H,T). All outputs are overwritten (dz: or added to) and alias nothing. A sink, z (H,), is
-the score of a key without a value, which every row sees: what it draws is lost. The gradients by
-lse and o hold with it, too.
+for each of B sequences of T rows and each of H heads; q and k have D columns per head, v and o have
+E. KV heads of k and v serve H / KV query heads each. Scores are computed in blocks of BLOCK x
+BLOCK, which _visible.pxd draws. forward keeps a running maximum and sum per row; backward
+recomputes p from lse. q, k, v may be columns of one fused array, and dq, dk, dv of another; o, do
+are (B*T, H*E). Saved: o, lse (B,H,T). All outputs are overwritten (dz: or added to) and alias
+nothing. A sink, z (H,), is the score of a key without a value, which every row sees: the weight
+that it gets is lost. The gradients above hold with sinks, too.
 
 Causal rows may be cut into segments that do not see each other: first[i] (i32) is the first row of
 row i's segment, counted over all rows. Blocks begin where segments begin. So a segment has the same
 bits, and the same cost, as a separate sequence. Blocks of keys that a window hides from all queries
-of a block are skipped: time is linear in T then.
+of a block are skipped, so that time is linear in T.
 
-With precision "medium", for segments of more than SHORT rows and where the CPU multiplies pairs,
-both factors of each product, p and ds too, are rounded to bfloat16; sums, maxima and exp stay
-float32.
+With precision "medium", both factors of each product (p and ds too) are rounded to bfloat16, if the
+CPU multiplies pairs and the segment has more than SHORT rows. Sums, maxima and exp stay float32.
 Sources: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2; windows: Beltagy et al.
 2020, arXiv:2004.05150; the cap: Gemma Team 2024, arXiv:2408.00118, section 2; sinks: Xiao et al.
 2023, arXiv:2309.17453, and OpenAI 2025, arXiv:2508.10925, section 2.
@@ -47,7 +46,7 @@ from toynn._kernels._check import attention_fits
 from toynn._kernels.cpu import gains_by_pairs
 
 cdef enum:
-    SMALL = 1 << 19  # multiplications per product for which waking threads costs too much
+    SMALL = 1 << 19  # up to this many multiplications per product, waking threads does not pay
     SHORT = 32       # up to this many rows, packing pairs costs more than it saves
     MEDIUM = 2       # in toynn.numerics.precision.PRECISIONS
 
@@ -70,7 +69,7 @@ cdef inline Sizes _sizes(const Args* a) noexcept nogil:
 
 
 cdef inline Args _on_few_threads(const Args* a, const Sizes* s) noexcept nogil:
-    """The same arguments, for as many threads as the work is worth."""
+    """The same arguments, with one thread if the work is small."""
     cdef Args few = a[0]
     if s.B * s.H * s.T * s.T * s.D <= SMALL:
         few.n_threads = 1
@@ -85,7 +84,7 @@ cdef inline Py_ssize_t _start(const int* first, Py_ssize_t row, Py_ssize_t i) no
 cdef inline Sizes _segment(
     const Sizes* s, const int* first, Py_ssize_t row, Py_ssize_t i, Py_ssize_t end
 ) noexcept nogil:
-    """The sizes of the segment that row i is in, as far as it goes before ``end``."""
+    """The sizes of the segment that row i is in, up to row ``end``."""
     cdef Sizes one = s[0]
     cdef Py_ssize_t start = _start(first, row, i)
     i = s.T if first == NULL else i
@@ -105,7 +104,7 @@ cdef inline float* _from(float* x, Py_ssize_t offset) noexcept nogil:
 cdef inline void _backward_head(
     Backward* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv, Py_ssize_t start
 ) noexcept nogil:
-    """Of the segment that begins at ``start``: dk and dv of one head, dq of those it serves."""
+    """For the segment that begins at ``start``: dk, dv of a head, dq of the heads it serves."""
     cdef Sizes one = _segment(s, a.first, batch * s.T, start, s.T)
     cdef Py_ssize_t group = s.H // s.KV, blocks = block_count(&one, one.T)
     cdef Py_ssize_t row = batch * s.T + start, i, j, g, h, i0
@@ -119,7 +118,7 @@ cdef inline void _backward_head(
             at_t = (batch * s.H + h) * s.T + start
             for i in range(i0, blocks):
                 if first_key(&one, i * BLOCK) > j * BLOCK:
-                    break  # nor do later queries see these keys
+                    break  # later queries do not see these keys either
                 backward_block(
                     _from(a.dq, at_q), _from(a.dk, at_k), _from(a.dv, at_v), _from(a.delta, at_t),
                     a.do + at_o, a.lse + at_t, a.q + at_q, a.k + at_k, a.v + at_v,
@@ -130,7 +129,7 @@ cdef inline void _backward_head(
 cdef inline void _forward_block(
     Forward* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t h, Py_ssize_t i
 ) noexcept nogil:
-    """The block of queries that begins at row i of a sequence."""
+    """Compute the block of queries that begins at row i of a sequence."""
     cdef Py_ssize_t kv = h * s.KV // s.H, start = _start(a.first, batch * s.T, i)
     cdef Py_ssize_t row = batch * s.T + start
     cdef Sizes one = _segment(s, a.first, batch * s.T, i, i + BLOCK)
@@ -144,7 +143,10 @@ cdef inline void _forward_block(
 
 
 cdef void _forward_stretches(Forward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """The blocks of queries that begin in stretches of BLOCK rows, by sequence and head."""
+    """Compute the blocks of queries that begin in given stretches of BLOCK rows.
+
+    Stretches are counted through sequences and heads.
+    """
     cdef Sizes s = _sizes(a)
     cdef Py_ssize_t stretches = block_count(&s, s.T), n, i, r, batch, rows
     for n in range(begin, end):
@@ -171,7 +173,10 @@ cdef void _deltas(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil
 
 
 cdef void _backward_stretches(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """The segments that begin in stretches of BLOCK rows, by sequence and head of k and v."""
+    """Compute the segments that begin in given stretches of BLOCK rows.
+
+    Stretches are counted through sequences and heads of k and v.
+    """
     cdef Sizes s = _sizes(a)
     cdef Py_ssize_t stretches = block_count(&s, s.T), n, i, r, batch
     for n in range(begin, end):
@@ -207,7 +212,7 @@ cdef void _backward_sinks(BackwardSinks* a) noexcept nogil:
     parallel_for(<part_fn>_sink_heads, a, a.H)
 
 
-# A row sees ``window`` keys, its own the last; 0: all before it. ``cap`` bounds scores; 0: nothing.
+# A row sees ``window`` keys up to its own; 0: all of them. ``cap`` bounds scores; 0: no cap.
 forward = entry(
     <kernel_fn>_forward,
     "o[B*T H*E]; lse[B H T] <- q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*E]@ldv i32 first[B*T]? "

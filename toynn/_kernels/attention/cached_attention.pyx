@@ -4,14 +4,14 @@
     s[t,j] = scale q[t] . kc[j]                          j <= past + t, past + t - window < j
     o[t]   = sum_j e^(s[t,j] - lse[t]) vc[j]             lse[t] = log sum_j e^(s[t,j])
 
-for each of B sequences and H heads; q and k have D columns a head, v and o have E. KV heads of k
+for each of B sequences and H heads; q and k have D columns per head, v and o have E. KV heads of k
 and v serve H / KV query heads each. vc (B, KV, S, E) has the values of a head row after row. kc
-(B, KV, S, D) has its keys in blocks of 64, transposed, (B, KV, S / 64, D, 64): a score is then a
-sum over d of whole registers of keys, and q . k needs no sum across a register. Without v and vc
-the first E columns of keys are the values: so latents are cached once. past (B,) is how many rows
-of each sequence the caches hold; later rows are not read, and rows beyond past + T are not written.
-T = 1 is bound by the memory that the cache takes: the heads that share k and v are the rows of one
-product, and spans of keys are tasks of their own,
+(B, KV, S, D) has its keys in blocks of 64, transposed: (B, KV, S / 64, D, 64). So scores are sums
+over d of whole registers of keys, and q . k needs no sum across a register. Without v and vc the
+first E columns of keys are the values: so latents are cached once. past (B,) is how many rows of
+each sequence the caches hold. Rows from past + T on are neither read nor written. T = 1 is bound by
+memory bandwidth: the heads that share k and v are the rows of one product, and spans of keys are
+separate tasks. Their results are merged,
 
     o = sum_n e^(lse_n - lse) o_n                        lse = log sum_n e^(lse_n)
 
@@ -36,7 +36,7 @@ from toynn._kernels._check import cache_has_room
 
 cdef enum:
     SPAN = 256       # keys per task if T = 1: four blocks, 64 KB each of k and v at D = 64
-    SMALL = 1 << 17  # multiplications per product for which waking threads costs too much
+    SMALL = 1 << 17  # up to this many multiplications per product, waking threads does not pay
 
 
 cdef inline Sizes _sizes(const Forward* a) noexcept nogil:
@@ -50,12 +50,12 @@ cdef inline Sizes _sizes(const Forward* a) noexcept nogil:
 
 
 cdef inline Py_ssize_t _begin(const Forward* a, const Sizes* s, Py_ssize_t batch) noexcept nogil:
-    """Where the first block of keys begins that the first new row of a sequence sees any of."""
+    """Where the first block begins that has keys which the first new row of a sequence sees."""
     return first_key(s, a.past[batch])
 
 
 cdef inline Py_ssize_t _longest(const Forward* a, const Sizes* s) noexcept nogil:
-    """The most keys that a sequence has, from its first block on to its first new row."""
+    """The most keys of any sequence from its first visible block to its first new row."""
     cdef Py_ssize_t batch, longest = 0
     for batch in range(s.B):
         longest = max(longest, a.past[batch] - _begin(a, s, batch))
@@ -111,7 +111,7 @@ cdef inline void _attend_span(
 ) noexcept nogil:
     """Overwrite o (G,E) and lse (G,) of G = H / KV heads, one query each, from a span of keys.
 
-    The span is counted from the sequence's first block on.
+    The span is counted from the sequence's first visible block.
     """
     first += _begin(a, s, batch)
     cdef Py_ssize_t head = batch * s.KV + kv, i
@@ -121,7 +121,7 @@ cdef inline void _attend_span(
     cdef Sizes group = s[0]
     group.T = s.H // s.KV
     group.S = min(SPAN, a.past[batch] + 1 - first)
-    if group.S <= 0:  # other sequences are longer
+    if group.S <= 0:  # the sequence has no keys here: others are longer
         for i in range(group.T):
             lse[i] = -INFINITY
         memset(o, 0, group.T * s.E * sizeof(float))
@@ -140,7 +140,7 @@ cdef inline void _combine(
     float* o, const float* parts, const float* lse, const float* sink, Py_ssize_t spans,
     Py_ssize_t G, Py_ssize_t E,
 ) noexcept nogil:
-    """Overwrite o (E,) of one head from what its spans gave; they are G heads apart."""
+    """Overwrite o (E,) of one head by merging its spans, whose results are G heads apart."""
     cdef Py_ssize_t n, c
     cdef float most = -INFINITY if sink == NULL else sink[0], total = 0, weight
     for n in range(spans):
@@ -220,7 +220,7 @@ cdef void _forward(Forward* a) noexcept nogil:
 
 
 cdef Py_ssize_t _scratch(Forward* a) noexcept nogil:
-    """What spans of the longest cache leave, or lse: for any ``past``."""
+    """Memory for the results of all spans of a full cache if T = 1, otherwise for lse."""
     if a.T == 1:
         return a.B * a.H * blocks_of(a.S, SPAN) * (1 + a.E) * sizeof(float)
     return a.B * a.H * a.T * sizeof(float)

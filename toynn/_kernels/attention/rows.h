@@ -1,12 +1,12 @@
-/* Sums and maxima of rows. A compiler may not reorder a sum of floats, and does not see that a
-   maximum whose order is fixed still fits into registers: so their lanes are written out here. */
+/* Sums and maxima of rows. A compiler may not reorder a sum of floats, and does not vectorise a maximum
+   in this fixed order. So their lanes are written out here. */
 #ifndef TOYNN_ROWS_H
 #define TOYNN_ROWS_H
 
 #include <math.h>
 #include "gemm.h"
 
-/* most[i] = the largest of x[i], x[i + TN_V], ..: n floats, a multiple of TN_V. NaN is passed over. */
+/* most[i] = the largest of x[i], x[i + TN_V], ..: n floats, a multiple of TN_V. NaN is ignored. */
 static inline void tn_lanes_max(float* most, const float* x, ptrdiff_t n) {
 #ifdef TN_SHUFFLES
     typedef int tn_bits __attribute__((vector_size(4 * TN_V)));

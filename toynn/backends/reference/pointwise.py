@@ -35,13 +35,13 @@ def bias_backward(dy: Array) -> Outputs:
 
 @kernel("columns.forward")
 def columns(x: Array, C: int, K: int) -> Outputs:
-    """Take C columns from column K on."""
+    """Compute y = C columns of x, from column K on."""
     return {"y": x[:, K : K + C]}
 
 
 @kernel("columns.backward")
 def columns_backward(dy: Array, X: int, K: int) -> Outputs:
-    """Put dy where y came from, zeros beside it."""
+    """Compute dx: dy where y came from, zeros elsewhere."""
     dx = np.zeros((len(dy), X))
     dx[:, K : K + dy.shape[1]] = dy
     return {"dx": dx}

@@ -80,7 +80,7 @@ def _unit_backward(d: Array, x: Array, scale: float = 1.0) -> Array:
 
 
 def _seen(T: int, rows: int, first: Array | None) -> Array:
-    """Whether each row has another of its sequence before it."""
+    """Return whether a row of the same sequence is before each row."""
     starts = np.arange(rows) // max(T, 1) * T if first is None else first
     return np.asarray(starts != np.arange(rows))
 
@@ -111,7 +111,7 @@ def delta_backward(
     dy: Array, x: Array, g: Array, c: Array, states: Array,
     B: int, T: int, K: int, V: int, D: int, E: int, L: int, first: Array | None, grouped: int,
 ) -> Outputs:  # fmt: skip
-    """Go back row by row, with R the gradient of the state behind each."""
+    """Go back row by row; R is the gradient of the state after each row."""
     raw_q, raw_k, v = _heads(x, K, V, D, E, grouped)
     q, k, b = _unit(raw_q, D**-0.5), _unit(raw_k), _sigmoid(c)
     seen, before = _seen(T, B * T, first), np.zeros((B * T, V, D, E))
@@ -150,7 +150,7 @@ def delta_cached(
     state: Array, x: Array, g: Array, c: Array, past: Array, count: Array,
     T: int, K: int, V: int, D: int, E: int, grouped: int,
 ) -> Outputs:  # fmt: skip
-    """Go on from the state of each sequence, over as many rows as count."""
+    """Go on from the state of each sequence, over its ``count`` rows."""
     state, y = state.copy(), np.zeros((len(x), V, E))
     for i in range(len(state)):
         rows = slice(i * T, i * T + int(count[i]))

@@ -6,20 +6,20 @@ from toynn.backends.reference.kernel import Array, Outputs, kernel
 
 
 def _parts(x: Array, V: int, E: int, G: int, D: int) -> tuple[Array, Array, Array]:
-    """Return x (N, V, E), b and c (N, V, D) of each head, as they are in rows of x."""
+    """Return x (N, V, E), and b and c (N, V, D) of each head, from rows of x."""
     N, each = len(x), np.arange(V) * G // V
     of_groups = x[:, V * E :].reshape(N, 2, G, D)
     return x[:, : V * E].reshape(N, V, E), of_groups[:, 0, each], of_groups[:, 1, each]
 
 
 def _seen(B: int, T: int, first: Array | None) -> Array:
-    """Whether each row has another of its sequence before it."""
+    """Return whether a row of the same sequence is before each row."""
     starts = np.repeat(np.arange(B) * T, T) if first is None else first
     return np.asarray(starts != np.arange(B * T))
 
 
 def _next(state: Array, kept: Array, b: Array, u: Array) -> Array:
-    """Return kept S + b u^T of each head."""
+    """Return kept S + b u^T for each head."""
     return np.asarray(kept[:, None, None] * state + b[:, :, None] * u[:, None])
 
 
@@ -43,7 +43,7 @@ def ssd_backward(
     dy: Array, x: Array, dt: Array, a: Array, bias: Array, skip: Array, first: Array | None,
     B: int, T: int, V: int, E: int, G: int, D: int,
 ) -> Outputs:  # fmt: skip
-    """Go back row by row, with R the gradient of the state behind each."""
+    """Go back row by row; R is the gradient of the state after each row."""
     (u, b, c), p = _parts(x, V, E, G, D), np.logaddexp(0, dt + bias)
     kept = np.exp(p * a[:, 0]) * _seen(B, T, first)[:, None]
     dy, states, state = dy.reshape(B * T, V, E), [], np.zeros((V, D, E))
@@ -80,7 +80,7 @@ def ssd_cached(
     state: Array, x: Array, dt: Array, a: Array, bias: Array, skip: Array, past: Array,
     count: Array, T: int, V: int, E: int, G: int, D: int,
 ) -> Outputs:  # fmt: skip
-    """Go on from the state of each sequence, over as many rows as count."""
+    """Go on from the state of each sequence, over its ``count`` rows."""
     state, y = state.copy(), np.zeros((len(x), V, E))
     (u, b, c), p = _parts(x, V, E, G, D), np.logaddexp(0, dt + bias)
     kept = np.exp(p * a[:, 0])

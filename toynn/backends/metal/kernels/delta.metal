@@ -1,4 +1,4 @@
-// The gated delta rule: a state that forgets, and unlearns what it had under a key.
+// The gated delta rule: a state that decays, and unlearns what it stored under a key.
 //
 //   S_t = e^g[t] S_{t-1} + k (b (v - e^g[t] S_{t-1}^T k))^T        y[t] = S_t^T q
 //
@@ -12,9 +12,9 @@
 //   dq  = S_t dy         dk = R u + P dm       R <- R + k dm^T   dg = <R, P>        R <- e^g R
 //
 // and dc = db b (1 - b); dq' = r (dq - q^ (q^ . dq)) of q = r q', q^ = q without 1 / sqrt(D). Saved: states
-// (B,V,S,D,E), what every L-th row sees. forward, cached: a thread for each column of a state, which it has to itself.
-// backward: a group for each head of q and k, which takes the heads that read it one after the other: threads own
-// columns of a state for what is summed over its rows, then rows for what is summed over columns.
+// (B,V,S,D,E), the state before every L-th row. forward, cached: a thread for each column of a state, which no other
+// thread uses. backward: a group for each head of q and k takes the heads that read it one after the other. For sums
+// over the rows of a state a thread has columns; for sums over columns it has rows.
 // D at most GROUP. Formulas: delta.pyx. Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464, section 3.
 
 constant constexpr float EPS = 1e-6f;
@@ -31,12 +31,12 @@ static inline float inverse(device const float* x, uint D) {
     return 1.0f / precise::sqrt(sum + EPS);
 }
 
-// Whether no row of its sequence is before a row.
+// Whether a row is the first one of its sequence or segment.
 static inline bool begins(device const int* first, bool has_first, uint row, uint T) {
     return has_first ? uint(first[row]) == row : row % T == 0;
 }
 
-// A column of a state, whose numbers are E apart, goes on by a row; returns y of the column.
+// Advance a column of a state, whose numbers are E apart, by one row; return y of the column.
 static inline float advance(device float* after, device const float* before, bool fresh, device const float* q,
                             device const float* k, float v, float forget, float b, uint D, uint E) {
     const float of_q = inverse(q, D) / precise::sqrt(float(D)), of_k = inverse(k, D);
@@ -111,7 +111,7 @@ kernel void delta_cached(
     }
 }
 
-// The gradient of x / sqrt(x . x + eps), D numbers, a thread each: made of that of x normalised.
+// Turn d, the gradient of scale x / sqrt(x . x + eps), into the gradient of x: D numbers, a thread each.
 static inline void normalised_backward(device float* d, device const float* x, uint D, float scale,
                                        threadgroup float* part, uint tid) {
     const bool mine = tid < D;

@@ -1,4 +1,4 @@
-// RMSNorm of groups of what a gate lets through.
+// RMSNorm over groups of gated channels.
 //
 //   h[n,g,c]  = x[n,g,c] z s                    s = 1 / (1 + e^-z), z = z[n,g,c]
 //   r[n,g]    = 1 / sqrt(mean_c h[n,g,c]^2 + eps)

@@ -1,4 +1,4 @@
-// Routing: the experts that a row goes to, and what each of them counts.
+// Routing: the experts that a row goes to, and their weights.
 //
 //   experts[n,:]   = the K experts e with the largest p[n,e] + b[e], largest first; of equals, the first
 //   weights[n,j]   = s p[n,e_j] / Z[n]      e_j = experts[n,j];  Z = eps + sum_j p[n,e_j], or 1
@@ -6,7 +6,8 @@
 //                    (s dw[n,j] - sum_i dw[n,i] w[n,i]) / Z[n]   with it (normalized)
 //   dp[n,e]        = 0                                           for the others
 //
-// With G groups of E / G experts, those of the L groups alone are chosen from whose two largest p + b add up to most.
+// With G groups of E / G experts, only experts of L groups are chosen: those whose two largest p + b have the
+// largest sums.
 //
 // N rows, a thread each; E experts, K of them chosen; b may be missing. NaN counts as larger than any number.
 // Source: Shazeer et al. 2017, arXiv:1701.06538, section 2.1; Jiang et al. 2024, arXiv:2401.04088.
@@ -17,7 +18,7 @@ static inline float score_of(device const float* p, device const float* b, uint 
     return has_b ? p[e] + b[e] : p[e];
 }
 
-constant constexpr uint GROUPS = 64;  // at most
+constant constexpr uint GROUPS = 64;  // most groups
 
 // The sum of the two largest scores of experts `first` .. `end` - 1.
 static inline float group_score(device const float* p, device const float* b, uint has_b, uint first, uint end) {

@@ -7,18 +7,18 @@
 //   dg = dy z        dz = dy g        du[t,c] = sum_k w[c,L-1-k] dz[t+k,c]      di = du v, dv = du i
 //   dw[c,L-1-k] = sum_t dz[t,c] u[t-k,c]                db[c] = sum_t dz[t,c]
 //
-// b may be missing: 0. Without gates u = x (N,C) and y = z; P = 3 or 1 parts of C channels are a row of x.
+// b may be missing, for 0. Without gates u = x (N,C) and y = z; a row of x has P = 3 or 1 parts of C channels.
 // A thread for each channel of a row; dw: a thread for each tap of a channel, over all rows. cached: a thread for
-// each channel of a sequence, over its T rows; u are in a ring of R rows. Formulas: shortconv.pyx.
+// each channel of a sequence, over its T rows; a ring of R rows has the last u. Formulas: shortconv.pyx.
 // Source: Liquid AI 2025, arXiv:2511.23404, section 2.
 
-// How many rows, itself and before, the convolution of a row sees.
+// How many rows the convolution of a row sees, with the row itself.
 static inline uint taps(device const int* first, bool has_first, uint row, uint T, uint L) {
     const uint start = has_first ? uint(first[row]) : row / T * T;
     return min(L, row - start + 1);
 }
 
-// u of a channel of a row, of which r is the first part.
+// u of a channel of a row; r points to its first part.
 static inline float summed(device const float* r, uint C, uint P) {
     return P == 1 ? r[0] : r[0] * r[2 * C];
 }

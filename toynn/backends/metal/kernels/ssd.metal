@@ -1,4 +1,4 @@
-// A selective state space: Mamba 2.
+// A selective state space (Mamba 2).
 //
 //   S_t = e^(a p[t]) S_{t-1} + b[t] (p[t] x[t])^T        y[t] = S_t^T c[t] + s x[t]
 //   p[t] = log(1 + e^(dt[t] + bias))
@@ -10,10 +10,10 @@
 //   g   = <R, e^(a p) S_{t-1}>                    dp = x . R^T b + a g        R <- e^(a p) R
 //   da  = sum_t p g          ds = sum_t dy . x    ddt = dp / (1 + e^-(dt + bias)), dbias its sum
 //
-// Row by row: the chunks of ssd.pyx serve caches and the tiles of products. forward, cached: a thread for each column
-// of a state, which it has to itself. backward: the same for S before each CHUNK rows; then a group for each group of
-// heads, which it takes one after the other: threads own columns of a state for what is summed over its rows, then
-// rows for what is summed over columns. Formulas: ssd.pyx. Source: Dao & Gu 2024, arXiv:2405.21060.
+// Row by row: the chunks of ssd.pyx are for caches and the tiles of products. forward, cached: a thread for each column
+// of a state, which no other thread uses. backward: the same for S before each CHUNK rows; then a group for each group
+// of heads, which it takes one after the other. For sums over the rows of a state a thread has columns; for sums over
+// columns it has rows. Formulas: ssd.pyx. Source: Dao & Gu 2024, arXiv:2405.21060.
 
 constant constexpr uint CHUNK = 64;
 
@@ -23,12 +23,12 @@ static inline float softplus(float x) {
     return max(x, 0.0f) + (e < 1e-4f ? e : precise::log(1.0f + e));
 }
 
-// Whether no row of its sequence is before a row.
+// Whether a row is the first one of its sequence or segment.
 static inline bool begins(device const int* first, bool has_first, uint row, uint T) {
     return has_first ? uint(first[row]) == row : row % T == 0;
 }
 
-// A column of a state, whose numbers are E apart, goes on by a row; returns S^T c of the column.
+// Advance a column of a state, whose numbers are E apart, by one row; return S^T c of the column.
 static inline float advance(device float* after, device const float* before, bool fresh, device const float* b,
                             device const float* c, float u, float kept, uint D, uint E) {
     float y = 0.0f;
