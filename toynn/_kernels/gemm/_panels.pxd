@@ -46,7 +46,7 @@ cdef extern from "gemm_int8.h" nogil:
     enum:
         QUADS_A "TN_QUADS_A"  # floats of a panel before its quads
         QUADS_B "TN_QUADS_B"
-    bint HAS_QUADS "TN_QUADS"  # whether this build has the next
+    bint HAS_QUADS "TN_QUADS"  # whether this build has pack_quads
     void pack_quads "tn_pack_quads" (
         float* y, bint is_a, const float* x, Py_ssize_t n, Py_ssize_t stride, Py_ssize_t k_stride,
         Py_ssize_t kc,
@@ -288,7 +288,7 @@ cdef inline void _pack_across(
 cdef inline void _pack_quads_across(
     float* y, const Operand* b, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
-    """_pack_across where the scale of a column needs all terms of the pass: a run at a time."""
+    """_pack_across a run at a time: the scale of a column needs all terms of the pass."""
     cdef float buffer[RUN * KC + LINE]
     cdef float* values = aligned(buffer)
     cdef Py_ssize_t t, r, p, j

@@ -14,7 +14,7 @@ typedef int tn_ints_u __attribute__((vector_size(4 * TN_V), aligned(4), may_alia
 #if TN_V == 16
 #include "bf16.h"
 
-/* The larger magnitudes, as bits; NaN is above all. */
+/* The larger magnitudes, as bits; NaN is the largest. */
 TN_INLINE tn_ints tn_larger_of(tn_ints most, tn_vec x) {
     return (tn_ints)_mm512_max_epu32((__m512i)most, (__m512i)_mm512_abs_ps((__m512)x));
 }
@@ -55,7 +55,7 @@ TN_INLINE tn_vec tn_terms_of(const float* x, ptrdiff_t n) {
 
 TN_INLINE tn_ints tn_nearest(tn_vec x) { return (tn_ints)_mm256_cvtps_epi32((__m256)x); }
 
-/* Packing takes 4 of each half in turn: the order puts the fours back side by side. */
+/* Packing takes 4 of each half in turn; the permutation puts them back in order. */
 TN_INLINE tn_vec tn_bytes_of(const tn_ints x[4]) {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const __m256i halves = _mm256_packs_epi32((__m256i)x[0], (__m256i)x[1]);
@@ -113,7 +113,7 @@ TN_VNNI void tn_tile_quads(int h, ptrdiff_t quads, const float* a, const float* 
 
 /* -- Packing --------------------------------------------------------------------------------- */
 
-/* Scales s of n blocks whose largest magnitudes have these bits, and 1 / s: both 0 where a block
+/* Scales s of n blocks whose largest magnitudes have these bits, and 1 / s; both are 0 if a block
    counts as zeros. */
 static inline void tn_scales_of(float* scales, float* up, tn_ints bits, int n) {
     const float least = 1e-30f, finite = 3e38f;
@@ -127,15 +127,15 @@ static inline void tn_scales_of(float* scales, float* up, tn_ints bits, int n) {
     }
 }
 
-/* Quads of TN_V rows or columns, stored; their sums join `total`, those of B are moved up by 128. */
+/* Store quads of TN_V rows or columns and add their codes to `total`; 128 is added to codes of B. */
 TN_INLINE TN_VNNI tn_ints tn_keep_quads(float* y, int is_a, tn_vec quads, tn_ints total) {
     const tn_ints up = (is_a ? 0 : (int)0x80808080u) - (tn_ints){0};
     tn_store(y, (tn_vec)((tn_ints)quads ^ up));
     return tn_dot(total, (tn_vec)(0x01010101 - (tn_ints){0}), quads);
 }
 
-/* Rows of A or columns of B that lie x_row apart, up to TN_V, the terms of each side by side. What is
-   written for those that do not exist is of no matter: here, the last one that does, again. */
+/* Up to TN_V rows of A or columns of B, x_row apart, each with contiguous terms. Codes of those
+   that do not exist are not used; the last one that exists is repeated for them. */
 TN_INLINE TN_VNNI tn_ints tn_quads_along(float* scales, float* y, int is_a, const float* x,
                                          ptrdiff_t n, ptrdiff_t x_row, ptrdiff_t kc) {
     const int width = is_a ? TN_MR : TN_NR;
@@ -169,7 +169,7 @@ TN_INLINE TN_VNNI tn_ints tn_quads_along(float* scales, float* y, int is_a, cons
     return total;
 }
 
-/* TN_V columns of B side by side, of which n exist, whose terms lie x_k apart. */
+/* TN_V contiguous columns of B, of which n exist; their terms are x_k apart. */
 TN_INLINE TN_VNNI void tn_quads_across(float* scales, float* y, const float* x, ptrdiff_t n,
                                        ptrdiff_t x_k, ptrdiff_t kc) {
     tn_ints bits = {0};

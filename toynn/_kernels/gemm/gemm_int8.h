@@ -1,24 +1,24 @@
-/* The register tile for 8-bit codes, and how panels are rounded to them: a quarter of the bytes of
+/* The register tile for 8-bit codes, and how panels are rounded to codes: a quarter of the bytes of
    gemm.h's panels, and four times the multiply-adds per instruction.
 
-   The terms of a pass are one block of each row of A and each column of B, which is rounded:
+   The terms of a pass form one block of each row of A and each column of B. A block is rounded:
    x[k] = s q[k], q from -127 to 127, s = max |x| / 127. Then a pass adds to an element of C
 
        s t sum_k q[k] r[k]        s, q of its row of A; t, r of its column of B
 
-   whose sum is of integers, exactly, and is converted to float32 without loss: a pass has at most
-   1024 terms, so that it is below 2^24. What is lost is at most s / 2 of each number. A block with
-   NaN or infinity gives NaN; one whose numbers are all below 1e-30 counts as zeros.
+   The sum is exact: it adds integers. A pass has at most 1024 terms, so that the sum is below 2^24 and
+   converts to float32 without loss. Rounding changes each number by at most s / 2. A block with NaN
+   or infinity gives NaN; a block whose numbers are all below 1e-30 counts as zeros.
 
-   vpdpbusd multiplies four unsigned bytes by four signed ones and adds the products to an int32: so
-   the codes of B are kept as r + 128, and the sums begin at -128 sum_k q[k]. A quad holds the codes
+   vpdpbusd multiplies four unsigned bytes by four signed bytes and adds the products to an int32. So
+   the codes of B are stored as r + 128, and the sums begin at -128 sum_k q[k]. A quad holds the codes
    of terms 4 p .. 4 p + 3 in the 4 bytes of a float. A packed panel is an array of floats:
 
        A    TN_MR scales s | TN_MR times -128 sum_k q[k], int32 | quads of TN_MR rows, p after p
        B    TN_NR scales t | quads of TN_NR columns, p after p
 
-   AVX512_VNNI or AVX_VNNI is asked for by these functions alone, not by the module: whoever calls them
-   has made sure that the CPU has it.
+   Only these functions are compiled for AVX512_VNNI or AVX_VNNI, not the module: their caller has
+   checked that the CPU has it.
    Source: rounding by blocks with a scale as in Dettmers et al. 2022, LLM.int8(), arXiv:2208.07339,
    section 2; the shift of one side by 128 as in Khudia et al. 2021, FBGEMM, arXiv:2101.05615. */
 #ifndef TOYNN_GEMM_INT8_H
@@ -34,18 +34,18 @@
 #define TN_QUADS 1
 #define TN_VNNI __attribute__((target("avxvnni")))
 #else
-#define TN_QUADS 0 /* What follows is never called: no Operand is packed in quads. */
+#define TN_QUADS 0 /* The functions below are never called: no Operand is packed in quads. */
 #endif
 
 /* Floats of a panel before its quads. */
 enum { TN_QUADS_A = 2 * TN_MR, TN_QUADS_B = TN_NR };
 
-/* Packed operands: h rows of A, TN_NR columns of B, and so many quads of each. */
+/* Packed operands: h rows of A and TN_NR columns of B, with `quads` quads each. */
 TN_LINKED void tn_tile_quads(int h, ptrdiff_t quads, const float* a, const float* b, float* c,
                              ptrdiff_t ldc, int add);
 
-/* Round n rows of A, or columns of B, of kc terms, x[i * stride + k * k_stride], into a panel of
-   `width`. Terms that do not exist are codes 0. One of the strides is 1; for A, it is k_stride. */
+/* Round n rows of A, or columns of B, of kc terms, x[i * stride + k * k_stride], into a panel. Terms
+   that do not exist get the code 0. One of the strides is 1; for A, it is k_stride. */
 TN_LINKED void tn_pack_quads(float* y, int is_a, const float* x, ptrdiff_t n, ptrdiff_t stride,
                              ptrdiff_t k_stride, ptrdiff_t kc);
 

@@ -95,7 +95,7 @@ def multiplies_int8():
 
 
 def multiplies_quads():
-    """Whether "int8" rounds both sides to 8 bits at this level on this CPU, of quantized w."""
+    """Whether "int8" rounds both sides to 8 bits if w is quantized, at this level on this CPU."""
     return bool(HAS_QUADS and _units >= INT8_UNIT)
 
 
