@@ -165,7 +165,7 @@ def test_behind_the_last_attention_only_rows_that_count_are_computed(kind):
     nodes = [node for node in recipe.engine.session.tape.nodes if node.segment == "F"]
     kernels = [node.op.kernel for node in nodes]
     count = nodes[kernels.index("valid_rows.forward")].outputs[2]
-    mixers = {"attention.forward", "shortconv.forward", "delta.forward"}
+    mixers = {"attention.forward", "shortconv.forward", "delta.forward", "ssd.forward"}
     last = max(i for i, kernel in enumerate(kernels) if kernel in mixers)
     behind = nodes[last + 1 :]
     assert kernels[last + 1] == "embedding.forward"  # the rows of what it gave

@@ -22,6 +22,7 @@ from toynn.models import (
     Glm4MoEConfig,
     GptOssConfig,
     GraniteConfig,
+    GraniteHybridConfig,
     GraniteMoEConfig,
     LFM2Config,
     LFM2MoEConfig,
@@ -52,6 +53,7 @@ SPARSE = GQA | EXPERTS | dict(n_layers=4, expert_d_ff=96)
 SCALED = dict(dense_blocks=2, shared_d_ff=192, weights_scale=1.7)
 SCALED |= dict(expert_groups=3, expert_groups_used=2)
 GEMMA = GQA | dict(head_dim=32, window=9)
+MAMBA = dict(attention_blocks=(1,), mamba_heads=8, mamba_groups=2, state_dim=16, conv_taps=4)
 DELTA = dict(delta_heads=2, delta_value_heads=4, delta_dim=16, delta_value_dim=16)
 CAPS = dict(score_cap=1.5, logit_cap=2.0)
 YARN = dict(rope_scaling="yarn", rope_factor=4.0, original_context=512, rope_base=50.0)
@@ -147,6 +149,16 @@ MODELS = {
         LlamaSeqEngine(), OLMoEConfig(**GQA | {"n_kv_heads": 4}, **EXPERTS), untied=True
     ),
     "granitemoe": lambda: trained(LlamaSeqEngine(), GraniteMoEConfig(**GQA, **EXPERTS, **SCALES)),
+    "granitehybrid": lambda: trained(
+        LlamaSeqEngine(), GraniteHybridConfig(**GQA | {"n_layers": 3}, **MAMBA, **SCALES)
+    ),
+    "granitehybrid-experts": lambda: trained(
+        LlamaSeqEngine(),
+        GraniteHybridConfig(
+            **GQA | {"n_layers": 3}, **MAMBA, **EXPERTS, **SCALES, shared_d_ff=64, rotated=True
+        ),
+        untied=True,
+    ),
     "granitemoe-shared": lambda: trained(
         LlamaSeqEngine(), GraniteMoEConfig(**GQA, **EXPERTS, **SCALES, shared_d_ff=32)
     ),

@@ -32,6 +32,10 @@ DELTA = {
     "delta_value_dim": 5,
 }
 WIDTHS = {"delta_value_dim": 3}
+# What comes of a state space is normalised, too.
+MAMBA = {"rms_eps": 0.03, "n_layers": 3, "attention_blocks": (1,), "mamba_heads": 6}
+MAMBA |= {"mamba_dim": 8, "mamba_groups": 2, "state_dim": 5, "conv_taps": 3}
+HYBRID = SCALES | MAMBA
 BIASES = {"output_bias": True, "mlp_bias": True}
 GROWTH = YARN | {"original_context": 5, "beta_slow": 0.2, "query_growth": 0.3}
 WINDOWS = {"n_layers": 3, "window": 4, "windowed": (True, False, True)}
@@ -70,6 +74,11 @@ KINDS = {
     ),
     "granitemoe": ({"arch": "granitemoe"} | EXPERTS | SCALES, {"untied": True}),
     "granitemoe-shared": ({"arch": "granitemoe", "shared_d_ff": 20} | EXPERTS | SCALES, {}),
+    "granitehybrid": ({"arch": "granitehybrid", "rotated": True} | HYBRID, {"untied": True}),
+    "granitehybrid-experts": (
+        {"arch": "granitehybrid", "shared_d_ff": 20} | HYBRID | EXPERTS,
+        {},
+    ),
     "gpt-oss": (
         {"arch": "gpt-oss", "n_layers": 3, "window": 4} | EXPERTS | YARN_UNCUT,
         {"untied": True},

@@ -22,7 +22,7 @@ class SomeBase:
 def matrices(base):
     """The matrices of a model's blocks."""
     own = [n for n, info in base.tensors.items() if n.startswith("blk.") and len(info.shape) > 1]
-    none = ("conv.weight", "conv1d.weight", ".bias")
+    none = ("conv.weight", "conv1d.weight", ".bias", ".ssm_a", ".ssm_d", "norm.weight")
     return [n for n in own if "ffn_gate_inp" not in n and not n.endswith(none)]
 
 

@@ -65,6 +65,13 @@ QWEN35MOE = {k: v for k, v in (QWEN35 | SPARSE).items() if k != "intermediate_si
 QWEN35MOE |= {"shared_expert_intermediate_size": 12}
 QWEN35MOE |= {"rope_parameters": PART | {"rope_type": "default"}}
 QWEN3NEXT = QWEN35MOE | {"moe_intermediate_size": 20}
+MAMBA = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 5, "mamba_d_head": 8}
+MAMBA |= {"mamba_d_conv": 3, "num_hidden_layers": 3, "shared_intermediate_size": 20}
+HYBRID = LLAMA | GRANITE | MAMBA | {"num_local_experts": 0, "num_experts_per_tok": 0}
+HYBRID |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+HYBRID |= {"position_embedding_type": "rope", "rope_parameters": {"rope_theta": 50.0}}
+HYBRID_MOE = HYBRID | {"num_local_experts": 5, "num_experts_per_tok": 2}
+HYBRID_MOE |= {"position_embedding_type": None}
 MINISTRAL = {"llama_4_scaling_beta": 0.3, "max_position_embeddings": 16, "mscale": 1.5}
 MINISTRAL |= YARN | {"mscale_all_dim": 0.7, "original_max_position_embeddings": 5, "truncate": True}
 MINISTRAL = LLAMA | {
@@ -103,6 +110,8 @@ MODELS = {
     "olmoe": ("OlmoeConfig", NO_PAD | MHA | EXPERTS),
     "olmoe-tied": ("OlmoeConfig", NO_PAD | MHA | EXPERTS | {"tie_word_embeddings": True}),
     "granitemoe": ("GraniteMoeConfig", LLAMA | GRANITE | EXPERTS),
+    "granitehybrid": ("GraniteMoeHybridConfig", HYBRID),
+    "granitehybrid-experts": ("GraniteMoeHybridConfig", HYBRID_MOE),
     "gpt-oss": ("GptOssConfig", GPT_OSS),
     "gpt-oss-plain": ("GptOssConfig", GPT_OSS | {"rope_parameters": {"rope_theta": 50.0}}),
     "olmo2": ("Olmo2Config", NO_PAD),
@@ -248,7 +257,7 @@ def test_there_and_back(kind, tmp_path):
     before, after = theirs.float().state_dict(), back.float().state_dict()
     assert before.keys() == after.keys()
     for name in before:  # a gain of Gemma's is w + 1 here, which rounds it; a logarithm is -e^w
-        changed = kind.startswith(("gemma", "qwen35", "qwen3n")) and name.endswith(
+        changed = kind.startswith(("gemma", "qwen35", "qwen3n", "granitehybrid")) and name.endswith(
             ("norm.weight", "A_log")
         )
         rounded = 3e-7 if changed else 0
@@ -292,6 +301,7 @@ NEUTRAL = {"max_position_embeddings", "initializer_range", "use_cache", "pretrai
 UNUSED = ("_token_id", "dropout", "pdrop")
 NEUTRAL |= {"router_aux_loss_coef"}  # where output_router_logits is false
 NEUTRAL |= {"sliding_window_pattern"}  # where there are layer_types
+NEUTRAL |= {"mamba_chunk_size"}  # of an algorithm
 FAMILIES = ["ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan", "exaone4", "starcoder2"]
 FAMILIES += [
     "cohere2",
@@ -306,9 +316,13 @@ FAMILIES += [
     "ernie4_5-moe",
     "qwen35moe",
     "qwen3next",
+    "granitehybrid",
+    "granitehybrid-experts",
 ]
 #: Of blocks that no such model has.
 NONE = {"qwen3next": ("intermediate_size",)}
+NONE |= {"granitehybrid": ("intermediate_size", "num_experts_per_tok")}
+NONE |= {"granitehybrid-experts": ("rope_theta",)}
 
 
 def numbers_of(config, path=()):

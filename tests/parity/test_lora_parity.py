@@ -16,6 +16,7 @@ from llamas import (
     EXPERTS,
     GLM4,
     GROWTH,
+    HYBRID,
     LOCAL,
     LONGROPE,
     OLMO3,
@@ -62,6 +63,8 @@ BASES = {
     "qwen3moe": ("qwen3moe", "F32", EXPERTS),
     "olmoe": ("olmoe", "F32", OLMOE | EXPERTS),
     "granitemoe": ("granitemoe", "F32", EXPERTS | SCALES),
+    "granitehybrid": ("granitehybrid", "F32", HYBRID),
+    "granitehybrid-experts": ("granitehybrid", "F32", HYBRID | EXPERTS | {"shared_d_ff": 20}),
     "gpt-oss": ("gpt-oss", "F32", {"window": 4} | EXPERTS | YARN_UNCUT),
     "olmo2": ("olmo2", "F32", {}),
     "phi3": ("phi3", "F32", LONGROPE | {"original_context": 8, "window": 7}),
@@ -107,6 +110,7 @@ PAIRS += [("granite-biases", "plain")]
 PAIRS += [("qwen35", "plain"), ("lfm2", "plain"), ("gemma2", "plain"), ("gemma3", "rslora")]
 PAIRS += [("lfm2moe", "plain"), ("glm4moe", "rslora"), ("ernie4_5-moe", "plain")]
 PAIRS += [("qwen35moe", "plain"), ("qwen3next", "plain")]
+PAIRS += [("granitehybrid", "plain"), ("granitehybrid-experts", "plain")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]
 
 

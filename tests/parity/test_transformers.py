@@ -13,6 +13,7 @@ import torch_gpt2
 import transformers
 from llamas import SCALES, SIZES, draw, make, shake
 from test_gpt2_parity import LOSS, assert_gradients_agree, hp
+from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
@@ -32,6 +33,7 @@ MODELS = {
     "olmoe": "Olmoe",
     "granitemoe": "GraniteMoe",
     "granitemoe-shared": "GraniteMoeShared",
+    "granitehybrid": "GraniteMoeHybrid",
     "gpt-oss": "GptOss",
     "olmo2": "Olmo2",
     "olmo3": "Olmo3",
@@ -74,6 +76,7 @@ MORE = {
     "granite": GRANITE,
     "granitemoe": GRANITE,
     "granitemoe-shared": GRANITE,
+    "granitehybrid": GRANITE,
     "qwen3moe": {"norm_topk_prob": True},
     "olmoe": {"pad_token_id": None},
     "olmo2": {"pad_token_id": None},
@@ -108,7 +111,7 @@ NAMES = {
 }
 KINDS = ["llama", "llama-untied", "llama-wide-heads", "qwen2", "qwen3", "qwen3-untied-bias"]
 KINDS += ["smollm3", "granite", "qwen3moe", "olmoe", "olmoe-one", "olmoe-all", "granitemoe"]
-KINDS += ["granitemoe-shared", "gpt-oss"]
+KINDS += ["granitemoe-shared", "gpt-oss", "granitehybrid", "granitehybrid-experts"]
 KINDS += ["smollm3", "granite", "olmo2", "phi3", "phi3-tied-part", "phi3-short", "phi3-long"]
 KINDS += ["llama-linear", "llama-yarn", "llama-yarn-uncut", "qwen3-yarn"]
 KINDS += ["qwen35", "qwen35-tied", "qwen35-usual"]
@@ -167,6 +170,15 @@ OTHER_NAMES = {
     "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
     "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
 }
+OTHER_NAMES["granitehybrid"] = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+    "ffn_gate": "shared_mlp.input_linear",
+    "ffn_up": "shared_mlp.input_linear",
+    "ffn_down": "shared_mlp.output_linear",
+}
 SHARED = {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in PARTS}
 OTHER_NAMES["glm4moe"] = SHARED | {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
 OTHER_NAMES["ernie4_5-moe"] = SHARED | {
@@ -182,6 +194,10 @@ OTHER_NAMES["qwen3next"] = OTHER_NAMES["qwen35moe"] | {
     "ssm_ba": "linear_attn.in_proj_ba",
 }
 OTHER_NAMES["lfm2moe"] = OTHER_NAMES["lfm2"] | OTHER_NAMES["lfm2moe"]
+
+
+MAMBA = {"n_heads": "mamba_heads", "d_head": "mamba_dim", "n_groups": "mamba_groups"}
+MAMBA |= {"d_state": "state_dim", "d_conv": "conv_taps"}
 
 
 def more(kind, cfg):
@@ -203,6 +219,12 @@ def more(kind, cfg):
         width = {"block_auto_adjust_ff_dim": False, "pad_token_id": None, "norm_eps": cfg.rms_eps}
         known = {"layer_types": kinds, "conv_L_cache": cfg.conv_taps} | width
         return known | (sparse(cfg, "num_dense_layers") if cfg.arch == "lfm2moe" else {})
+    if cfg.arch == "granitehybrid":
+        kinds = ("linear_attention", "full_attention")
+        known = {"layer_types": [kinds[n in cfg.attention_blocks] for n in range(cfg.n_layers)]}
+        known |= {"position_embedding_type": "rope" if cfg.rotated else None}
+        known |= {f"mamba_{name}": getattr(cfg, own) for name, own in MAMBA.items()}
+        return MORE[cfg.arch] | NO_PAD | known | {"shared_intermediate_size": cfg.d_ff}
     if cfg.arch in WIDE:
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base, "mrope_section": [2, 1, 1]}
         rope["partial_rotary_factor"] = cfg.rope_channels / cfg.d_head
@@ -299,9 +321,10 @@ def their_name(name, arch):
     """blk.0.attn_q.weight: model.layers.0.self_attn.q_proj.weight."""
     if name.endswith(CHOICE):
         return f"model.layers.{name.split('.')[1]}.{OTHER_NAMES[arch]['exp_probs_b']}"
-    for whole, theirs in (("ssm_a", "A_log"), ("ssm_dt.bias", "dt_bias")):
+    for whole, theirs in (("ssm_a", "A_log"), ("ssm_dt.bias", "dt_bias"), ("ssm_d", "D")):
         if name.endswith(f".{whole}"):
-            return f"model.layers.{name.split('.')[1]}.linear_attn.{theirs}"
+            mixer = "mamba" if arch == "granitehybrid" else "linear_attn"
+            return f"model.layers.{name.split('.')[1]}.{mixer}.{theirs}"
     part, _, kind = name.rpartition(".")
     block = part.split(".")[:2] if part.startswith("blk.") else []
     part = ".".join(part.split(".")[len(block) :])
@@ -319,6 +342,8 @@ def first_of(name, arch):
     """
     if arch == "qwen3next":
         name = name.replace("attn_gate", "attn_qkv")
+    if arch == "granitehybrid":
+        name = name.replace("ffn_up.", "ffn_gate.")
     shared = "ffn_up_shexp" if "ffn_up_shexp" not in OTHER_NAMES.get(arch, {}) else "none"
     return name.replace("ffn_up_exps", "ffn_gate_exps").replace(shared, "ffn_gate_shexp")
 
@@ -342,7 +367,7 @@ def half_of(name, w, cfg):
 
 def less(name, w, cfg):
     """Gemma's gains are 1 + w there, and most of Qwen3.5's."""
-    shifted = (cfg.arch.startswith("gemma") or cfg.arch in WIDE) and "ssm_" not in name
+    shifted = cfg.arch.startswith(("gemma", "qwen35", "qwen3next")) and "ssm_" not in name
     return w - (shifted and name.endswith("norm.weight"))
 
 
@@ -358,7 +383,7 @@ def rows_apart(name, w, cfg):
         qkv = np.split(w, [K * D, 2 * K * D])
         heads = [part.reshape(K, -1, w.shape[-1]) for part in qkv]
         return np.concatenate(heads, axis=1).reshape(w.shape)
-    if cfg.arch in WIDE:
+    if cfg.arch.startswith("qwen35"):
         K, V, D, _ = cfg.delta
         parts = ("attn_gate", "attn_qkv", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt", "ssm_conv1d")
         if "ssm_out" in name:
@@ -378,7 +403,7 @@ def rows_apart(name, w, cfg):
 
 
 WIDE = {"qwen35": modeling_qwen3_5, "qwen35moe": modeling_qwen3_5_moe}
-WIDE |= {"qwen3next": modeling_qwen3_next}
+WIDE |= {"qwen3next": modeling_qwen3_next, "granitehybrid": modeling_granitemoehybrid}
 
 
 class Theirs:
@@ -398,7 +423,8 @@ class Theirs:
         if hasattr(cfg, "n_experts"):
             known |= {"num_experts_per_tok": cfg.n_experts_used}
             known |= {"moe_intermediate_size": cfg.expert_width}
-            known |= {"num_local_experts": cfg.n_experts, "shared_intermediate_size": shared}
+            known |= {"num_local_experts": cfg.n_experts}
+            known |= {"shared_intermediate_size": shared} if shared else {}
         self.model = model(
             config(
                 vocab_size=cfg.vocab,

@@ -453,4 +453,6 @@ def _shapes(tensors: Mapping[str, Tensor]) -> Shapes:
 
 
 def _is_matrix(weight: Tensor) -> bool:
-    return len(weight.shape) > 1 and not weight.name.endswith(".bias")
+    """Whether it is no bias, no gain, and no number for each head."""
+    flat = len(weight.shape) < 2 or weight.shape[-1] == 1
+    return not flat and not weight.name.endswith((".bias", "_norm.weight"))

@@ -15,6 +15,7 @@ from toynn.models.glm4moe import Glm4MoEConfig
 from toynn.models.gpt2 import GPT2Config
 from toynn.models.gptoss import GptOssConfig
 from toynn.models.granite import GraniteConfig
+from toynn.models.granitehybrid import GraniteHybridConfig
 from toynn.models.granitemoe import GraniteMoEConfig
 from toynn.models.hunyuan import Hunyuan
 from toynn.models.hyper import Hyper, Source, check_tensors, refuse
@@ -54,6 +55,7 @@ __all__ = [
     "Glm4MoEConfig",
     "GptOssConfig",
     "GraniteConfig",
+    "GraniteHybridConfig",
     "GraniteMoEConfig",
     "Hunyuan",
     "Hyper",

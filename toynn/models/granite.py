@@ -108,9 +108,9 @@ class Granite(Llama):
         """Record the embeddings and the blocks."""
         assert isinstance(cfg, GraniteConfig)
         x = layers.scale(self.embed(layers, cfg, tokens), cfg.embedding_scale)
-        for block in layers.blocks(cfg.n_layers):
+        for n, block in enumerate(layers.blocks(cfg.n_layers)):
             normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
-            heads = self.attention(block, cfg, normed, positions)
+            heads = self.mixed(block, cfg, n, normed, positions)
             x = block.residual(x, block.scale(heads, cfg.residual_scale))
             normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
             wide = self.feed_forward(block, cfg, normed)

@@ -7,7 +7,7 @@ the experts that are used add up to 1. Source: IBM 2024, "Granite 3.0 Language M
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ class GraniteMoEConfig(GraniteConfig, MixtureConfig):
 class GraniteMoE(Granite, Mixture):
     """The architecture."""
 
-    config_type = GraniteMoEConfig
+    config_type: ClassVar[type[Any]] = GraniteMoEConfig
     table = with_experts(
         Llama.table,
         "model.layers.{n}.block_sparse_moe",

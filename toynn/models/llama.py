@@ -275,7 +275,7 @@ class Llama(SequenceModel[LlamaConfig]):
 
     def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
         """Return the configuration of a file's model, and the options that it calls for."""
-        shape, d_head = shape_of(hyper, "blk.0.attn_q.weight", eps=self.eps_key)
+        shape, d_head = self.shape(hyper)
         stored = "rope_freqs.weight" in hyper.tensors
         factors = np.ravel(hyper.file["rope_freqs.weight"]) if stored else ()
         stretch = stretch_of(hyper)
@@ -295,6 +295,10 @@ class Llama(SequenceModel[LlamaConfig]):
         hyper.expect(ROTATED, rotated(cfg))
         bias = self.always_biased or "blk.0.attn_q.bias" in hyper.tensors
         return cfg, {"untied": "output.weight" in hyper.tensors, "qkv_bias": bias}
+
+    def shape(self, hyper: Hyper) -> tuple[dict[str, Any], int]:
+        """Return the sizes that a file says of a model, and the width of its heads."""
+        return shape_of(hyper, "blk.0.attn_q.weight", eps=self.eps_key)
 
     def check_gguf(self, cfg: LlamaConfig) -> None:
         """Refuse what llama.cpp does not read. Raises ConfigError."""

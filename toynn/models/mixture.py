@@ -68,11 +68,14 @@ class MixtureConfig(LlamaConfig):
         MLPs of a block, and how many of them each token uses.
     """
 
+    #: How many experts there are at least: 0, if a model may have none.
+    least_experts: ClassVar[int] = 1
+
     n_experts: int = 8
     n_experts_used: int = 2
 
     def __post_init__(self) -> None:
-        check_sizes(self, "n_experts", "n_experts_used")
+        check_sizes(self, "n_experts", "n_experts_used", least=self.least_experts)
         if self.n_experts_used > self.n_experts:
             raise ConfigError(
                 f"{type(self).__name__}: n_experts_used must be at most n_experts; got "
@@ -87,7 +90,7 @@ class MixtureConfig(LlamaConfig):
 
     def mixes(self, n: int) -> bool:
         """Say whether block n has experts."""
-        return True
+        return self.n_experts > 0
 
 
 @dataclass(frozen=True)
@@ -259,7 +262,10 @@ class Mixture(Llama):
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
         """Return the configuration of a file's model, and the options that it calls for."""
+        cfg: Any
         cfg, options = super().read(hyper)
+        if not cfg.least_experts and hyper.count(EXPERTS) == hyper.count(USED) == 0:
+            return replace(cfg, n_experts=0, n_experts_used=0), options
         count, used = hyper.whole(EXPERTS), hyper.whole(USED)
         known = next((name for name in hyper.tensors if name.endswith("ffn_gate_exps.weight")), "")
         if count != (stacked := hyper.rows(known or "blk.0.ffn_gate_exps.weight")):
@@ -274,7 +280,7 @@ class Mixture(Llama):
 
     def used(self, cfg: Any) -> float:
         """Return which part of its experts a token uses."""
-        return float(cfg.n_experts_used / cfg.n_experts)
+        return float(cfg.n_experts_used / max(cfg.n_experts, 1))
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read the number of experts, by either of its names.
@@ -285,7 +291,11 @@ class Mixture(Llama):
         for name in ("num_experts", "num_local_experts"):
             if (count := config.get(name)) is None:
                 continue
-            if found.setdefault(EXPERTS, config.number(name, count, real=False)) != count:
+            least = self.config_type.least_experts
+            if (
+                found.setdefault(EXPERTS, config.number(name, count, real=False, least=least))
+                != count
+            ):
                 config.refuse(f"{name} is {count}; by its other name it is {found[EXPERTS]}")
         return super().complete(config, found)
 

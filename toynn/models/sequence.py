@@ -1,7 +1,7 @@
 """A model of token sequences: its keys, its names, its forward pass."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import replace
 from math import prod
@@ -99,6 +99,10 @@ class SequenceModel(Model[S]):
         """Add what config.json says in other ways than by ``keys``; return tensors of it."""
         return {}
 
+    def spare(self, hyper: Mapping[str, Any]) -> Collection[str]:
+        """Return modules that a model does not have, whose names in a folder another has."""
+        return ()
+
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
@@ -129,6 +133,8 @@ class SequenceModel(Model[S]):
             logarithms=frozenset(row.name for row in rows if row.logarithm),
             whole=frozenset(row.name for row in rows if row.bare),
             orders={row.name: row.order for row in rows if row.order},
+            flat={row.name: row.flat for row in rows if row.flat},
+            spare=self.spare,
             complete=self.complete,
             beside=self.folder,
         )

@@ -79,6 +79,8 @@ class Row:
         Whether the numbers are -e^x of those at Hugging Face.
     order
         Another order of its rows or columns there.
+    flat
+        The key of the number of its rows, if it has one axis there.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Row:
     bare: bool = False
     logarithm: bool = False
     order: Order | None = None
+    flat: str = ""
 
 
 def matrix(name: str, shape: str, elsewhere: str = "", *, std: Start, **more: Any) -> Row:
@@ -151,7 +154,7 @@ class Weight:
         if self.row.kind == "norm" and not self.is_bias:
             return np.ones(self.shape, np.float32)
         if self.row.kind == "decays":
-            return np.linspace(-1, -16, self.shape[0], dtype=np.float32)
+            return np.linspace(-1, -16, self.shape[0], dtype=np.float32).reshape(self.shape)
         values = np.zeros(self.shape, np.float32)
         if not self.is_bias and self.row.std:
             std = self.row.std if isinstance(self.row.std, float) else self.row.std(cfg, self.shape)

@@ -39,7 +39,7 @@ class Caches:
         return self._kept(f"{name}ring", (batch, ops.RING, width))
 
     def state(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return what a delta rule writes to, (B, V, D, E)."""
+        """Return what a delta rule or a state space writes to, (B, V, D, E)."""
         return self._kept(f"{name}state", shape)
 
     def _kept(self, name: str, shape: tuple[int, ...]) -> Tensor:

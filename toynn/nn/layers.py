@@ -261,7 +261,11 @@ class Layers:
             ring = self.caches.ring(self.prefix, self.batch, w.shape[0])
             past = self.caches.past
         return ops.shortconv(
-            self.session, x, w, batch=self.batch, first=self.segments, ring=ring, past=past
+            *(self.session, x, w, self.bias(taps)),
+            batch=self.batch,
+            first=self.segments,
+            ring=ring,
+            past=past,
         )
 
     def delta(
@@ -292,6 +296,39 @@ class Layers:
             count=counts,
         )
         return self.narrowed(y)
+
+    def ssd(
+        self, x: Tensor, dt: Tensor, a: str, bias: str, skip: str, n_groups: int, d_state: int
+    ) -> Tensor:
+        """Record what a selective state space reads of its states; see ops.ssd.
+
+        ``a``, ``bias`` and ``skip`` are whole names of weights. With caches as ``delta``.
+        """
+        caches, V = self.caches, dt.shape[1]
+        state = past = counts = None
+        if caches is not None:
+            E = (x.shape[1] - 2 * n_groups * d_state) // V
+            state = caches.state(self.prefix, (self.batch, V, d_state, E))
+            past, counts = caches.past, caches.counts
+        y = ops.ssd(
+            *(self.session, x, dt, self.weight(a), self.weight(bias), self.weight(skip)),
+            batch=self.batch,
+            n_groups=n_groups,
+            d_state=d_state,
+            first=self.segments,
+            state=state,
+            past=past,
+            count=counts,
+        )
+        return self.narrowed(y)
+
+    def columns(self, x: Tensor, first: int, count: int) -> Tensor:
+        """Record so many columns of x (N, C), from ``first`` on."""
+        return ops.columns(self.session, x, first, count)
+
+    def gatednorm(self, x: Tensor, z: Tensor, name: str, eps: float) -> Tensor:
+        """Record the RMSNorm of groups of x silu(z), as many as the gain has rows."""
+        return ops.gatednorm(self.session, x, z, self.weight(f"{name}.weight"), eps)
 
     def decay(self, x: Tensor, gain: str, bias: str) -> Tensor:
         """Record gain * log(1 + e^(x + bias)), by whole names of weights; see ops.decay."""

@@ -104,7 +104,7 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
         if (folder / name).exists() and not (folder / WEIGHTS).exists():
             raise AdapterError(f"{folder / name}: {meaning}; expected {WEIGHTS}")
     config = _Config(folder / CONFIG)
-    mapping = name_mapping_of(folder, base.architecture)
+    mapping = name_mapping_of(folder, base.architecture).suited(base.metadata)
     with closing(SafeTensors(folder / WEIGHTS)) as file:
         made_for = file.metadata.get(ARCHITECTURE, base.architecture)
         if made_for != base.architecture:

@@ -65,6 +65,7 @@ def write_peft(
                 f"{path}: already exists; pass overwrite=True|--overwrite to replace it"
             )
     mapping = name_mapping_of(folder, adapter.architecture)
+    mapping = mapping if base is None else mapping.suited(base.metadata)
     if base is not None:
         check(adapter, base)
     if why := no_peft(adapter.tensors, adapter.architecture):

@@ -60,8 +60,8 @@ def stored_as(name: str, shape: tuple[int, ...], outtype: str) -> str:
     in llama.cpp's own converter; so do, in q8_0, matrices whose rows are no whole number of blocks.
     """
     exact = ("position_embd.weight", ".ffn_gate_inp.weight", ".bias")
-    taps = (".conv.weight", ".ssm_conv1d.weight")
-    if len(shape) < 2 or shape[0] == 1 or name.endswith(exact + taps):
+    states = (".conv.weight", ".ssm_conv1d.weight", ".ssm_a", ".ssm_d", ".ssm_norm.weight")
+    if len(shape) < 2 or shape[0] == 1 or name.endswith(exact + states):
         return "f32"
     return "f32" if shape[-1] % BLOCKS[outtype.upper()][0] else outtype
 

@@ -80,6 +80,7 @@ class HFModel(Opened):
         self.metadata = {"general.architecture": self.architecture} | {
             f"{self.architecture}.{key}": value for key, value in self._read_config().items()
         }
+        self._mapping = mapping.suited(self.metadata)
         #: whether rows of q and k that RoPE rotates together are half a head apart in ``stored``
         self.pairs_apart = bool(mapping.pairs)
         self._stored = Shards(path, BUFFERS, (BLOCKS, SCALES) if mapping.bare else ())
@@ -172,7 +173,8 @@ class HFModel(Opened):
             return self._stored[self._sources[name]] + np.float32(more)
         if module_of(name) in self._mapping.logarithms:
             with np.errstate(over="ignore"):
-                return self._ordered(name, -np.exp(self._stored[self._sources[name]]))
+                values = -np.exp(self._stored[self._sources[name]])
+                return self._ordered(name, values.reshape(self._whole(name, values.shape)))
         info = self.tensors[name]
         return quants.dequantize(_bytes(self._as_stored(name)), info.type, info.shape)
 
@@ -332,7 +334,8 @@ class HFModel(Opened):
             return self._info_of_pieces(name)
         info = self._stored.tensors[self._sources[name]]
         if self._is_changed(name):
-            return TensorInfo(name, "F32", info.shape, info.offset, 4 * math.prod(info.shape))
+            shape = self._whole(name, info.shape)
+            return TensorInfo(name, "F32", shape, info.offset, 4 * math.prod(shape))
         shape = info.shape[::-1] if self._is_transposed(name) else self._whole(name, info.shape)
         return TensorInfo(name, info.type, shape, info.offset, info.nbytes)
 
@@ -382,9 +385,13 @@ class HFModel(Opened):
         return (*shape[:-2], shape[-2] * ELEMENTS)
 
     def _whole(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a shape without an axis that only folders have."""
-        spread = self._mapping.is_spread(name) and shape[-2:-1] == (1,)
-        return (*shape[:-2], shape[-1]) if spread else shape
+        """Return a shape without an axis that only folders have, or with one that they lack."""
+        if self._mapping.is_spread(name) and shape[-2:-1] == (1,):
+            return (*shape[:-2], shape[-1])
+        try:
+            return self._mapping.unflattened(self.metadata, name, shape)
+        except ValueError as error:
+            raise DataError(f"{self.path}: {name}: {shape} does not fit: {error}") from error
 
     def _is_transposed(self, name: str) -> bool:
         dimensions = len(self._stored.tensors[self._sources[name]].shape)

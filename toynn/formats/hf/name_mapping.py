@@ -5,7 +5,7 @@ Each GGUF name or key stands beside the one at Hugging Face. This file knows no 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,10 @@ def _nothing_more(config: Config, found: dict[str, Any]) -> dict[str, Floats]:
 
 def _nothing_beside(hyper: Hyper, tensors: Weights) -> tuple[dict[str, Any], dict[str, Floats]]:
     return {}, {}
+
+
+def _none_spare(hyper: Hyper) -> Collection[str]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,10 @@ class NameMapping(Folder):
         Weights among the modules, by their whole names here and there.
     orders
         Modules whose rows or columns have another order in a folder.
+    flat
+        Weights that have one axis in a folder and two here: the key of the number of rows.
+    spare
+        Returns the modules that a model has not, where two of them have one name in a folder.
     complete
         Reads what is no plain number: adds to what was found; returns tensors that come of it.
     beside
@@ -144,6 +152,8 @@ class NameMapping(Folder):
     whole: frozenset[str] = frozenset()
     orders: Mapping[str, Order] = field(default_factory=dict)
     has_head: bool = True
+    flat: Mapping[str, str] = field(default_factory=dict)
+    spare: Callable[[Hyper], Collection[str]] = _none_spare
     complete: Callable[[Config, dict[str, Any]], dict[str, Floats]] = _nothing_more
     beside: Callable[[Hyper, Weights], tuple[dict[str, Any], dict[str, Floats]]] = _nothing_beside
 
@@ -214,7 +224,34 @@ class NameMapping(Folder):
 
     def is_spread(self, gguf_name: str) -> bool:
         """Say whether a weight has an axis of one before its last in a folder."""
-        return self._row(gguf_name) in self.spread
+        row = self._row(gguf_name)
+        return row in self.spread and (row in self.whole or gguf_name.endswith(".weight"))
+
+    def is_flat(self, gguf_name: str) -> bool:
+        """Say whether a weight has one axis in a folder, and two here."""
+        return self._row(gguf_name) in self.flat
+
+    def suited(self, metadata: Mapping[str, Any]) -> "NameMapping":
+        """Return the mapping without modules that a model of these metadata does not have."""
+        prefix = f"{self.architecture}."
+        spare = self.spare({key.removeprefix(prefix): value for key, value in metadata.items()})
+        modules = {name: own for name, own in self.modules.items() if name not in spare}
+        return replace(self, modules=modules) if spare else self
+
+    def unflattened(
+        self, metadata: Mapping[str, Any], gguf_name: str, shape: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Return the shape that a weight has here, of that in a folder.
+
+        ValueError where the metadata do not fit it.
+        """
+        key = self.flat.get(self._row(gguf_name))
+        if key is None or len(shape) != 1:
+            return shape
+        rows = metadata.get(f"{self.architecture}.{key}")
+        if not isinstance(rows, int) or rows < 1 or shape[0] % rows:
+            raise ValueError(f"{key} = {rows}")
+        return rows, shape[0] // rows
 
     @property
     def _block(self) -> str:
@@ -281,8 +318,8 @@ class NameMapping(Folder):
         keys = [f"{self.architecture}.{key}" for key in self.pairs.get(module_of(gguf_name), ())]
         if not keys:
             return 0
-        found: int = metadata[next((key for key in keys if key in metadata), keys[-1])]
-        return found
+        found = metadata[next((key for key in keys if key in metadata), keys[-1])]
+        return found if isinstance(found, int) else int(max(found))  # 0 in blocks without any
 
 
 def name_mapping_for(model_type: object) -> NameMapping | None:

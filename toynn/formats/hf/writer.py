@@ -92,6 +92,8 @@ def write(
             values = values.T
         elif heads:
             values = pairs_apart(values, heads)
+        if mapping.is_flat(name):
+            values = values.reshape(-1)
         if mapping.is_spread(name):
             values = np.expand_dims(values, -2)
         arrays[mapping.bare_name(hf_name)] = np.ascontiguousarray(values)

@@ -4,6 +4,7 @@
 //   dx[n,K+c]  = dy[n,c], and 0 elsewhere; or, added to what others gave: dx[n,K+c] += dy[n,c]
 //
 // N rows of X columns, of which C from column K on are copied; a thread for each element of y, or of dx.
+// Formulas: columns.pyx.
 
 kernel void columns_forward(
     device float*             y    [[buffer(ColumnsForward::y)]],

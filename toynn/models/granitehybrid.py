@@ -1,0 +1,229 @@
+"""Granite 4: Granite's four numbers, with Mamba 2 in most blocks, and perhaps experts.
+
+    x += residual_scale * mamba(n), or W_o attention(...)                       n = rmsnorm(x)
+    x += residual_scale * (mixture(n) + W_down (silu(W_gate n) * W_up n))       n = rmsnorm(x)
+
+The formulas of mamba are in mamba.py, those of the mixture in granitemoe.py; without experts the
+second term stands alone. Few models rotate heads of q and k. Source: IBM 2025, Granite 4.0;
+granitemoehybrid of transformers and granitehybrid of llama.cpp.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
+from toynn.models.checks import check_flags
+from toynn.models.granite import Granite
+from toynn.models.granitemoe import GraniteMoE, GraniteMoEConfig
+from toynn.models.hyper import KV, Hyper
+from toynn.models.llama import Floats, Llama
+from toynn.models.mamba import GROUPS, HEADS, INNER, STATE, TAPS, Mamba, MambaConfig, mamba_rows
+from toynn.models.mixture import EXPERTS, SHARED, USED, with_experts
+from toynn.models.registry import register
+from toynn.models.rows import changed
+
+__all__ = ["GraniteHybrid", "GraniteHybridConfig"]
+
+_LAYER = "model.layers.{n}"
+_ROTATED = "rope.scaling.finetuned"  # which llama.cpp takes for whether there is RoPE
+#: What config.json calls kinds of blocks: those with attention, and those without.
+_ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")
+_PARTS = {"gate": "input_linear[0/2]", "up": "input_linear[1/2]", "down": "output_linear"}
+_SHARED = {part: f"{_LAYER}.shared_mlp.{name}" for part, name in _PARTS.items()}
+#: Any step: what models have, and what is computed.
+_LIMITS = (None, [0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
+
+
+@dataclass(frozen=True)
+class GraniteHybridConfig(GraniteMoEConfig, MambaConfig):
+    """Shape of a Granite 4.
+
+    Attributes
+    ----------
+    n_experts
+        0: there are none, and d_ff is the width of the MLP.
+    rotated
+        Whether attention has RoPE.
+    """
+
+    least_experts: ClassVar[int] = 0
+
+    arch: str = "granitehybrid"
+    n_experts: int = 0
+    n_experts_used: int = 0
+    rotated: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flags(self, "rotated")
+        if bool(self.n_experts) != bool(self.n_experts_used and self.shared_d_ff):
+            raise ConfigError(
+                f"{type(self).__name__}: with n_experts n_experts_used and shared_d_ff must be at "
+                f"least 1, without them 0; got {self.n_experts}, {self.n_experts_used} and "
+                f"{self.shared_d_ff}"
+            )
+
+
+class GraniteHybrid(GraniteMoE, Mamba):
+    """The architecture."""
+
+    config_type = GraniteHybridConfig
+    rope_base = 1e4
+    table = changed(
+        with_experts(
+            tuple(
+                replace(row, bias=False, when="attends")
+                if row.name.startswith("blk.{n}.attn_") and row.name != "blk.{n}.attn_norm"
+                else row
+                for row in Llama.table
+                if row.when != "head_norms"
+            ),
+            f"{_LAYER}.block_sparse_moe",
+            {"router": "router.layer", **_PARTS},
+            dense=True,
+        ),
+        **{
+            f"ffn_{part}{end}": {"elsewhere": name}
+            for part, name in _SHARED.items()
+            for end in ("", "_shexp")
+        },
+    )
+    table = (*table[:3], *mamba_rows(f"{_LAYER}.mamba"), *table[3:])
+    hf = replace(
+        Granite.hf,
+        model_type="granitemoehybrid",
+        keys={
+            **{key: name for key, name in Granite.hf.keys.items() if key != KV},
+            HEADS: "mamba_n_heads",
+            GROUPS: "mamba_n_groups",
+            STATE: "mamba_d_state",
+            TAPS: "mamba_d_conv",
+        },
+        optional=Granite.hf.optional | {"feed_forward_length"},
+        fixed={
+            **Granite.hf.fixed,
+            "attention_bias": (False,),
+            "mamba_conv_bias": (True,),
+            "mamba_proj_bias": (False,),
+            "time_step_limit": _LIMITS,
+        },
+        biases={},
+        zero_biases=frozenset(),
+    )
+
+    def rotates(self, cfg: Any, n: int) -> bool:
+        """Say whether block n has RoPE."""
+        return bool(cfg.rotated)
+
+    def new_config(self, **shape: Any) -> Any:
+        """Return a configuration in which every fourth block has attention, or the last one."""
+        count = shape["n_layers"]
+        blocks = tuple(range(3, count, 4)) or (count - 1,)
+        return super().new_config(**{"attention_blocks": blocks} | shape)
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def shape(self, hyper: Hyper) -> tuple[dict[str, Any], int]:
+        """Return the sizes that a file says of a model, and the width of its heads."""
+        found, d_head = super().shape(hyper)
+        count, used = hyper.count(EXPERTS), hyper.count(USED)
+        shared = hyper.whole(SHARED) if count else 0
+        own = {"n_experts": count, "n_experts_used": used, "shared_d_ff": shared}
+        return found | own, d_head
+
+    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        cfg, options = super().read(hyper)
+        return replace(cfg, rotated=hyper.flag(_ROTATED, True)), options
+
+    def check_gguf(self, cfg: Any) -> None:
+        """Refuse a model without a state space. Raises ConfigError."""
+        super().check_gguf(cfg)
+        if len(cfg.attention_blocks) == cfg.n_layers:
+            raise ConfigError(
+                "export: llama.cpp reads granitehybrid with a state space in a block or more; "
+                "got attention in all"
+            )
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        return super().write(cfg) | {_ROTATED: cfg.rotated}
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read which blocks attend, whether they have RoPE, how wide parts are, and experts."""
+        self._read_blocks(config, found)
+        position = config.get("position_embedding_type")
+        if position not in (None, "nope", "rope"):
+            config.refuse(f"position_embedding_type must be null or rope; got {position!r}")
+        found[_ROTATED] = position == "rope"
+        heads, d_model = found.get(HEADS, 1), found.get("embedding_length", 0)
+        expand = config.number("mamba_expand", config.get("mamba_expand", 2), real=False)
+        width = config.get("mamba_d_head", "auto")
+        width = expand * d_model // heads if width == "auto" else width
+        self.read_inner(config, found, width, "mamba_d_head")
+        if found[INNER] != expand * d_model:
+            config.refuse(
+                f"mamba_n_heads x mamba_d_head must be mamba_expand x hidden_size, "
+                f"{expand * d_model}; got {found[INNER]}"
+            )
+        config.get("mamba_chunk_size")  # of the reference's own algorithm
+        experts = config.number(
+            "num_local_experts", config.get("num_local_experts"), real=False, least=0
+        )
+        used = config.get("num_experts_per_tok")
+        shared = config.number(
+            "shared_intermediate_size", config.get("shared_intermediate_size"), real=False
+        )
+        if experts:
+            found |= {USED: config.number("num_experts_per_tok", used, real=False), SHARED: shared}
+        else:
+            found |= {USED: 0, "feed_forward_length": shared}
+        return super().complete(config, found)
+
+    def _read_blocks(self, config: Config, found: dict[str, Any]) -> None:
+        """Read which blocks attend."""
+        count = found.get("block_count", 0)
+        kinds = config.get("layer_types") or config.get("layers_block_type")
+        kinds = [_MAMBA[0]] * min(count, 1 << 16) if kinds is None else kinds
+        if not isinstance(kinds, list) or any(kind not in (*_ATTENTION, *_MAMBA) for kind in kinds):
+            config.refuse(f"layer_types must be mamba or attention; got {kinds!r}")
+        if len(kinds) != count:
+            config.refuse(f"layer_types must be {count} kinds; got {len(kinds)}")
+        heads = config.get("num_key_value_heads")
+        heads = found.get("attention.head_count", 0) if heads is None else heads
+        heads = config.number("num_key_value_heads", heads, real=False)
+        found[KV] = [int(heads) * (kind in _ATTENTION) for kind in kinds]
+
+    def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
+        """Read nothing more: see ``complete``."""
+
+    def spare(self, hyper: Mapping[str, Any]) -> Collection[str]:
+        """Return the names of the shared MLP that it has in other models."""
+        end = "" if hyper.get(EXPERTS) else "_shexp"
+        return [f"blk.{{n}}.ffn_{part}{end}" for part in _SHARED]
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return which blocks attend, whether they have RoPE, how wide parts are, and experts."""
+        keys, more = Granite.folder(self, hyper, tensors)
+        keys |= self.folder_heads(hyper)
+        keys |= {
+            "layer_types": [(_ATTENTION if heads else _MAMBA)[1] for heads in hyper[KV]],
+            "position_embedding_type": "rope" if hyper[_ROTATED] else None,
+            "mamba_d_head": hyper[INNER] // hyper[HEADS],
+            "num_local_experts": hyper[EXPERTS],
+            "num_experts_per_tok": hyper[USED],
+            "shared_intermediate_size": hyper.get(SHARED) or hyper["feed_forward_length"],
+        }
+        if hyper[INNER] % hyper["embedding_length"]:
+            raise ConfigError(
+                f"export_hf: folders of granitemoehybrid have heads of a multiple of d_model in "
+                f"all; got {hyper[INNER]} for {hyper['embedding_length']}"
+            )
+        return keys | {"mamba_expand": hyper[INNER] // hyper["embedding_length"]}, more
+
+
+register(GraniteHybrid("granitehybrid", "GraniteMoeHybrid", interleaved=True))
