@@ -20,6 +20,7 @@ import lora
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn._kernels import matmul
 from toynn.data.examples import Examples
 from toynn.data.packing import PackedExamples
 
@@ -96,12 +97,10 @@ def of_toynn(precision: str) -> Callable[[Path, int], Epoch]:
         import toynn
 
         toynn.set_num_threads(n_threads)
-        before = toynn.get_float32_matmul_precision()
-        toynn.set_float32_matmul_precision(precision)
         recipe, adamw = toynn.recipes.LoRA(), toynn.AdamW.for_lora()
-        options = toynn.RecipeOptions(t_seq=SHAPE.T, t_batch=BATCH, packed=True)
+        size = {"t_seq": SHAPE.T, "t_batch": BATCH}
+        options = toynn.RecipeOptions(**size, packed=True, precision=precision)
         recipe.realize(path, None, lora.RANK, options, lora.ALPHA, "all-linear", init="peft")
-        toynn.set_float32_matmul_precision(before)
 
         def step(batch: Any) -> float:
             k = recipe.step_index
@@ -150,6 +149,7 @@ def of_peft(
 CONTESTANTS = {
     "toynn highest": of_toynn("highest"),
     "toynn medium": of_toynn("medium"),
+    "toynn int8": of_toynn("int8"),
     "PEFT float32": of_peft("float32", padded),
     "PEFT bfloat16": of_peft("bfloat16", padded),
     "PEFT float32, packed": of_peft("float32", flattened),
@@ -160,6 +160,8 @@ CONTESTANTS = {
 
 def missing(who: str) -> str | None:
     """Return why a contestant cannot take part, if it cannot."""
+    if who == "toynn int8" and not matmul.multiplies_quads():
+        return "this CPU has neither AVX512_VNNI nor AVX_VNNI"
     needs = ["torch", "transformers", "peft"] if who.startswith("PEFT") else []
     needs = ["torch", "transformers", "peft", "bitsandbytes"] if who.startswith("bits") else needs
     absent = [name for name in needs if find_spec(name) is None]

@@ -2,6 +2,7 @@
 
 import statistics
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import lora as tuning
@@ -11,6 +12,7 @@ import seeds as learning
 from rows import best_and_usual, clock_of
 
 import toynn
+from toynn._kernels import matmul
 from toynn.formats.quants import BLOCKS, TYPES
 from toynn.testing.race import race
 
@@ -39,6 +41,32 @@ def lora(n_threads: int, rounds: int, only: str) -> None:
         print(f"  step / forward: {best['toynn'] / best['forward']:.2f}")
         print(f"  private memory {taken / 1e9:.3f} GB, promised {promised / 1e9:.3f} GB")
         print(recipe.engine.session.profile(), flush=True)
+
+
+def precisions(n_threads: int, rounds: int, only: str) -> None:
+    """A LoRA step in each precision; in the coarse ones with prepacked weights, too.
+
+    On one thread it is CPU time, so that a busy machine will do.
+    """
+    toynn.set_num_threads(n_threads)
+    known = ["highest", "medium", *["int8"] * matmul.multiplies_quads()]
+    for name, shape in tuning.SHAPES.items():
+        if only not in name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            tuning.write_file(path := Path(folder) / "base.gguf", shape)
+            calls = {}
+            for precision, prepack in product(known, ("never", "always")):
+                if (precision, prepack) == ("highest", "always"):
+                    continue  # 8 bytes a weight
+                recipe = tuning.recipe_over(path, shape, precision=precision, prepack=prepack)
+                step = tuning.toynn_calls(recipe, shape)["toynn"]
+                calls[precision + ", prepacked" * (prepack == "always")] = step
+            best, usual = best_and_usual(race(calls, rounds, clock_of(n_threads)))
+        print(f"{name:28}{'s, best/median':>18}{'medium takes':>16}")
+        for who in calls:
+            ratios = "/".join(f"{of['medium'] / of[who]:.2f}" for of in (best, usual))
+            print(f"  {who:26}{best[who]:9.3f}/{usual[who]:8.3f}{ratios:>16}", flush=True)
 
 
 def experts(n_threads: int, rounds: int, only: str) -> None:
@@ -127,5 +155,5 @@ def types(n_threads: int, rounds: int, only: str) -> None:
 
 
 def seeds(n_threads: int, rounds: int, only: str) -> None:
-    """Validation losses of LoRA in highest and in medium, on three seeds."""
+    """Validation losses of LoRA in each precision, on three seeds."""
     learning.table(n_threads)

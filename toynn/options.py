@@ -401,7 +401,7 @@ class RecipeOptions:
         Whether frozen base weights are prepacked into GEMM panels, so that a step neither
         dequantizes nor packs them: "always", "never", or "auto", which prepacks if steps have few
         enough rows to gain some percent and the copies fit into memory. A weight's copies take 8
-        bytes; 4 if products are in bfloat16, 12 if they are in three parts. Results are the same.
+        bytes; 4 in bfloat16, 2 in int8, 12 in three parts of bfloat16. Results are the same.
     precision
         The precision of the engine's matrix products: see ``toynn.set_float32_matmul_precision``,
         whose choice also holds if this is None. "auto" is the fastest one here that loses nothing.

@@ -90,9 +90,9 @@ def batch(shape: Shape) -> NDArray[Any]:
     return np.random.default_rng(0).integers(0, shape.vocab, (2, shape.T), np.int32)
 
 
-def recipe_over(path: Path, shape: Shape, prepack: str = "never") -> LoRA:
+def recipe_over(path: Path, shape: Shape, **more: Any) -> LoRA:
     """Return a recipe over a file, for one sequence."""
     recipe = LoRA()
-    options = RecipeOptions(t_seq=shape.T, prepack=prepack)
+    options = RecipeOptions(t_seq=shape.T, **more)
     recipe.realize(path, None, RANK, options, ALPHA, "all-linear", init="peft")
     return recipe
