@@ -1,7 +1,7 @@
-"""Models: one file for all that toynn knows of an architecture.
+"""Models: one file holds all that toynn knows of an architecture.
 
-What an architecture of GGUF files needs to work everywhere is that its file is imported, which
-``register``s it: `docs/adding-a-model.md` says how one is written.
+Importing the file ``register``s the architecture; every command and recipe then knows it.
+`docs/adding-a-model.md` says how to write one.
 """
 
 from toynn.models.checks import check_sizes

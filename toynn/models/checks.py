@@ -1,4 +1,4 @@
-"""Checks of configurations that all architectures share; each raises ConfigError."""
+"""Checks that the configurations of all architectures share; each raises ConfigError."""
 
 from math import isfinite
 from numbers import Integral
@@ -18,14 +18,14 @@ __all__ = [
     "check_sizes",
 ]
 
-#: Model types whose blocks look back so far where config.json does not say.
+#: Window by model type where config.json has no sliding_window; None: attention sees all keys.
 _WINDOWS = {"mistral": 4096, "ministral3": None}
 
 
 def check_sizes(cfg: Any, *names: str, least: int = 1) -> None:
-    """Make these fields of a configuration plain ints: NumPy's integers are taken, bools are not.
+    """Make these fields of a configuration plain ints; NumPy integers are taken, bools are not.
 
-    Raises ConfigError unless they are whole numbers of at least ``least``.
+    Raises ConfigError for anything but a whole number of at least ``least``.
     """
     for name in names:
         value = getattr(cfg, name)
@@ -55,7 +55,7 @@ def check_flags(cfg: Any, *names: str) -> None:
 
 
 def check_full(config: Config, found: dict[str, Any]) -> None:
-    """Refuse a config.json whose attention has windows, or is of another kind."""
+    """Refuse a config.json with windows or any attention other than full_attention."""
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         config.refuse(f"layer_types must be full_attention; got {kinds!r}")
@@ -64,13 +64,13 @@ def check_full(config: Config, found: dict[str, Any]) -> None:
     window, context = config.get("sliding_window", _WINDOWS[kind]), found.get("context_length", 0)
     if window is not None and config.number("sliding_window", window, real=False) < context:
         config.refuse(
-            f"sliding_window must be null, or no less than max_position_embeddings, "
-            f"{context}; got {window} (where it is missing it is {_WINDOWS[kind]})"
+            f"sliding_window must be null or at least max_position_embeddings, "
+            f"{context}; got {window} (default: {_WINDOWS[kind]})"
         )
 
 
 def check_heads(cfg: Any) -> None:
-    """Check that heads fit d_model, and those of k and v those of q; raises ConfigError."""
+    """Check that n_heads divides d_model, and n_kv_heads n_heads; raises ConfigError."""
     kind = type(cfg).__name__
     if cfg.head_dim is None and cfg.d_model % cfg.n_heads:
         raise ConfigError(
@@ -86,7 +86,7 @@ def check_heads(cfg: Any) -> None:
 
 
 def check_exported_heads(cfg: Any) -> None:
-    """Raise ConfigError for heads that llama.cpp does not read where it has no key for them."""
+    """Raise ConfigError for a head width that llama.cpp, with no key for it, cannot read."""
     if cfg.d_head * cfg.n_heads != cfg.d_model:
         raise ConfigError(
             f"export: llama.cpp reads {cfg.arch} with heads of d_model / n_heads only; got "
@@ -95,7 +95,7 @@ def check_exported_heads(cfg: Any) -> None:
 
 
 def check_lists(cfg: Any, length: int, *names: str) -> None:
-    """Make fields tuples of so many floats; raises ConfigError for others, and for one <= 0."""
+    """Make fields tuples of ``length`` floats above 0; raises ConfigError for anything else."""
     for name in names:
         values = getattr(cfg, name)
         try:
@@ -113,9 +113,9 @@ def check_lists(cfg: Any, length: int, *names: str) -> None:
 
 
 def check_factors(cfg: Any, scalings: tuple[str, ...]) -> None:
-    """Make rope_factors a tuple of floats, one for each pair of a head if rope_scaling needs any.
+    """Make rope_factors a tuple of floats: one for each pair of a head with "llama3", else none.
 
-    ``scalings`` are those that are known; "llama3" needs factors. Raises ConfigError.
+    ``scalings`` are the values that rope_scaling may have. Raises ConfigError.
     """
     kind = type(cfg).__name__
     try:

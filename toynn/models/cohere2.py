@@ -4,8 +4,9 @@
     x += W_o attention(rotate(W_q n), rotate(W_k n), W_v n) + W_down (silu(W_gate n) * W_up n)
     logits = logit_scale W_e layernorm(x)
 
-Blocks with a window rotate neighbouring channels, in folders as in files; the others, usually every
-fourth, rotate nothing. The head is tied. Source: Cohere 2025, arXiv:2504.00698, section 2.
+Blocks with a window rotate interleaved channels, in folders and in GGUF files. The other blocks,
+usually every fourth, have no RoPE. The head is tied.
+Source: Cohere 2025, arXiv:2504.00698, section 2.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from toynn.options import RecipeOptions
 __all__ = ["Cohere2", "Cohere2Config"]
 
 _LOGITS = "logit_scale"
-#: Keys of old folders that say what all models compute.
+#: Keys of old folders, and the only values with which this file's formulas hold.
 _SAME: dict[str, tuple[object, ...]] = {
     "layer_switch": (4,), "order_of_interleaved_layers": ("local_attn_first",),
     "position_embedding_type": ("rope_gptj",), "rotary_pct": (1.0,), "use_qk_norm": (False,),
@@ -44,7 +45,7 @@ class Cohere2Config(WindowConfig):
     Attributes
     ----------
     logit_scale
-        Logits are multiplied by it.
+        Multiplies the logits.
     """
 
     arch: str = "cohere2"
@@ -86,7 +87,7 @@ class Cohere2(Windowed):
         )
 
     def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
-        """Refuse a head of its own, beside what Llama refuses. Raises ConfigError."""
+        """Refuse an untied head, and what Llama refuses. Raises ConfigError."""
         super().check(cfg, opts)
         if opts.untied:
             raise ConfigError(
@@ -96,13 +97,13 @@ class Cohere2(Windowed):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
         found: dict[str, Any] = {_LOGITS: hyper.real(_LOGITS, Cohere2Config.logit_scale)}
         return replace(cfg, **found), options
 
     def check_gguf(self, cfg: Any) -> None:
-        """Refuse heads of another width, and a model without windows. Raises ConfigError."""
+        """Refuse heads not d_model / n_heads wide, or no window. Raises ConfigError."""
         super().check_gguf(cfg)
         check_exported_heads(cfg)
         if not cfg.window:
@@ -115,11 +116,11 @@ class Cohere2(Windowed):
     # -- Forward -------------------------------------------------------------------------------
 
     def constants(self, cfg: LlamaConfig) -> dict[str, Floats]:
-        """Return RoPE's frequencies, and the bias that norms do not have."""
+        """Return RoPE's frequencies, and zeros as the bias that the norms lack."""
         return super().constants(cfg) | {"no_bias": np.zeros(cfg.d_model, np.float32)}
 
     def rotates(self, cfg: Any, n: int) -> bool:
-        """Say whether block n has RoPE."""
+        """Say whether block n has RoPE: only blocks with a window do."""
         return bool(cfg.width(n))
 
     def block(
@@ -131,7 +132,7 @@ class Cohere2(Windowed):
         return block.add(x, self.feed_forward(block, cfg, block.narrowed(normed)))
 
     def last(self, layers: Layers, cfg: LlamaConfig, x: Tensor) -> Tensor:
-        """Record the last norm, times what logits are multiplied by: the head has no bias."""
+        """Record the last norm times logit_scale; the head has no bias, so logits scale alike."""
         assert isinstance(cfg, Cohere2Config)
         return layers.scale(super().last(layers, cfg, x), cfg.logit_scale)
 

@@ -1,6 +1,6 @@
-"""ERNIE 4.5: a Llama whose q and k have the pairs that RoPE rotates side by side, in folders too.
+"""ERNIE 4.5: a Llama whose RoPE rotates interleaved channels, in folders too.
 
-The formulas are those of llama.py. So no row changes its place between a folder and a GGUF file.
+The formulas are those of llama.py. Rows of W_q and W_k have one order in folders and GGUF files.
 Source: Baidu 2025, "ERNIE 4.5 Technical Report"; ernie4_5 of transformers and of llama.cpp.
 """
 

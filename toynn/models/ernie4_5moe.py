@@ -1,10 +1,10 @@
-"""ERNIE 4.5 with experts: the blocks of ernie4_5.py, all but the first ones with a mixture.
+"""ERNIE 4.5 with experts: the blocks of ernie4_5.py; all but the first few have a mixture.
 
     w_j = p[e_j] / sum_i p[e_i]                     p = softmax(W_router n), chosen by p + b
 
-The formulas are those of llama.py and mixture.py. transformers divides by at least moe_norm_min,
-1e-12; that much is added to the sum here, which float32 does not tell apart unless the sum is that
-small. The experts that all tokens share, if there are any, are one MLP.
+The formulas are those of llama.py and mixture.py. The library transformers divides by
+max(sum, moe_norm_min), where moe_norm_min = 1e-12. This file adds 1e-12 to the sum; float32 shows
+a difference only if the sum is as small as that. The shared experts, if any, are one MLP.
 Source: Baidu 2025, "ERNIE 4.5 Technical Report"; ernie4_5_moe of transformers and of llama.cpp.
 """
 
@@ -74,9 +74,9 @@ class Ernie45MoE(Sparse, Ernie45):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         hyper.expect(_STEP, 1)
-        hyper.count(SHARED_COUNT)  # the width says it, too
+        hyper.count(SHARED_COUNT)  # the shared width says as much
         return super().read(hyper)
 
     def write(self, cfg: Any) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Ernie45MoE(Sparse, Ernie45):
         return super().write(cfg) | {_STEP: 1}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read how many experts all tokens share; refuse dense blocks behind others."""
+        """Read how many experts all tokens share; refuse dense blocks after a mixture."""
         count = config.get("moe_num_shared_experts", 2)
         count = config.number("moe_num_shared_experts", count, real=False, least=0)
         found[SHARED] = int(count) * found.get(EXPERT_WIDTH, 0)
@@ -98,7 +98,7 @@ class Ernie45MoE(Sparse, Ernie45):
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return how many experts all tokens share, and which blocks have others."""
+        """Return config.json's keys for shared experts and for the blocks with a mixture."""
         keys, more = super().folder(hyper, tensors)
         own = {"moe_num_shared_experts": hyper[SHARED_COUNT], "pad_token_id": None}
         return keys | own | {_LAST: hyper["block_count"] - 1}, more

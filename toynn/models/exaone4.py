@@ -1,10 +1,10 @@
-"""EXAONE 4: the norms of OLMo 2, q and k normalised by head, no RoPE in full blocks among windows.
+"""EXAONE 4: the norms of OLMo 2, q and k normalised by head, RoPE only in blocks with a window.
 
     x += rmsnorm(W_o attention(rotate(rmsnorm(W_q x)), rotate(rmsnorm(W_k x)), W_v x))
     x += rmsnorm(W_down (silu(W_gate x) * W_up x))
 
-Where some blocks have a window, the others rotate nothing; where none has, all rotate. llama.cpp
-knows a model with windows by its 64 blocks. Source: LG AI Research 2025, arXiv:2507.11407.
+A model without windows has RoPE in all blocks. llama.cpp takes a model of 64 blocks, and no other,
+for one with windows. Source: LG AI Research 2025, arXiv:2507.11407.
 """
 
 from dataclasses import dataclass
@@ -37,19 +37,19 @@ class Exaone4(Windowed):
     biases_are_fixed = "have no"
 
     def check_gguf(self, cfg: Any) -> None:
-        """Refuse heads of another width. Raises ConfigError."""
+        """Refuse heads that are not d_model / n_heads wide. Raises ConfigError."""
         super().check_gguf(cfg)
         check_exported_heads(cfg)
 
     def unlike(self, cfg: Any) -> list[str]:
-        """Return what llama.cpp computes otherwise of a file that it reads."""
+        """Return how llama.cpp's results differ for a file that it reads."""
         said = "" if cfg.window else "out"
         known = (cfg.n_layers == _WINDOWED) == bool(cfg.window)
         other = f"does not know a model of {cfg.n_layers} blocks with{said} windows"
         return super().unlike(cfg) + [other] * (not known)
 
     def rotates(self, cfg: Any, n: int) -> bool:
-        """Say whether block n has RoPE."""
+        """Say whether block n has RoPE: those with a window, or all if there is no window."""
         return not cfg.window or cfg.windowed[n]
 
 

@@ -1,14 +1,16 @@
-"""Gemma 2 and 3: norms before and behind, GeGLU, windows, caps.
+"""Gemma 2 and 3: norms before and after attention and MLP, GeGLU, windows, caps.
 
     x = sqrt(C) W_e[token]
     x += rmsnorm(W_o attention(W_q n, W_k n, W_v n))         n = rmsnorm(x)
     x += rmsnorm(W_down (gelu(W_gate n) * W_up n))           n = rmsnorm(x)
 
-In most blocks a query sees the last ``window`` keys only: in gemma2 in every other one, in gemma3
-in all but every sixth. gemma2 bounds scores and logits by cap tanh(z / cap). gemma3 normalises the
-heads of q and k; blocks with a window rotate by frequencies of their own, of base local_base, those
-of the others may be divided by rope_divisor. Scores are divided by sqrt(D), of the largest models
-by sqrt(C / H), which llama.cpp knows by their number of blocks. Hugging Face keeps gains less 1.
+Blocks with a window let a query see its last ``window`` keys only: every other block of gemma2, and
+all but every sixth of gemma3.
+gemma2 bounds scores and logits by cap tanh(z / cap).
+gemma3 normalises the heads of q and k. Its blocks with a window take RoPE's base from local_base;
+the frequencies of its other blocks are divided by rope_divisor.
+Scores are divided by sqrt(D), in the largest models by sqrt(C / H); llama.cpp recognizes those by
+their number of blocks. Folders of Hugging Face store gains minus 1.
 Sources: Gemma Team 2024, arXiv:2408.00118, and 2025, arXiv:2503.19786.
 """
 
@@ -46,10 +48,10 @@ _WINDOW, _SCORES, _LOGITS = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
 )
-_SCALAR = "attention.query_scalar"  # of folders alone: files have no key for it
+_SCALAR = "attention.query_scalar"  # from folders only: GGUF has no key for it
 _USUAL_SCALAR = 256  # where config.json does not say
 _CAPS = {"score_cap": 50.0, "logit_cap": 30.0}  # of gemma2
-_LARGEST = {"gemma2": 46, "gemma3": 62}  # blocks of the models of 27 billion weights
+_LARGEST = {"gemma2": 46, "gemma3": 62}  # blocks of the models with 27 billion weights
 
 norm = partial(rows.norm, more=1.0)
 
@@ -61,16 +63,16 @@ class GemmaConfig(LlamaConfig):
     Attributes
     ----------
     window
-        Keys that a query sees, its own among them, in blocks that have a window.
+        Keys that a query sees, its own included, in blocks with a window.
     score_cap, logit_cap
-        Bounds of scores and of logits; 0: none. gemma2 has both, gemma3 no bound of scores.
+        Bounds of scores and of logits; 0: none. gemma2 has both; gemma3 never bounds scores.
     local_base
-        rope_base of blocks with a window.
+        RoPE's base in blocks with a window.
     rope_divisor
-        What the frequencies of the others are divided by.
+        Divides RoPE's frequencies in blocks without a window.
     query_scalar
-        Scores are divided by its root; None: what llama.cpp takes it for, the width of a head, or
-        d_model / n_heads in a model of 27 billion weights.
+        Scores are divided by its square root. None means llama.cpp's choice: the width of a head,
+        or d_model / n_heads in a model with 27 billion weights.
     """
 
     scalings: ClassVar[tuple[str, ...]] = ("none",)
@@ -101,17 +103,17 @@ class GemmaConfig(LlamaConfig):
 
     @property
     def score_scale(self) -> float:
-        """What scores are multiplied by."""
+        """Factor of the scores."""
         return float((self.query_scalar or self.usual_scalar) ** -0.5)
 
     @property
     def usual_scalar(self) -> float:
-        """What llama.cpp takes query_scalar for."""
+        """The query_scalar that llama.cpp assumes."""
         largest = self.n_layers == _LARGEST[self.arch]
         return self.d_model / self.n_heads if largest else self.d_head
 
     def frequencies(self, base: float, divisor: float = 1.0) -> Floats:
-        """Return by how much each pair rotates from one position to the next."""
+        """Return the angle in radians by which each pair rotates from a position to the next."""
         return (plain(base, self.d_head) / divisor).astype(np.float32)
 
 
@@ -143,7 +145,7 @@ class Gemma(Llama):
         extra = {_WINDOW: "sliding_window", _LOGITS: _LOGITS}
         fixed: dict[str, tuple[object, ...]] = {
             "hidden_activation": activation,
-            "hidden_act": (*activation, "gelu", None),  # which nothing reads
+            "hidden_act": (*activation, "gelu", None),  # transformers does not read it
             "use_bidirectional_attention": (False, None),
         }
         optional = {_LOGITS}
@@ -164,7 +166,7 @@ class Gemma(Llama):
         )
 
     def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
-        """Refuse a head of gemma2's own, beside what Llama refuses. Raises ConfigError."""
+        """Refuse an untied head in gemma2, and what Llama refuses. Raises ConfigError."""
         super().check(cfg, opts)
         if opts.untied and cfg.arch == "gemma2":
             raise ConfigError(
@@ -172,13 +174,13 @@ class Gemma(Llama):
             )
 
     def new_config(self, **shape: Any) -> LlamaConfig:
-        """Return a configuration with the caps that gemma2 has."""
+        """Return a configuration, in gemma2 with its caps."""
         return super().new_config(**(_CAPS if self.architecture == "gemma2" else {}) | shape)
 
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         shape, d_head = shape_of(hyper, "blk.0.attn_q.weight")
         second = self.architecture == "gemma2"
         hyper.expect("attention.value_length", d_head)
@@ -202,7 +204,7 @@ class Gemma(Llama):
         return cfg, {"untied": "output.weight" in hyper.tensors}
 
     def check_gguf(self, cfg: LlamaConfig) -> None:
-        """Refuse scores that files have no key for. Raises ConfigError."""
+        """Refuse a query_scalar that llama.cpp would not assume. Raises ConfigError."""
         super().check_gguf(cfg)
         assert isinstance(cfg, GemmaConfig)
         if cfg.query_scalar is not None:
@@ -228,7 +230,7 @@ class Gemma(Llama):
         return super().write(cfg) | more
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read what config.json says of RoPE, windows and scores; refuse what is not computed."""
+        """Read config.json's keys for RoPE, windows and scores; refuse values that have no code."""
         count = found.get("block_count", 0)
         scalar = config.get("query_pre_attn_scalar", _USUAL_SCALAR)
         found[_SCALAR] = config.number("query_pre_attn_scalar", scalar, real=True)
@@ -240,7 +242,8 @@ class Gemma(Llama):
             kinds != [_kind(n, self.period) for n in range(given)] or given < count
         ):
             config.refuse(
-                f"layer_types must be a window but in every {self.period}th; got {kinds!r}"
+                f"layer_types must be sliding_attention in all but every {self.period}th layer; "
+                f"got {kinds!r}"
             )
         return self._read_rope(config, found)
 
@@ -258,7 +261,10 @@ class Gemma(Llama):
         else:
             whole = config.get("rope_scaling") or {}
             if given:
-                config.refuse(f"rope_parameters must be those of two kinds of layers; got {given}")
+                config.refuse(
+                    "rope_parameters must be given for full_attention and sliding_attention; "
+                    f"got {given}"
+                )
         if not isinstance(whole, dict) or not isinstance(local, dict):
             config.refuse(f"rope_parameters must be objects; got {given!r}")
         whole, local = dict(whole), dict(local)
@@ -278,7 +284,7 @@ class Gemma(Llama):
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return which blocks have a window, what scores are divided by, and RoPE."""
+        """Return config.json's keys for windows, the scale of scores, and RoPE."""
         count, width = hyper["block_count"], hyper["attention.key_length"]
         if count == _LARGEST[self.architecture]:
             width = hyper["embedding_length"] / hyper["attention.head_count"]
@@ -300,7 +306,7 @@ class Gemma(Llama):
     # -- Forward -------------------------------------------------------------------------------
 
     def constants(self, cfg: LlamaConfig) -> dict[str, Floats]:
-        """Return RoPE's frequencies, of both kinds of blocks."""
+        """Return RoPE's frequencies in blocks without and with a window."""
         assert isinstance(cfg, GemmaConfig)
         own = self.architecture == "gemma3"
         return {
@@ -345,7 +351,7 @@ class Gemma(Llama):
         return block.linear(heads, "attn_output")
 
     def logits(self, layers: Layers, cfg: LlamaConfig, opts: RecipeOptions, x: Tensor) -> Tensor:
-        """Record the logits, bounded if there is a cap."""
+        """Record the logits, bounded by logit_cap unless it is 0."""
         assert isinstance(cfg, GemmaConfig)
         return layers.softcap(super().logits(layers, cfg, opts, x), cfg.logit_cap)
 

@@ -1,11 +1,12 @@
-"""GLM-4: norms before and behind, one matrix of gate and up, RoPE on half of each head.
+"""GLM-4: norms before and after attention and MLP, gate and up in one matrix, RoPE on half a head.
 
     x += rmsnorm(W_o attention(rotate(W_q n), rotate(W_k n), W_v n))        n = rmsnorm(x)
     x += rmsnorm(W_down (silu(g) * u))              g, u = W_gu n           n = rmsnorm(x)
 
-The first rope_channels of a head rotate, neighbours in pairs, in folders as in files. Folders call
-the MLP's norm post_attention_layernorm, files call so the norm behind attention. q, k and v usually
-have biases. Source: GLM Team 2024, arXiv:2406.12793; glm4 of transformers and of llama.cpp.
+The first rope_channels channels of a head rotate, interleaved, in folders and in GGUF files.
+post_attention_layernorm in a folder is the norm before the MLP; post_attention_norm in a GGUF file
+is the norm after attention. q, k and v usually have biases.
+Source: GLM Team 2024, arXiv:2406.12793; glm4 of transformers and of llama.cpp.
 """
 
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ class PartlyRotated(Llama):
     # -- Files ---------------------------------------------------------------------------------
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read what config.json says of RoPE, and of which part of a head it rotates."""
+        """Read config.json's keys for RoPE, and which part of a head rotates."""
         told = config.get("rope_parameters") or {}
         rope = dict(told) if isinstance(told, dict) else {}
         part_of(config, found, rope, 0.5)
@@ -65,7 +66,7 @@ class PartlyRotated(Llama):
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return RoPE, and which part of a head it rotates."""
+        """Return config.json's keys for RoPE, and which part of a head rotates."""
         keys, more = super().folder(hyper, tensors)
         return keys | part_written(hyper) | {"pad_token_id": None}, more
 
@@ -93,7 +94,7 @@ class Glm4(PartlyRotated):
     )
 
     def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
-        """Return what the table's letters and conditions mean."""
+        """Return the values of the table's letters and conditions."""
         return {**super().sizes(cfg, opts, n), "2F": 2 * cfg.d_ff}
 
     # -- Forward -------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
     w_j = s p[e_j] / (sum_i p[e_i] + 1e-20)         p = sigmoid(W_router n), chosen by p + b
 
-The formulas are those of llama.py and mixture.py. The rotated half of a head has its pairs half of
-it apart; heads of q and k may be normalised. All tokens share an expert, of as many widths as
-config.json counts. Blocks behind the last, which predict further tokens, are left out.
+The formulas are those of llama.py and mixture.py. RoPE rotates half of a head; the channels of a
+pair are half of that half apart. Heads of q and k may be normalised. One expert is shared by all
+tokens; it is as wide as n_shared_experts experts. The extra blocks at the end, which predict tokens
+after the next one, are left out.
 Source: GLM-4.5 Team 2025, arXiv:2508.06471; glm4_moe of transformers and glm4moe of llama.cpp.
 """
 
@@ -99,19 +100,19 @@ class Glm4MoE(Sparse, PartlyRotated):
     )
 
     def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
-        """Return what the table's letters and conditions mean."""
+        """Return the values of the table's letters and conditions."""
         return {**super().sizes(cfg, opts, n), "head_norms": cfg.head_norms}
 
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
         norms = hyper.flag(_NORMS, "blk.0.attn_q_norm.weight" in hyper.tensors)
         return replace(cfg, head_norms=norms), options
 
     def read_shared(self, hyper: Hyper, width: int) -> int:
-        """Return the width of the expert that all tokens share; ``width`` is that of another."""
+        """Return the width of the shared expert; ``width`` is that of a routed expert."""
         return hyper.whole(SHARED_COUNT) * width
 
     def write(self, cfg: Any) -> dict[str, Any]:
@@ -119,14 +120,14 @@ class Glm4MoE(Sparse, PartlyRotated):
         return {key: value for key, value in super().write(cfg).items() if key != SHARED}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read whether heads are normalised, and RoPE."""
+        """Read config.json's keys for RoPE, and whether heads are normalised."""
         found[_NORMS] = config.flag(_NORMS, False)
         return super().complete(config, found)
 
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return whether heads are normalised, and RoPE."""
+        """Return config.json's keys for RoPE, and whether heads are normalised."""
         keys, more = super().folder(hyper, tensors)
         return keys | {_NORMS: "blk.0.attn_q_norm.weight" in tensors}, more
 

@@ -39,9 +39,9 @@ _STD = 0.02
 class GPT2Config:
     """Shape of a GPT-2 model.
 
-    ``init="gpt2"`` draws matrices and embeddings from N(0, 0.02), the residual projections scaled
-    by 1/sqrt(2 n_layers). ``init="lcg"`` is the stream of the Ruby program that toynn follows, bit
-    for bit: all its weights are negative (see docs/seed-names.md).
+    ``init="gpt2"`` draws matrices and embeddings from N(0, 0.02) (standard deviation), and scales
+    the residual projections by 1/sqrt(2 n_layers). ``init="lcg"`` draws what the reference program
+    in Ruby draws, bit for bit; all these numbers are negative (see docs/seed-names.md).
 
     Raises ConfigError for sizes that make no model.
     """
@@ -136,7 +136,7 @@ class GPT2(SequenceModel[GPT2Config]):
     narrows = True
 
     def sizes(self, cfg: GPT2Config, opts: RecipeOptions, n: int | None) -> Sizes:
-        """Return what the table's letters mean."""
+        """Return the values of the table's letters."""
         C = cfg.d_model
         return {"V": cfg.vocab, "T": cfg.context, "C": C, "3C": 3 * C, "F": cfg.d_ff}
 
@@ -144,7 +144,7 @@ class GPT2(SequenceModel[GPT2Config]):
         """Refuse an untied head and rounded weights. Raises ConfigError."""
         if opts.untied:
             raise ConfigError(
-                "GPT-2: the head is tied to token_embd.weight; untied=True|--untied is not it"
+                "GPT-2: the head is tied to token_embd.weight; got untied=True|--untied"
             )
         if opts.weight_dtype != "f32":
             raise ConfigError(f"GPT-2: weight_dtype must be f32; got {opts.weight_dtype!r}")
@@ -152,7 +152,7 @@ class GPT2(SequenceModel[GPT2Config]):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[GPT2Config, dict[str, Any]]:
-        """Return the configuration of a file's model."""
+        """Return a file's configuration."""
         cfg = GPT2Config(**hyper.sizes, norm_eps=hyper.real("attention.layer_norm_epsilon"))
         return cfg, {}
 
@@ -161,14 +161,14 @@ class GPT2(SequenceModel[GPT2Config]):
         return sizes_of(cfg) | {"attention.layer_norm_epsilon": cfg.norm_eps}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Fill in n_inner, which is mostly left out."""
+        """Set n_inner, which most folders leave out, to 4 n_embd."""
         found.setdefault("feed_forward_length", 4 * found.get("embedding_length", 0))
         return {}
 
     # -- Weights and forward pass --------------------------------------------------------------
 
     def start(self, cfg: GPT2Config, opts: RecipeOptions) -> Iterable[tuple[str, Floats]]:
-        """Return the first values of all weights."""
+        """Return the initial values of all weights."""
         return _lcg(self, cfg, opts).items() if cfg.init == "lcg" else super().start(cfg, opts)
 
     def forward(self, layers: Layers, cfg: GPT2Config, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class GPT2(SequenceModel[GPT2Config]):
 
 
 def _lcg(model: GPT2, cfg: GPT2Config, opts: RecipeOptions) -> dict[str, Floats]:
-    """Return initial weights from the LCG: one stream, per head q, k, v; then o, fc, proj."""
+    """Return initial weights from one stream of the LCG: q, k, v by head, then o, fc, proj."""
     weights = dict(SequenceModel.start(model, cfg, opts))
     state = opts.seed
 

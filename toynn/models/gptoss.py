@@ -4,11 +4,12 @@
     x += sum_j w_j (W_down,e_j h_j + b_down,e_j)                     n = rmsnorm(x)
     h_j = g s(1.702 g) (u + 1)     g = min(W_gate,e_j n + b, 7),  u = W_up,e_j n + b within -7 .. 7
 
-Everything that multiplies has a bias. Each head has a sink, one more score, of a key without a
-value. Queries of even blocks see the last ``window`` keys. w is the softmax of the scores of the
-experts that are chosen, which is their share in the softmax of all. RoPE, of halves, is stretched
-by YaRN. At Hugging Face gate and up are the even and odd columns of one matrix, and matrices of
-experts are (in, out); or they are blocks and scales of MXFP4.
+Every matrix has a bias. Each head has a sink: one more score, for a key without a value. In even
+blocks a query sees its last ``window`` keys only. w is the softmax of the chosen experts' scores;
+that equals their shares in the softmax of all scores. RoPE rotates channels half a head apart and
+is stretched by YaRN.
+In a folder of Hugging Face, gate and up are the even and odd columns of one matrix, and the
+experts' matrices are (in, out). Such a folder may also hold them as blocks and scales of MXFP4.
 Source: OpenAI 2025, arXiv:2508.10925, section 2.
 """
 
@@ -36,12 +37,12 @@ __all__ = ["GptOss", "GptOssConfig"]
 
 Floats = NDArray[np.float32]
 
-ALPHA, LIMIT = 1.702, 7.0  # llama.cpp has no others, and files no keys for them
+ALPHA, LIMIT = 1.702, 7.0  # fixed in llama.cpp; GGUF has no keys for them
 _LAYER = "model.layers.{n}"
 _MLP = f"{_LAYER}.mlp.experts"
 _WINDOW = "attention.sliding_window"
 _WIDTH = "feed_forward_length"
-_PERIOD = 2  # blocks, of which the first has a window
+_PERIOD = 2  # the first of every 2 blocks has a window
 _BASE = 150000.0  # of RoPE, where config.json does not say
 
 
@@ -52,7 +53,7 @@ class GptOssConfig(MixtureConfig):
     Attributes
     ----------
     window
-        Keys that a query sees, its own among them, in even blocks.
+        Keys that a query sees, its own included, in even blocks.
     """
 
     arch: str = "gpt-oss"
@@ -64,7 +65,7 @@ class GptOssConfig(MixtureConfig):
 
 
 def _kinds(n_layers: int) -> list[str]:
-    """Return of each block whether it has a window, as config.json says it."""
+    """Return config.json's layer_types: which blocks have a window."""
     return ["full_attention" if n % _PERIOD else "sliding_attention" for n in range(n_layers)]
 
 
@@ -111,17 +112,17 @@ class GptOss(Mixture):
     )
 
     def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Mapping[str, int]:
-        """Return what the table's letters and conditions mean."""
+        """Return the values of the table's letters and conditions."""
         return {**super().sizes(cfg, opts, n), "H": cfg.n_heads}
 
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
         hyper.expect("attention.sliding_window_pattern", _PERIOD)
         width, window = hyper.whole(EXPERT_WIDTH, cfg.d_ff), hyper.whole(_WINDOW)
-        cfg = replace(cfg, d_ff=width, window=window, output_bias=False)  # it always has one
+        cfg = replace(cfg, d_ff=width, window=window, output_bias=False)  # the table always has it
         return cfg, options | {"qkv_bias": False}
 
     def write(self, cfg: Any) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class GptOss(Mixture):
         return super().write(cfg) | {EXPERT_WIDTH: cfg.d_ff, _WINDOW: cfg.window}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read what config.json says of RoPE and of windows."""
+        """Read config.json's keys for RoPE and windows."""
         for repeated in ("initial_context_length", "experts_per_token", "router_aux_loss_coef"):
             config.get(repeated)
         factors = factors_of(config, found, _BASE)
@@ -138,18 +139,20 @@ class GptOss(Mixture):
         kinds, count = config.get("layer_types"), found.get("block_count", 0)
         given = kinds if isinstance(kinds, list) else []
         if kinds is not None and (given != _kinds(len(given)) or len(given) < count):
-            config.refuse(f"layer_types must be a window in every other layer; got {kinds!r}")
+            config.refuse(
+                f"layer_types must be sliding_attention in every other layer; got {kinds!r}"
+            )
         found.setdefault(EXPERT_WIDTH, found.get(_WIDTH, 1))
         quantized = config.get("quantization_config") or {}
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         if quantized and method != "mxfp4":
-            config.refuse(f"quantization_config must be of mxfp4; got {quantized!r}")
+            config.refuse(f"quantization_config must have quant_method mxfp4; got {quantized!r}")
         return {}
 
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return RoPE's stretching, and which blocks have a window."""
+        """Return config.json's keys for RoPE's scaling and for windows."""
         rope = rope_scaling(hyper) or {"rope_scaling": {"rope_type": "default"}}
         kinds = _kinds(hyper["block_count"])
         return rope | {"layer_types": kinds, "attention_bias": True, "pad_token_id": None}, {}

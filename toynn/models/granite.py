@@ -1,4 +1,4 @@
-"""Granite: a Llama with four numbers, of the embeddings, of what blocks add, of scores and logits.
+"""Granite: a Llama with four scales: of embeddings, of the blocks' sums, of scores and of logits.
 
     x = embedding_scale * W_e[token]
     x += residual_scale * W_o attention(...)            scores: attention_scale * q k^T
@@ -36,16 +36,16 @@ _SCALES = {
 
 @dataclass(frozen=True)
 class GraniteConfig(LlamaConfig):
-    """Shape of a Granite: that of a Llama, and four numbers above 0.
+    """Shape of a Granite: that of a Llama, and four scales above 0.
 
     Attributes
     ----------
     embedding_scale, residual_scale
-        Embeddings, and what each half of a block adds, are multiplied by them.
+        Factors of the embeddings, and of what attention and MLP add to x.
     attention_scale
-        Scores are multiplied by it; None means 1 / sqrt(d_head).
+        Factor of the scores; None means 1 / sqrt(d_head).
     logit_scale
-        Logits are divided by it.
+        Divides the logits.
     """
 
     arch: str = "granite"
@@ -57,7 +57,7 @@ class GraniteConfig(LlamaConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attention_scale is None:
-            usual = float(str(np.float32(self.d_head**-0.5)))  # as files hold it
+            usual = float(str(np.float32(self.d_head**-0.5)))  # a GGUF file holds a float32
             object.__setattr__(self, "attention_scale", usual)
         check_positive(self, *_SCALES)
 
@@ -77,7 +77,7 @@ class Granite(Llama):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[GraniteConfig, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
         assert isinstance(cfg, GraniteConfig)
         found: dict[str, Any] = {
@@ -91,7 +91,7 @@ class Granite(Llama):
         return super().write(cfg) | scales
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
-        """Give each number that config.json leaves out the value that it has there: 1."""
+        """Set each scale that config.json leaves out to transformers' default, 1."""
         for key, _ in _SCALES.values():
             found.setdefault(key, 1.0)
         return super().complete(config, found)
@@ -99,7 +99,7 @@ class Granite(Llama):
     # -- Forward -------------------------------------------------------------------------------
 
     def scale(self, cfg: GraniteConfig) -> float | None:
-        """Return what scores are multiplied by."""
+        """Return the factor of the scores."""
         return cfg.attention_scale
 
     def forward(
@@ -118,7 +118,7 @@ class Granite(Llama):
         return x
 
     def last(self, layers: Layers, cfg: LlamaConfig, x: Tensor) -> Tensor:
-        """Record the last norm, divided by what logits are divided by: the head has no bias."""
+        """Record the last norm over logit_scale; the head has no bias, so logits scale alike."""
         assert isinstance(cfg, GraniteConfig)
         return layers.scale(super().last(layers, cfg, x), 1 / cfg.logit_scale)
 

@@ -1,9 +1,9 @@
-"""Granite with experts: the four numbers of granite.py, and in each block a mixture.
+"""Granite with experts: the four scales of granite.py, and a mixture in each block.
 
     x += residual_scale * (mixture(n) + W_down (silu(W_gate n) * W_up n))       n = rmsnorm(x)
 
-The second term, one expert that all tokens share, is in files that name its width. The weights of
-the experts that are used add up to 1. Source: IBM 2024, "Granite 3.0 Language Models".
+The second term is an expert that all tokens share; only files that name its width have it. The
+weights of the chosen experts add up to 1. Source: IBM 2024, "Granite 3.0 Language Models".
 """
 
 from dataclasses import dataclass, replace
@@ -63,7 +63,7 @@ class GraniteMoE(Granite, Mixture):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
         shared = "blk.0.ffn_gate_shexp.weight" in hyper.tensors
         found: dict[str, Any] = {"shared_d_ff": hyper.whole(SHARED) if shared else 0}
@@ -77,12 +77,12 @@ class GraniteMoE(Granite, Mixture):
     def folder(
         self, hyper: Any, tensors: Any
     ) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
-        """Refuse a shared expert: such folders are of another model_type.
+        """Refuse a shared expert: folders with one have another model_type.
 
         Raises ConfigError.
         """
         if SHARED in hyper:
-            raise ConfigError("export_hf: folders of granitemoe have no place for a shared expert")
+            raise ConfigError("export_hf: a folder of granitemoe cannot hold a shared expert")
         return super().folder(hyper, tensors)
 
 

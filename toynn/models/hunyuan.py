@@ -1,10 +1,11 @@
-"""Hunyuan (dense): a Llama that normalises heads of q and k once they are rotated.
+"""Hunyuan (dense): a Llama that normalises heads of q and k after RoPE.
 
     x += W_o attention(rmsnorm(rotate(W_q n)), rmsnorm(rotate(W_k n)), W_v n)       n = rmsnorm(x)
 
-RoPE, of halves, has a base that a config.json may give in two numbers, theta and alpha: theta
-alpha^(D / (D - 2)). It calls that "dynamic", and it is not: it is the same for all lengths. A
-folder that is written has the base alone. Source: Tencent 2025, hunyuan_v1_dense of transformers.
+RoPE rotates channels half a head apart. A config.json may give its base by two numbers, theta and
+alpha: base = theta alpha^(D / (D - 2)). It calls this "dynamic", but the base is the same for all
+lengths. Folders that toynn writes have the base alone.
+Source: Tencent 2025, hunyuan_v1_dense of transformers.
 """
 
 from dataclasses import replace
@@ -19,7 +20,7 @@ from toynn.models.rows import ATTENDED, QKV, changed, names
 __all__ = ["Hunyuan"]
 
 _ATTENTION = "model.layers.{n}.self_attn"
-#: What a config.json has beside alpha, and nothing reads.
+#: Keys beside alpha that transformers does not read, and their usual values.
 _BESIDE = {"factor": 1, "mscale": 1, "mscale_all_dim": 1, "beta_fast": 32, "beta_slow": 1}
 #: Keys of config.json that transformers does not read.
 _UNUSED = (
@@ -51,7 +52,7 @@ class Hunyuan(Llama):
     )
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read the base of RoPE, and the rest of what config.json says."""
+        """Read config.json's keys, RoPE's base by theta and alpha among them."""
         for unused in _UNUSED:
             config.get(unused)
         rope = base_of(config, found)

@@ -1,4 +1,4 @@
-"""Hyper-parameters of a model's file, each checked, and its tensors."""
+"""Read and check the hyper-parameters of a model's file, and check its tensors."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -12,7 +12,7 @@ from toynn.formats.gguf import Strings
 
 __all__ = ["EPS", "KV", "Hyper", "Source", "check_tensors", "refuse", "shape_of", "sizes_of"]
 
-#: Hyper-parameters that change no number, and those that change none at this value.
+#: Hyper-parameters that change no result: at any value (None), or at the value given here.
 _NEUTRAL = {
     "vocab_size": None,  # see Hyper.vocabulary
     "tensor_data_layout": None,
@@ -31,7 +31,7 @@ _NEUTRAL = {
 Source = Base
 
 
-#: What every model of sequences has, by GGUF's key and by the name in its configuration.
+#: Sizes of every sequence model: GGUF's key, and the field of its configuration.
 SIZES = {
     "context_length": "context",
     "embedding_length": "d_model",
@@ -41,9 +41,9 @@ SIZES = {
 }
 
 
-#: How many of the last blocks predict tokens behind the next one. toynn leaves them out.
+#: Number of last blocks that predict tokens after the next one. toynn leaves them out.
 _FURTHER = "nextn_predict_layers"
-#: Heads of k and v; what norms add under the root.
+#: Heads of k and v; the epsilon that norms add under the square root.
 KV, EPS = "attention.head_count_kv", "attention.layer_norm_rms_epsilon"
 
 
@@ -69,7 +69,7 @@ class Hyper:
 
     @property
     def vocabulary(self) -> int:
-        """Number of rows of the embedding; every count of tokens in the file must be that."""
+        """Number of rows of the embedding; every count of tokens in the file must equal it."""
         metadata, rows = self.file.metadata, self.rows("token_embd.weight")
         size, tokens = f"{self.prefix}vocab_size", "tokenizer.ggml.tokens"
         listed = metadata.get(tokens)
@@ -92,23 +92,26 @@ class Hyper:
 
     @property
     def layers(self) -> int:
-        """Number of blocks; there are tensors for each, so a wrong number costs no time.
+        """Number of blocks, less the last ones that predict tokens after the next one.
 
-        The last ones, which predict further tokens, do not count: see ``_further``.
+        It is at most the number of tensors, so no loop over a wrong number takes long.
         """
         count, tensors = self.whole("block_count"), len(self.tensors)
         if count > tensors:
             refuse(self.file, f"{self.prefix}block_count is {count}; there are {tensors} tensors")
         further = self.count(_FURTHER)
         if further >= count:
-            refuse(self.file, f"{self.prefix}{_FURTHER} is {further}, of {count} blocks")
+            refuse(
+                self.file,
+                f"{self.prefix}{_FURTHER} must be less than block_count, {count}; got {further}",
+            )
         return count - further
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What the file says of the sizes that every configuration has, by their names there.
+        """Sizes that every configuration has, by the names of its fields.
 
-        Of a mixture without dense blocks the width of the MLP may be missing: it is an expert's.
+        A mixture without dense blocks may lack the width of the MLP: an expert's width is used.
         """
         usual: dict[str, Any] = {
             "d_ff": self.file.metadata.get(f"{self.prefix}expert_feed_forward_length")
@@ -138,7 +141,7 @@ class Hyper:
         return self.whole(key, default) if self._get(key, default) != 0 else 0
 
     def counts(self, key: str, length: int) -> list[int]:
-        """Return so many whole numbers of at least 0, of the blocks; one stands for all."""
+        """Return ``length`` whole numbers of at least 0, one a block; a single one is repeated."""
         value = self._get(key, None)
         found = [value] * length if isinstance(value, int) else value
         found = found.tolist() if isinstance(found, np.ndarray) else found
@@ -149,7 +152,10 @@ class Hyper:
         return found
 
     def pattern(self, key: str, length: int, period: int) -> list[bool]:
-        """Return whether each of the blocks is so; a number: all but every so many-th, or 0 all."""
+        """Return ``length`` flags, one a block.
+
+        The file may give a period instead: all but every period-th block are set; 0 sets all.
+        """
         value = self._get(key, period)
         if isinstance(value, int) and not isinstance(value, bool):
             period = self.count(key, period)
@@ -158,7 +164,7 @@ class Hyper:
         if not isinstance(found, list) or [type(each) for each in found] != [bool] * length:
             refuse(
                 self.file,
-                f"{self.prefix}{key} must be {length} of true or false; got {repr(value)}",
+                f"{self.prefix}{key} must be {length} booleans; got {repr(value)}",
             )
         return found
 
@@ -177,19 +183,19 @@ class Hyper:
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return whether something is so."""
+        """Return a boolean."""
         value = self._get(key, default)
         if not isinstance(value, bool):
             refuse(self.file, f"{self.prefix}{key} must be true or false; got {repr(value)}")
         return value
 
     def expect(self, key: str, value: int | str) -> None:
-        """Refuse a file in which a key is there and is not this value."""
+        """Refuse a file that has this key with another value."""
         if not np.array_equal(found := self._get(key, value), value):
             refuse(self.file, f"{self.prefix}{key} must be {value!r} here; got {repr(found)}")
 
     def refuse_others(self) -> None:
-        """Refuse a file with a hyper-parameter that was not read and could change its numbers."""
+        """Refuse a file with a hyper-parameter that nobody read and that could change results."""
         for key, value in self.file.metadata.items():
             name = key.removeprefix(self.prefix)
             if not key.startswith(self.prefix) or name in self._known:
@@ -202,23 +208,27 @@ class Hyper:
 
 
 def refuse(file: Source, what: str) -> NoReturn:
-    """Raise the error of a file's format."""
+    """Raise the error class of the file's format, with the file's path in the message."""
     raise file.error(f"{file.path}: {what}")
 
 
 def shape_of(
     hyper: Hyper, queries: str, n_kv_heads: int | None = None, eps: str = EPS
 ) -> tuple[dict[str, Any], int]:
-    """Return the sizes that a file says of a model, and the width of its heads.
+    """Return the fields of a configuration that give its shape, and the width of a head.
 
-    ``queries`` names a tensor with a row for each channel of q, at least; heads of k and v are read
-    unless given. A width of d_model / n_heads is None among the sizes.
+    ``queries`` names a tensor with at least one row for each channel of q. The number of heads of k
+    and v is read unless given. ``head_dim`` is None if a head is d_model / n_heads wide.
     """
     sizes = hyper.sizes
     d_model, n_heads = sizes["d_model"], sizes["n_heads"]
     d_head = hyper.whole("attention.key_length", max(1, d_model // n_heads))
     if d_head > hyper.rows(queries):
-        refuse(hyper.file, f"heads of {d_head} channels do not fit {queries}")
+        refuse(
+            hyper.file,
+            f"a head of {d_head} channels needs as many rows in {queries}; got "
+            f"{hyper.rows(queries)}",
+        )
     sizes |= {
         "n_kv_heads": hyper.whole(KV, n_heads) if n_kv_heads is None else n_kv_heads,
         "rms_eps": hyper.real(eps),
@@ -228,7 +238,7 @@ def shape_of(
 
 
 def _further(file: Source) -> tuple[str, ...]:
-    """Return what the names of tensors begin with of blocks that predict further tokens."""
+    """Return the name prefixes of the blocks that predict tokens after the next one."""
     hyper = Hyper(file)
     further = hyper.count(_FURTHER)
     first = hyper.layers if further else 0
@@ -236,9 +246,9 @@ def _further(file: Source) -> tuple[str, ...]:
 
 
 def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that a file has exactly these tensors, in these shapes.
+    """Check that a file has exactly these tensors, with these shapes.
 
-    A model whose head is tied may come with an output.weight, if it equals token_embd.weight.
+    A file with a tied head may still have output.weight, if it equals token_embd.weight.
     """
     for name, shape in shapes.items():
         if name not in file.tensors:

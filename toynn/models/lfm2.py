@@ -4,8 +4,8 @@
     x += W_o attention(rotate(rmsnorm(W_q n)), rotate(rmsnorm(W_k n)), W_v n)    in attention_blocks
     x += W_down (silu(W_gate n) * W_up n)                       n = rmsnorm(x), each time
 
-conv sums conv_taps rows of each channel, its own the last. Heads of q and k are normalised. GGUF
-files say by heads of k and v which blocks have attention: those of the others are 0.
+conv sums conv_taps rows of each channel; the last is the token's own. Heads of q and k are
+normalised. A GGUF file gives blocks without attention 0 heads of k and v.
 Source: Liquid AI 2025, arXiv:2511.23404.
 """
 
@@ -36,8 +36,8 @@ Floats = NDArray[np.float32]
 _LAYER = "model.layers.{n}"
 _KV, _TAPS = "attention.head_count_kv", "shortconv.l_cache"
 _MOST_TAPS = 16
-_PERIOD = 3  # blocks of a new model of which one has attention
-#: Keys of config.json that transformers does not read, or that only MLPs of adjusted width have.
+_PERIOD = 3  # in a new model every third block has attention
+#: Keys of config.json that transformers does not read, or reads only to adjust the MLP's width.
 _UNUSED = (
     "block_dim", "block_ffn_dim_multiplier", "block_mlp_init_scale", "block_multiple_of",
     "block_norm_eps", "block_out_init_scale", "block_use_swiglu", "block_use_xavier_init",
@@ -52,7 +52,7 @@ class LFM2Config(LlamaConfig):
     Attributes
     ----------
     attention_blocks
-        Numbers of the blocks with attention, in order; the others have a convolution.
+        Indices of the blocks with attention, ascending; the others have a convolution.
     conv_taps
         Rows that a convolution sums, 1 to 16.
     """
@@ -70,7 +70,7 @@ class LFM2Config(LlamaConfig):
         known = all(isinstance(n, int) and 0 <= n < self.n_layers for n in blocks)
         if not known or list(blocks) != sorted(set(blocks)) or not blocks:
             raise ConfigError(
-                "LFM2Config: attention_blocks must be numbers of blocks, at least one, in order; "
+                "LFM2Config: attention_blocks must be indices of blocks, at least one, ascending; "
                 f"got {self.attention_blocks!r}"
             )
         if self.conv_taps > _MOST_TAPS:
@@ -116,7 +116,7 @@ class LFM2(Llama):
         matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.feed_forward.w1", std=by_width),
         matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.feed_forward.w3", std=by_width),
         matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.feed_forward.w2", std=by_width),
-        norm("token_embd_norm", "C", "model.embedding_norm"),  # behind the last block
+        norm("token_embd_norm", "C", "model.embedding_norm"),  # after the last block
         OUTPUT,
     )  # fmt: skip
     hf = replace(
@@ -133,14 +133,14 @@ class LFM2(Llama):
     narrows = True
 
     def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
-        """Return what the table's letters and conditions mean."""
+        """Return the values of the table's letters and conditions."""
         assert isinstance(cfg, LFM2Config)
         attends = n in cfg.attention_blocks
         own = {"attends": attends, "convolves": not attends, "L": cfg.conv_taps}
         return {**super().sizes(cfg, opts, n), **own, "3C": 3 * cfg.d_model}
 
     def new_config(self, **shape: Any) -> LlamaConfig:
-        """Return a configuration in which every third block has attention, or the last one."""
+        """Return a configuration with attention in every third block; with fewer, in the last."""
         count = shape["n_layers"]
         blocks = tuple(range(_PERIOD - 1, count, _PERIOD)) or (count - 1,)
         return super().new_config(**{"attention_blocks": blocks} | shape)
@@ -148,11 +148,14 @@ class LFM2(Llama):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         counts = hyper.counts(_KV, hyper.layers)
         attends = [n for n, heads in enumerate(counts) if heads]
         if len({counts[n] for n in attends}) != 1:
-            refuse(hyper.file, f"{hyper.prefix}{_KV} must be 0, or one number; got {counts}")
+            refuse(
+                hyper.file,
+                f"{hyper.prefix}{_KV} must be 0 or one same number in every block; got {counts}",
+            )
         queries = f"blk.{attends[0]}.attn_q.weight"
         shape, d_head = shape_of(hyper, queries, counts[attends[0]])
         cfg = self.config_type(
@@ -167,7 +170,7 @@ class LFM2(Llama):
         return cfg, {"untied": "output.weight" in hyper.tensors}
 
     def check_gguf(self, cfg: LlamaConfig) -> None:
-        """Refuse heads of another width. Raises ConfigError."""
+        """Refuse heads that are not d_model / n_heads wide. Raises ConfigError."""
         super().check_gguf(cfg)
         check_exported_heads(cfg)
 
@@ -178,7 +181,7 @@ class LFM2(Llama):
         return super().write(cfg) | {_KV: heads, _TAPS: cfg.conv_taps}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read which blocks attend, and how wide the MLP is."""
+        """Read config.json's keys for blocks with attention, the MLP's width, and RoPE."""
         kinds, count = config.get("layer_types"), found.get("block_count", 0)
         at = config.get("full_attn_idxs")
         if kinds is None and isinstance(at, list) and count < 1 << 16:
@@ -188,11 +191,11 @@ class LFM2(Llama):
         ):
             config.refuse(f"layer_types must be full_attention or conv; got {kinds!r}")
         if len(kinds) != count:
-            config.refuse(f"layer_types must be {count} kinds; got {len(kinds)}")
+            config.refuse(f"layer_types must have {count} entries; got {len(kinds)}")
         heads = found.get(_KV, found.get("attention.head_count", 0))
         found[_KV] = [heads * (kind != "conv") for kind in kinds]
         tied = config.get("tie_word_embeddings", True)
-        if config.get("tie_embedding", tied) != tied:  # of old versions
+        if config.get("tie_embedding", tied) != tied:  # the key of old versions
             config.refuse(f"tie_embedding is {not tied}; tie_word_embeddings is {tied}")
         self.read_width(config, found)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -203,7 +206,7 @@ class LFM2(Llama):
         return {}
 
     def read_width(self, config: Config, found: dict[str, Any]) -> None:
-        """Read how wide the MLP is."""
+        """Read the width of the MLP."""
         width = config.get("block_ff_dim") or found.get("feed_forward_length", 0)
         width = config.number("block_ff_dim", width, real=False)
         if config.get("block_auto_adjust_ff_dim", True):
@@ -221,7 +224,7 @@ class LFM2(Llama):
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return which blocks attend, and that the MLP is as wide as it says."""
+        """Return config.json's keys for blocks with attention, and for an MLP's width as given."""
         kinds = ["full_attention" if heads else "conv" for heads in hyper[_KV]]
         keys = {"layer_types": kinds, "num_key_value_heads": max(hyper[_KV])}
         return keys | {"block_auto_adjust_ff_dim": False, "pad_token_id": None}, {}

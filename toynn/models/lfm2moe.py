@@ -1,9 +1,9 @@
-"""LFM2 with experts: the blocks of lfm2.py, most of which have a mixture in place of the MLP.
+"""LFM2 with experts: the blocks of lfm2.py; most have a mixture in place of the MLP.
 
     w_j = s p[e_j] / (sum_i p[e_i] + 1e-6)          p = sigmoid(W_router n), chosen by p + b
 
-The formulas are those of lfm2.py and mixture.py. llama.cpp reads files whose weights add up to 1
-and whose routers have b; folders may say otherwise. Source: Liquid AI 2025, arXiv:2511.23404.
+The formulas are those of lfm2.py and mixture.py. For llama.cpp the weights w_j must add up to 1,
+s must be 1 and routers must have b; folders may differ. Source: Liquid AI 2025, arXiv:2511.23404.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ __all__ = ["LFM2MoE", "LFM2MoEConfig"]
 Floats = NDArray[np.float32]
 
 _PARTS = {"router": "gate", "gate": "experts.{e}.w1", "up": "experts.{e}.w3"}
-_BIAS = "expert_bias"  # which only folders may lack
+_BIAS = "expert_bias"  # only folders may lack it
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LFM2MoEConfig(SparseConfig, LFM2Config):
     Attributes
     ----------
     expert_bias
-        Whether something is added to the scores of experts before they are chosen.
+        Whether b is added to the scores before experts are chosen.
     """
 
     has: ClassVar[tuple[str, ...]] = ("dense_blocks", "normalized", "weights_scale")
@@ -87,14 +87,14 @@ class LFM2MoE(Sparse, LFM2):
     )
 
     def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
-        """Return what the table's letters and conditions mean."""
+        """Return the values of the table's letters and conditions."""
         known = super().sizes(cfg, opts, n)
         return {**known, "chooses": known["mixes"] and cfg.expert_bias}
 
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
         return replace(cfg, expert_bias=hyper.flag(_BIAS, True)), options
 
@@ -103,7 +103,7 @@ class LFM2MoE(Sparse, LFM2):
         return super().write(cfg) | ({} if cfg.expert_bias else {_BIAS: False})
 
     def check_gguf(self, cfg: Any) -> None:
-        """Refuse weights that do not add up to 1, and routers without b. Raises ConfigError."""
+        """Refuse weights that do not add up to 1 and routers without b. Raises ConfigError."""
         super().check_gguf(cfg)
         usual = {"normalized": True, "weights_scale": 1.0, "expert_bias": True}
         for name, value in usual.items():
@@ -113,13 +113,13 @@ class LFM2MoE(Sparse, LFM2):
                 )
 
     def read_width(self, config: Config, found: dict[str, Any]) -> None:
-        """Read whether routers have b; the width of the MLP is intermediate_size."""
+        """Read whether routers have b; intermediate_size is the MLP's width, as it is."""
         found[_BIAS] = config.flag("use_expert_bias", True)
 
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return what lfm2 has, and whether routers have b."""
+        """Return config.json's keys of lfm2, and whether routers have b."""
         keys, more = super().folder(hyper, tensors)
         del keys["block_auto_adjust_ff_dim"]
         return keys | {"use_expert_bias": hyper.get(_BIAS, True)}, more

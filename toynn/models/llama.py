@@ -3,9 +3,11 @@
     x += W_o attention(rotate(W_q n), rotate(W_k n), W_v n)     n = rmsnorm(x)
     x += W_down (silu(W_gate n) * W_up n)                       n = rmsnorm(x)
 
-Three lines at the end of this file say what differs. llama: RoPE rotates interleaved channels, as
-GGUF orders the rows of W_q and W_k; the others rotate channels half a head apart. qwen2: its files
-always have biases of q, k and v. qwen3: each head of q and k is normalised before it is rotated.
+Three lines at the end of this file declare the differences.
+llama: RoPE rotates interleaved channels, because GGUF orders the rows of W_q and W_k so. The other
+two rotate channels half a head apart.
+qwen2: files always have biases of q, k and v.
+qwen3: each head of q and k is normalised before RoPE.
 Sources: Touvron et al. 2023, arXiv:2302.13971; Qwen Team 2024, arXiv:2407.10671, and 2025,
 arXiv:2505.09388; grouped-query attention: Ainslie et al. 2023, arXiv:2305.13245.
 """
@@ -69,20 +71,25 @@ class LlamaConfig:
     head_dim
         Channels of a head, an even number; None means d_model / n_heads.
     donor_d_in
-        Width of a donor's embedding table, which stays frozen, behind a trained input projection
-        (d_model, donor_d_in); 0 means a trained table of the model's own.
+        Width of a donor's frozen embedding table, which a trained input projection
+        (d_model, donor_d_in) maps to d_model; 0 means that the model trains its own table.
     arch
         "llama", "qwen2" or "qwen3".
     rope_scaling, rope_factors
-        "none"; "llama3": the frequency of pair i is divided by rope_factors[i]; "linear", "yarn".
+        "none", "linear", "yarn", or "llama3": pair i's frequency is divided by rope_factors[i].
     rope_factor
-        How often longer the context is than it was, by linear and by yarn.
-    original_context, beta_fast, beta_slow, yarn_magnitude, yarn_cut
-        Of yarn: the context that was (0 means ``context``); pairs that rotate so often in it keep
-        their frequencies, or have them divided; by what its own magnitude is multiplied; whether
-        the ramp between is cut to whole pairs.
+        Ratio of the new context to the original one, with linear and yarn.
+    original_context
+        The context before yarn stretched it; 0 means ``context``.
+    beta_fast, beta_slow
+        Yarn keeps the frequencies of pairs that rotate beta_fast times or more in
+        original_context. It divides those of pairs that rotate beta_slow times or fewer.
+    yarn_magnitude
+        An extra factor of yarn's magnitude.
+    yarn_cut
+        Whether yarn's ramp between the two betas is cut to whole pairs.
     output_bias, mlp_bias
-        Whether attention's output matrix has a bias, and whether the matrices of the MLP have.
+        Whether attention's output matrix has a bias; whether the MLP's matrices have biases.
     """
 
     scalings: ClassVar[tuple[str, ...]] = ("none", "llama3", "linear", "yarn")
@@ -151,13 +158,13 @@ class LlamaConfig:
         return architecture(self.arch).shapes(self, opts)
 
     def inverse_frequencies(self) -> Floats:
-        """Return by how much RoPE rotates each pair of a head from one position to the next."""
+        """Return the angle in radians by which each pair rotates from a position to the next."""
         return frequencies(self)
 
 
 _Q, _KV = "attention.head_count", KV
 _LAYER = "model.layers.{n}"
-#: Fields that llama.cpp reads of some architectures only.
+#: Fields that llama.cpp reads for some architectures only.
 IN_FILES = ("rope_factors", "output_bias", "mlp_bias")
 
 
@@ -201,24 +208,25 @@ class Llama(SequenceModel[LlamaConfig]):
             "attention_bias": (False, names(*QKV, ATTENDED)),
             "mlp_bias": (False, names(*MLP)),
         },
-        zero_biases=frozenset(names(ATTENDED)),  # which attention_bias gives it, too
+        zero_biases=frozenset(names(ATTENDED)),  # attention_bias adds one here, too
     )
 
-    #: Whether q and k are normalised over their whole width, and not head by head; whether that
-    #: comes behind RoPE.
+    #: Whether q and k are normalised over their whole width instead of head by head.
     wide_norms = False
+    #: Whether q and k are normalised after RoPE instead of before.
     norms_behind = False
-    #: Whether the other norms are LayerNorm, and not RMSNorm; the name of the MLP's.
+    #: Whether the other norms are LayerNorm instead of RMSNorm.
     centred = False
+    #: The name of the norm before the MLP.
     mlp_norm = "ffn_norm"
     narrows = True
     #: Whether the configuration has rope_channels: RoPE may rotate a part of each head.
     partial = False
-    #: Whether llama.cpp reads yarn's betas of its files.
+    #: Whether llama.cpp reads yarn's betas from this architecture's files.
     reads_betas = False
-    #: The base of RoPE where config.json does not say.
+    #: RoPE's base where config.json does not say.
     rope_base = 1e4
-    #: Why biases of q, k and v are no option, where they are none.
+    #: "have no" or "always have" if biases of q, k and v are not an option.
     biases_are_fixed = ""
 
     def __init__(
@@ -238,16 +246,16 @@ class Llama(SequenceModel[LlamaConfig]):
         self.hf = replace(self.hf, shown=shown, also=also, biases=biases)
         self.interleaved = interleaved
         self.always_biased, self.head_norms = always_biased, head_norms
-        #: What llama.cpp reads of rope_factors, output_bias and mlp_bias.
+        #: Those of IN_FILES that llama.cpp reads for this architecture.
         self.in_files = in_files
 
     @property
     def eps_key(self) -> str:
-        """GGUF's key of what norms add under the root."""
+        """GGUF's key of the epsilon that norms add under the square root."""
         return "attention.layer_norm_epsilon" if self.centred else EPS
 
     def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
-        """Return what the table's letters and conditions mean."""
+        """Return the values of the table's letters and conditions."""
         D, donor = cfg.d_head, cfg.donor_d_in
         return {
             "V": cfg.vocab, "E": donor or cfg.d_model, "C": cfg.d_model, "F": cfg.d_ff, "D": D,
@@ -259,7 +267,7 @@ class Llama(SequenceModel[LlamaConfig]):
         }  # fmt: skip
 
     def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
-        """Refuse a donor's table as the head, and biases that are no option. Raises ConfigError."""
+        """Refuse a donor's table as the head, and qkv_bias if it is fixed. Raises ConfigError."""
         if opts.qkv_bias and self.biases_are_fixed:
             raise ConfigError(
                 f"{cfg.arch}: q, k and v {self.biases_are_fixed} biases; got "
@@ -274,13 +282,16 @@ class Llama(SequenceModel[LlamaConfig]):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         shape, d_head = self.shape(hyper)
         stored = "rope_freqs.weight" in hyper.tensors
         factors = np.ravel(hyper.file["rope_freqs.weight"]) if stored else ()
         stretch = stretch_of(hyper)
         if stored and stretch:
-            refuse(hyper.file, f"RoPE is {stretch['rope_scaling']}, and has rope_freqs.weight")
+            refuse(
+                hyper.file,
+                f"rope.scaling.type {stretch['rope_scaling']} excludes rope_freqs.weight",
+            )
         cfg = self.config_type(
             **shape,
             rope_base=hyper.real("rope.freq_base", 1e4),
@@ -297,11 +308,11 @@ class Llama(SequenceModel[LlamaConfig]):
         return cfg, {"untied": "output.weight" in hyper.tensors, "qkv_bias": bias}
 
     def shape(self, hyper: Hyper) -> tuple[dict[str, Any], int]:
-        """Return the sizes that a file says of a model, and the width of its heads."""
+        """Return the model's sizes in a file, and the width of its heads."""
         return shape_of(hyper, "blk.0.attn_q.weight", eps=self.eps_key)
 
     def check_gguf(self, cfg: LlamaConfig) -> None:
-        """Refuse what llama.cpp does not read. Raises ConfigError."""
+        """Refuse fields that llama.cpp does not read. Raises ConfigError."""
         if self.always_biased:
             check_exported_heads(cfg)
         for name in IN_FILES:
@@ -309,7 +320,7 @@ class Llama(SequenceModel[LlamaConfig]):
                 raise ConfigError(f"export: llama.cpp reads {cfg.arch} without {name}; got {value}")
 
     def unlike(self, cfg: Any) -> list[str]:
-        """Return what llama.cpp computes otherwise of a file that it reads."""
+        """Return how llama.cpp's results differ for a file that it reads."""
         return unlike(cfg, self.reads_betas)
 
     def write(self, cfg: LlamaConfig) -> dict[str, Any]:
@@ -331,9 +342,9 @@ class Llama(SequenceModel[LlamaConfig]):
         return {"rope_freqs.weight": factors} if len(factors) else {}
 
     def exported(self, cfg: LlamaConfig, weights: dict[str, Floats]) -> dict[str, Floats]:
-        """Return the weights; a donor's table E behind the input projection W becomes one, E W^T.
+        """Return the weights; a donor's table E and the input projection W become one table, E W^T.
 
-        Where files always have biases of q, k and v, a model without any gets zeros.
+        If files always have biases of q, k and v, missing ones become zeros.
         """
         if cfg.donor_d_in:
             projection = weights.pop("lens.proj.weight")
@@ -344,19 +355,19 @@ class Llama(SequenceModel[LlamaConfig]):
         return weights
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read what config.json says of RoPE; refuse attention of other kinds."""
+        """Read config.json's keys for RoPE; refuse attention that toynn does not compute."""
         factors = factors_of(config, found, self.rope_base)
         self.read_kinds(config, found)
         return {} if factors is None else {"rope_freqs.weight": factors}
 
     def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
-        """Read of which kind the attention of each block is; refuse what is not computed."""
+        """Read the kind of each block's attention; refuse kinds that toynn does not compute."""
         check_full(config, found)
 
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return RoPE's stretching."""
+        """Return config.json's keys for RoPE's scaling."""
         return rope_scaling(hyper), {}
 
     # -- Forward -------------------------------------------------------------------------------
@@ -402,11 +413,11 @@ class Llama(SequenceModel[LlamaConfig]):
         return True
 
     def scale(self, cfg: Any) -> float | None:
-        """Return what scores are multiplied by; None means 1 / sqrt(d_head)."""
+        """Return the factor of the scores; None means 1 / sqrt(d_head)."""
         return None
 
     def embed(self, layers: Layers, cfg: LlamaConfig, tokens: Tensor) -> Tensor:
-        """Record the embeddings, behind the input projection if there is one."""
+        """Record the embeddings, and the input projection if there is one."""
         x = layers.embedding("token_embd", tokens)
         return layers.linear(x, "lens.proj") if cfg.donor_d_in else x
 
@@ -419,10 +430,10 @@ class Llama(SequenceModel[LlamaConfig]):
         rope: Mapping[str, Any] | None = None,
         **limits: Any,
     ) -> Tensor:
-        """Record grouped-query attention of x (B T, C); without positions, without RoPE.
+        """Record grouped-query attention of x (B T, C); positions None means no RoPE.
 
-        ``rope``: what Layers.rope is to do otherwise. ``limits`` are those of Layers.attention: a
-        window, sinks.
+        ``rope`` overrides arguments of Layers.rope. ``limits`` are further arguments of
+        Layers.attention: a window, sinks.
         """
         q, k, v = (block.linear(x, f"attn_{part}") for part in "qkv")
         how = {"interleaved": self.interleaved, "magnitude": magnitude(cfg), **(rope or {})}
@@ -442,7 +453,7 @@ class Llama(SequenceModel[LlamaConfig]):
         return block.rmsnorm(x, norm, cfg.rms_eps) if self.norms_behind else x
 
     def growth(self, cfg: Any) -> dict[str, Any]:
-        """Return what RoPE does to q alone, as Layers.rope takes it."""
+        """Return the arguments of Layers.rope that hold for q alone."""
         return {}
 
     def last(self, layers: Layers, cfg: LlamaConfig, x: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""Ministral 3: a Llama stretched by YaRN, whose queries grow with their position.
+"""Ministral 3: a Llama with YaRN, whose queries grow with their position.
 
     q[t] = rotate(W_q n) (1 + query_growth ln(1 + floor(t / original_context)))
 
-RoPE's own magnitude is usually 1: config.json divides YaRN's by one of mscale_all_dim, which GGUF
-files call yarn_log_multiplier. Sources: Mistral AI 2025, ministral3 of transformers and mistral3 of
-llama.cpp; the growth: Nakanishi 2025, arXiv:2501.19399.
+RoPE's magnitude is usually 1: YaRN's is divided by 1 + 0.1 mscale_all_dim ln(s), where s is
+rope_factor. GGUF files call mscale_all_dim yarn_log_multiplier. Sources: Mistral AI 2025,
+ministral3 of transformers and mistral3 of llama.cpp; the growth: Nakanishi 2025, arXiv:2501.19399.
 """
 
 from collections.abc import Mapping
@@ -36,8 +36,8 @@ class Ministral3Config(LlamaConfig):
     Attributes
     ----------
     query_growth
-        By how much queries grow, at least 0; other than 0 it needs rope_scaling "yarn", whose
-        original_context it counts in.
+        Factor of the logarithm above, at least 0. Above 0 it needs rope_scaling "yarn", for its
+        original_context.
     """
 
     arch: str = "mistral3"
@@ -65,7 +65,7 @@ class Ministral3(Llama):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
         found: dict[str, Any] = {}
         if hyper.has(_LOG):
@@ -82,21 +82,21 @@ class Ministral3(Llama):
         return super().write(cfg) | growth
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read by how much queries grow, and the rest of what config.json says of RoPE."""
+        """Read config.json's keys for the growth of queries and for RoPE."""
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) != "yarn":
-            config.refuse(f"rope_parameters must be of yarn; got {rope!r}")
-        rope = {**rope, "max_position_embeddings": None}  # which nothing reads
+            config.refuse(f"rope_parameters must have rope_type yarn; got {rope!r}")
+        rope = {**rope, "max_position_embeddings": None}  # transformers does not read it
         found[_GROWTH] = config.number(_BETA, rope.pop(_BETA, None), real=True)
         return super().complete(config.over(rope_parameters=rope, rope_scaling=None), found)
 
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return RoPE, and by how much queries grow; raises ConfigError where they do not."""
+        """Return config.json's keys for RoPE and query_growth; raises ConfigError if it is 0."""
         keys, more = super().folder(hyper, tensors)
         if _GROWTH not in hyper:
-            raise ConfigError("export_hf: folders of ministral3 need query_growth above 0; got 0")
+            raise ConfigError("export_hf: a folder of ministral3 needs query_growth above 0; got 0")
         rope = keys.pop("rope_scaling") | {
             _BETA: hyper[_GROWTH],
             "rope_theta": hyper["rope.freq_base"],
@@ -106,7 +106,7 @@ class Ministral3(Llama):
     # -- Forward -------------------------------------------------------------------------------
 
     def growth(self, cfg: Any) -> dict[str, Any]:
-        """Return what RoPE does to q alone."""
+        """Return the arguments of Layers.rope that hold for q alone."""
         return {"growth": float(cfg.query_growth), "span": max(cfg.original_context, 1)}
 
 

@@ -5,13 +5,14 @@
        + W_down (silu(W_gate n) * W_up n)                   an expert that all tokens share,
                                                             perhaps times sigmoid(W_s n)
 
-e_1 .. e_k are the k largest of p + b. w_j is p[e_j], or its share in the sum of the k, perhaps
-times a number. b balances loads: it chooses experts, and does nothing else. Some have no b, and no
-shared expert; in some the first blocks are dense. Here is what the architectures have in common:
-sizes, keys, names and the forward pass. The router's product is as exact as float32 at any
-precision: a rounding could choose another expert. Sources: Shazeer et al. 2017, arXiv:1701.06538;
-Fedus et al. 2021, arXiv:2101.03961; Jiang et al. 2024, arXiv:2401.04088; DeepSeek-AI 2024,
-arXiv:2412.19437, section 2.1.2.
+e_1 .. e_k are the indices of the k largest values of p + b. w_j is p[e_j], or its share in the sum
+of the k; some models multiply it by a constant. b balances the load of the experts: it only
+influences the choice. Some models have no b or no shared expert; in some the first blocks are
+dense. This file holds what the architectures share: sizes, keys, names and the forward pass.
+The router's product is computed in float32 at any precision, since a rounding error could choose
+another expert.
+Sources: Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961; Jiang et al.
+2024, arXiv:2401.04088; DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2.
 """
 
 from collections.abc import Mapping
@@ -43,7 +44,7 @@ DENSE, SUM, SCALE = "leading_dense_block_count", "expert_weights_norm", "expert_
 _GATING = "expert_gating_func"
 _MOST_GROUPS = 64  # of experts, that routing takes
 _SCORES = {"softmax": 1, "sigmoid": 2}
-#: What a new model has of what not all architectures have.
+#: Values of the fields that not every architecture has (see SparseConfig.has).
 _PLAIN = {"shared_d_ff": 0, "dense_blocks": 0, "normalized": True, "weights_scale": 1.0}
 _PLAIN |= {"expert_groups": 1}
 _PARTS = {
@@ -58,14 +59,14 @@ _DENSE = tuple(f"blk.{{n}}.ffn_{part}" for part in ("gate", "up", "down"))
 
 @dataclass(frozen=True)
 class MixtureConfig(LlamaConfig):
-    """Shape of a Llama with experts; ``d_ff`` is the width of one of them.
+    """Shape of a Llama with experts; ``d_ff`` is the width of one expert.
 
     Raises ConfigError for sizes that make no model.
 
     Attributes
     ----------
     n_experts, n_experts_used
-        MLPs of a block, and how many of them each token uses.
+        Experts in a block, and how many of them each token uses.
     """
 
     #: How many experts there are at least: 0, if a model may have none.
@@ -95,31 +96,33 @@ class MixtureConfig(LlamaConfig):
 
 @dataclass(frozen=True)
 class SparseConfig(MixtureConfig):
-    """Shape of a mixture whose experts have a width of their own.
+    """Shape of a mixture whose experts may be wider or narrower than a dense block's MLP.
 
-    Raises ConfigError for sizes that make no model, and for what the architecture does not have.
+    Raises ConfigError for sizes that make no model, and for fields that the architecture lacks.
 
     Attributes
     ----------
     expert_d_ff
-        Width of an expert; None: d_ff, which is that of the MLP of dense blocks.
+        Width of an expert; None: d_ff, the width of the MLP in dense blocks.
     shared_d_ff
-        Width of the expert that all tokens share; None: that of an expert, where there is one.
+        Width of the expert that all tokens share. None: expert_d_ff, or 0 in an architecture
+        without a shared expert.
     dense_blocks
-        Blocks without experts, from the first on.
+        Number of first blocks that have an MLP instead of experts.
     normalized
-        Whether the weights of the experts that are used add up to weights_scale.
+        Whether the weights of the chosen experts add up to weights_scale.
     weights_scale
-        What the weights of experts are multiplied by.
+        Factor of the experts' weights.
     expert_groups, expert_groups_used
-        Groups of experts, and of how many a token uses experts: those whose two best add up to
-        most.
+        Number of groups of experts, and how many of them a token uses: those whose two best
+        scores have the largest sum.
     """
 
-    #: Which of what stands behind expert_d_ff the architecture has.
+    #: Which of the fields after expert_d_ff the architecture has.
     has: ClassVar[tuple[str, ...]] = ()
-    #: Whether shared_d_ff may be 0; whether it is counted in widths of an expert.
+    #: Whether shared_d_ff may be 0.
     may_share_none: ClassVar[bool] = False
+    #: Whether files give shared_d_ff as a number of experts.
     counts_shared: ClassVar[bool] = False
 
     expert_d_ff: int | None = None
@@ -191,12 +194,20 @@ def with_experts(
     shared_gate: str = "",
     **more: Any,
 ) -> tuple[Row, ...]:
-    """Return a table whose MLP is a mixture, by the names that it has at Hugging Face.
+    """Return a table with a mixture in place of the MLP.
 
-    ``block``: what they begin with; ``parts``: the router's, and those of gate, up and down.
-    ``dense``: whether some blocks keep their MLP; ``choice``: the name of what is added before
-    experts are chosen, ``more`` what its row has; ``shared`` that of the expert that all share,
-    ``shared_gate`` that of the row that says by its sigmoid what this one counts.
+    The arguments give the names at Hugging Face. ``block`` is the prefix of all of them.
+
+    parts
+        Names of the router and of the experts' gate, up and down.
+    dense
+        Whether some blocks keep their MLP.
+    choice
+        Name of b, which is added to the scores before experts are chosen; empty: none.
+    shared, shared_gate
+        Names of the shared expert, and of the row whose sigmoid is the shared expert's weight.
+    more
+        Further fields of the row of b.
     """
 
     def named(part: str) -> str:
@@ -236,14 +247,14 @@ def with_experts(
 
 
 class Mixture(Llama):
-    """What the architectures share."""
+    """Base of the architectures with experts."""
 
     config_type: ClassVar[type[Any]] = MixtureConfig
-    #: Whether the weights of the experts that are used add up to 1, where files have no key for it.
+    #: Whether the weights of the chosen experts add up to 1, where files have no key for it.
     normalized = True
-    #: What scores are of a router's logits, and what is added to the sum of those that are used.
+    #: The function from a router's logits to scores; the number added to the chosen scores' sum.
     score, eps = "softmax", 0.0
-    #: Whether something is added to scores before they choose.
+    #: Whether b is added to the scores before experts are chosen.
     chooses = False
     hf = replace(
         Llama.hf,
@@ -251,7 +262,7 @@ class Mixture(Llama):
     )
 
     def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
-        """Return what the table's letters and conditions mean."""
+        """Return the values of the table's letters and conditions."""
         mixes = n is not None and cfg.mixes(n)
         own = {"mixes": mixes, "dense": not mixes, "chooses": mixes and self.chooses}
         own |= {"N": cfg.n_experts, "M": cfg.expert_width, "1": 1}
@@ -261,7 +272,7 @@ class Mixture(Llama):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg: Any
         cfg, options = super().read(hyper)
         if not cfg.least_experts and hyper.count(EXPERTS) == hyper.count(USED) == 0:
@@ -269,7 +280,10 @@ class Mixture(Llama):
         count, used = hyper.whole(EXPERTS), hyper.whole(USED)
         known = next((name for name in hyper.tensors if name.endswith("ffn_gate_exps.weight")), "")
         if count != (stacked := hyper.rows(known or "blk.0.ffn_gate_exps.weight")):
-            refuse(hyper.file, f"{hyper.prefix}{EXPERTS} is {count}; {known} has {stacked}")
+            refuse(
+                hyper.file,
+                f"{hyper.prefix}{EXPERTS} is {count}; {known} has {stacked} experts",
+            )
         hyper.expect(_GATING, _SCORES[self.score])
         found: dict[str, Any] = {"n_experts": count, "n_experts_used": used}
         return replace(cfg, **found), options
@@ -279,13 +293,13 @@ class Mixture(Llama):
         return super().write(cfg) | {EXPERTS: cfg.n_experts, USED: cfg.n_experts_used}
 
     def used(self, cfg: Any) -> float:
-        """Return which part of its experts a token uses."""
+        """Return the fraction of a block's experts that a token uses."""
         return float(cfg.n_experts_used / max(cfg.n_experts, 1))
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read the number of experts, by either of its names.
+        """Read the number of experts, which has two names.
 
-        What balances their loads counts only where output_router_logits is true, which is refused.
+        router_aux_loss_coef is ignored: it acts only with output_router_logits, which is refused.
         """
         config.get("router_aux_loss_coef")
         for name in ("num_experts", "num_local_experts"):
@@ -302,7 +316,7 @@ class Mixture(Llama):
     # -- Forward -------------------------------------------------------------------------------
 
     def feed_forward(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
-        """Record the mixture of x (B T, C), or the MLP of a block that has no experts."""
+        """Record the mixture of x (B T, C), or the MLP of a block without experts."""
         if not block.has("ffn_gate_inp"):
             return super().feed_forward(block, cfg, x)
         routes = block.routes(x, "ffn_gate_inp", cfg.n_experts_used, **self.routing(cfg))
@@ -310,7 +324,7 @@ class Mixture(Llama):
         if not block.has("ffn_gate_shexp"):
             return y
         gate, names = "ffn_gate_inp_shexp", ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
-        # What it counts is what a router's sigmoid says of one expert.
+        # The shared expert's weight: a router with one expert, scored by a sigmoid.
         share = (
             block.routes(x, gate, 1, normalized=False, score="sigmoid") if block.has(gate) else None
         )
@@ -322,20 +336,20 @@ class Mixture(Llama):
 
 
 class Sparse(Mixture):
-    """What the mixtures share whose experts have a width of their own."""
+    """Base of the mixtures with a SparseConfig."""
 
     config_type: ClassVar[type[Any]] = SparseConfig
-    #: What config.json calls the number of the first blocks that are dense.
+    #: config.json's key for dense_blocks.
     dense_key = ""
-    #: How many they are in transformers, where config.json does not say.
+    #: transformers' default of dense_blocks.
     usually_dense = 1
-    #: Whether weights add up where a file does not say.
+    #: The value of ``normalized`` if a GGUF file does not say.
     usually_normalized = True
 
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
         found: dict[str, Any] = {"expert_d_ff": hyper.whole(EXPERT_WIDTH)}
         if "dense_blocks" in cfg.has:
@@ -352,7 +366,7 @@ class Sparse(Mixture):
         return replace(cfg, **found), options
 
     def read_shared(self, hyper: Hyper, width: int) -> int:
-        """Return the width of the expert that all tokens share; ``width`` is that of another."""
+        """Return the width of the shared expert; ``width`` is that of a routed expert."""
         return hyper.count(SHARED)
 
     def write(self, cfg: Any) -> dict[str, Any]:
@@ -368,7 +382,7 @@ class Sparse(Mixture):
         return super().write(cfg) | own | {_GATING: _SCORES[self.score]}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read how many blocks are dense, and whether weights add up."""
+        """Read config.json's keys for dense_blocks and normalized."""
         has = self.config_type.has
         if "dense_blocks" in has:
             count = config.get(self.dense_key)
@@ -381,7 +395,7 @@ class Sparse(Mixture):
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return how many blocks are dense, and whether weights add up."""
+        """Return config.json's keys for dense_blocks and normalized."""
         keys, more = super().folder(hyper, tensors)
         own = {self.dense_key: DENSE, "norm_topk_prob": SUM}
         return keys | {name: hyper[key] for name, key in own.items() if key in hyper}, more

@@ -1,4 +1,4 @@
-"""What every model declares, whatever it reads."""
+"""What every model declares, of text or of pictures."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ __all__ = ["Blocks", "C", "Model"]
 
 
 class Blocks(Protocol):
-    """What the configurations of all models have."""
+    """The field that all configurations have."""
 
     @property
     def n_layers(self) -> int:
@@ -25,10 +25,10 @@ C = TypeVar("C", bound=Blocks)
 
 
 class Model(ABC, Generic[C]):
-    """An architecture: its configuration, its weights and how they start.
+    """An architecture: its configuration, its weights and their initial values.
 
-    It has no state: what it is asked it answers from a configuration, and the options that say what
-    is part of the model (``untied``, ``qkv_bias``) or of its start (``init_scale``, ``seed``).
+    A model has no state: every method takes a configuration. Options say which weights there are
+    (``untied``, ``qkv_bias``) and how they start (``init_scale``, ``seed``).
     """
 
     config_type: ClassVar[type[Any]]
@@ -39,7 +39,7 @@ class Model(ABC, Generic[C]):
         """Return what the table's letters and conditions mean in block n, or outside of blocks."""
 
     def check(self, cfg: C, opts: RecipeOptions) -> None:
-        """Refuse what only fails together; raises ConfigError."""
+        """Refuse combinations of cfg and opts that make no model; raises ConfigError."""
 
     def weights(self, cfg: C, opts: RecipeOptions) -> dict[str, Weight]:
         """Return all weights by name, in the order of the optimizer."""
@@ -57,5 +57,5 @@ class Model(ABC, Generic[C]):
             yield name, weight.start(cfg, scale, opts.seed, stream)
 
     def constants(self, cfg: C) -> dict[str, NDArray[np.float32]]:
-        """Return what the forward pass reads beside weights and inputs."""
+        """Return the arrays that the forward pass reads beside weights and inputs, by name."""
         return {}

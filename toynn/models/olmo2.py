@@ -1,11 +1,11 @@
-"""OLMo 2 and 3: a Llama whose norms stand behind attention and MLP, and over all of q and of k.
+"""OLMo 2 and 3: a Llama with norms after attention and MLP, and over the whole width of q and k.
 
     x += rmsnorm(W_o attention(rotate(rmsnorm(W_q x)), rotate(rmsnorm(W_k x)), W_v x))
     x += rmsnorm(W_down (silu(W_gate x) * W_up x))
 
 The norms of q and k take all heads at once. RoPE rotates channels half a head apart. OLMo 3 is an
-OLMo 2 with windows: RoPE is stretched in blocks without one only, and those with one may have a
-base of their own. Sources: OLMo Team 2025, arXiv:2501.00656, section 2; olmo3 of transformers.
+OLMo 2 with windows. Its RoPE is stretched only in blocks without a window; blocks with a window may
+have another base. Sources: OLMo Team 2025, arXiv:2501.00656, section 2; olmo3 of transformers.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ __all__ = ["Olmo2", "Olmo2Config"]
 _LAYER = "model.layers.{n}"
 _LOCAL = "rope.freq_base_swa"
 _THIRD = "olmo3"
-_BASE = 5e5  # of RoPE, where its config.json does not say
+_BASE = 5e5  # of RoPE in OLMo 3, where config.json does not say
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Olmo2Config(WindowConfig):
     Attributes
     ----------
     local_base
-        rope_base of blocks with a window; None: that of the others.
+        RoPE's base in blocks with a window; None: rope_base.
     """
 
     arch: str = "olmo2"
@@ -77,19 +77,19 @@ class Olmo2(Windowed):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
         if hyper.has(_LOCAL):
             cfg = replace(cfg, local_base=hyper.real(_LOCAL))
         return cfg, options
 
     def check_gguf(self, cfg: LlamaConfig) -> None:
-        """Refuse heads of another width, beside what Llama refuses. Raises ConfigError."""
+        """Refuse heads not d_model / n_heads wide, and what Llama refuses. Raises ConfigError."""
         super().check_gguf(cfg)
         check_exported_heads(cfg)
 
     def unlike(self, cfg: Any) -> list[str]:
-        """Return what llama.cpp computes otherwise of a file that it reads."""
+        """Return how llama.cpp's results differ for a file that it reads."""
         return super().unlike(cfg) + ["has one base of RoPE for all blocks"] * bool(cfg.local_base)
 
     def write(self, cfg: Any) -> dict[str, Any]:
@@ -98,13 +98,16 @@ class Olmo2(Windowed):
         return super().write(cfg) | local
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read RoPE, of both kinds of blocks, and windows."""
+        """Read config.json's keys for windows, and for RoPE in both kinds of blocks."""
         if config.get("model_type") != _THIRD:
             return super().complete(config, found)
         rope, base = config.get("rope_parameters") or {}, config.get("rope_theta", _BASE)
         kinds = {"full_attention", "sliding_attention"}
         if not isinstance(rope, dict) or not rope.keys() <= kinds:
-            config.refuse(f"rope_parameters must be those of two kinds of layers; got {rope!r}")
+            config.refuse(
+                "rope_parameters must be given for full_attention and sliding_attention; "
+                f"got {rope!r}"
+            )
         local = config.over(rope_parameters=rope.get("sliding_attention"), rope_scaling=None)
         told = base_of(local, found, base)
         if told.pop("rope_type") != "default" or any(told.values()):
@@ -116,7 +119,7 @@ class Olmo2(Windowed):
         return super().complete(config.over(rope_parameters=full, rope_theta=base), found)
 
     def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
-        """Read which blocks have a window: in an OLMo 2 none has."""
+        """Read which blocks have a window; OLMo 2 has none."""
         if config.get("model_type") == _THIRD:
             super().read_kinds(config, found)
         else:
@@ -125,7 +128,7 @@ class Olmo2(Windowed):
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return which of the two it is, and RoPE of both kinds of blocks."""
+        """Return config.json's keys for the model_type, and for RoPE in both kinds of blocks."""
         keys, more = super().folder(hyper, tensors)
         if WINDOW not in hyper:
             return keys, more
@@ -138,13 +141,13 @@ class Olmo2(Windowed):
     # -- Forward -------------------------------------------------------------------------------
 
     def constants(self, cfg: LlamaConfig) -> dict[str, Floats]:
-        """Return RoPE's frequencies, of both kinds of blocks."""
+        """Return RoPE's frequencies in blocks without and with a window."""
         assert isinstance(cfg, Olmo2Config)
         local = plain(cfg.local_base or cfg.rope_base, cfg.d_head).astype(np.float32)
         return super().constants(cfg) | ({"local_frequencies": local} if cfg.window else {})
 
     def rope(self, cfg: Any, n: int) -> dict[str, Any]:
-        """Return what RoPE does otherwise in block n: with a window it is not stretched."""
+        """Return arguments of Layers.rope for block n: with a window, RoPE is not stretched."""
         return {"frequencies": "local_frequencies", "magnitude": 1.0} if cfg.width(n) else {}
 
     def block(

@@ -1,10 +1,10 @@
-"""OLMoE: a Llama with experts, whose q and k are normalised over their whole width.
+"""OLMoE: a Llama with experts, with q and k normalised over their whole width.
 
     q = rotate(rmsnorm(W_q n)), k = rotate(rmsnorm(W_k n))      before they are cut into heads
 
-The weights of the experts are their probabilities among all, and do not add up to 1; RoPE rotates
-channels half a head apart. A config.json that clips q, k and v, or has weights that add up to 1, is
-refused: GGUF files of the architecture have no place for it.
+The weights of the chosen experts are their probabilities among all experts, so they do not add up
+to 1. RoPE rotates channels half a head apart. A config.json is refused if it clips q, k and v or
+normalises the weights: GGUF files of this architecture have no key for either.
 Source: Muennighoff et al. 2024, arXiv:2409.02060.
 """
 

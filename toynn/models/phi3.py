@@ -1,13 +1,14 @@
-"""Phi-3, 3.5 and 4-mini: fused matrices, RoPE on a part of each head, longer contexts by factors.
+"""Phi-3, 3.5 and 4-mini: fused matrices, RoPE on a part of each head, long contexts by factors.
 
     q, k, v = W_qkv n                         x += W_o attention(rotate(q), rotate(k), v)
     g, u = W_gu n                             x += W_down (silu(g) * u)
 
-A head's first rope_channels are rotated, pair i by position / (f[i] base^(2i/R)). Where a model was
-stretched to a longer context, f is one of two tables: short_factors for sequences within
-original_context, long_factors beyond; and what is rotated is multiplied by rope_magnitude. Whoever
-generates across that border reads the sequence again. A query sees the last ``window`` keys.
-llama.cpp takes the window for none, and the factors by the context that it was given.
+RoPE rotates a head's first R = rope_channels channels, pair i by position / (f[i] base^(2i/R)). In
+a model with a stretched context, f is one of two tables: short_factors for sequences of at most
+original_context tokens, long_factors for longer ones. Rotated channels are multiplied by
+rope_magnitude. A generation that passes original_context reads the whole sequence again. A query
+sees its last ``window`` keys. llama.cpp ignores the window, and chooses the table by the size of
+the context that it was started with.
 Sources: Abdin et al. 2024, arXiv:2404.14219; Ding et al. 2024 (LongRoPE), arXiv:2402.13753.
 """
 
@@ -41,7 +42,7 @@ _ORIGINAL, _MAGNITUDE = "rope.scaling.original_context_length", "rope.scaling.at
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 _TABLES = {_LONG: "long_factor", _SHORT: "short_factor"}
 _DEFAULT_ORIGINAL = 4096  # where config.json does not say
-_LONGROPE = ("longrope", "su", "yarn")  # config.json's names of one thing
+_LONGROPE = ("longrope", "su", "yarn")  # config.json's three names for longrope
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class Phi3Config(LlamaConfig):
     rope_channels
         Channels of a head that rotate, an even number; None means all.
     window
-        Keys that a query sees, its own among them; 0: all before it.
+        Keys that a query sees, its own included; 0: no window.
     short_factors, long_factors
-        By what the frequencies of the pairs are divided; none, or as many as there are pairs.
+        Divisors of the frequencies, one for each pair; both empty: no scaling.
     original_context
-        Tokens up to which sequences are short; 0 means ``context``.
+        Most tokens of a sequence that uses short_factors; 0 means ``context``.
     rope_magnitude
-        The factor of rotated channels.
+        Factor of the rotated channels.
     """
 
     scalings: ClassVar[tuple[str, ...]] = ("none",)
@@ -87,7 +88,7 @@ class Phi3Config(LlamaConfig):
             raise ConfigError("Phi3Config: rope_magnitude needs short_factors and long_factors")
 
     def frequencies(self, factors: tuple[float, ...]) -> Floats:
-        """Return by how much each pair rotates from one position to the next."""
+        """Return the angle in radians by which each pair rotates from a position to the next."""
         R = self.rope_channels
         assert R is not None
         return (plain(self.rope_base, R) / (factors or 1.0)).astype(np.float32)
@@ -123,7 +124,7 @@ class Phi3(Llama):
     narrows = True
 
     def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
-        """Return what the table's letters and conditions mean."""
+        """Return the values of the table's letters and conditions."""
         known = super().sizes(cfg, opts, n)
         return {**known, "QKV": known["Q"] + 2 * known["KV"], "2F": 2 * known["F"]}
 
@@ -132,7 +133,7 @@ class Phi3(Llama):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         shape, d_head = shape_of(hyper, "blk.0.attn_qkv.weight")
         long, short = (
             tuple(map(float, np.ravel(hyper.file[name]))) if name in hyper.tensors else ()
@@ -154,12 +155,12 @@ class Phi3(Llama):
         return cfg, {"untied": "output.weight" in hyper.tensors}
 
     def check_gguf(self, cfg: LlamaConfig) -> None:
-        """Refuse heads of another width. Raises ConfigError."""
+        """Refuse heads that are not d_model / n_heads wide. Raises ConfigError."""
         super().check_gguf(cfg)
         check_exported_heads(cfg)
 
     def unlike(self, cfg: Any) -> list[str]:
-        """Return what llama.cpp computes otherwise of a file that it reads."""
+        """Return how llama.cpp's results differ for a file that it reads."""
         short = 0 < cfg.window < cfg.context
         return super().unlike(cfg) + [f"has no window of {cfg.window} tokens here"] * short
 
@@ -179,7 +180,7 @@ class Phi3(Llama):
         return {name: np.array(factors, np.float32) for name, factors in both.items() if factors}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read what config.json says of RoPE."""
+        """Read config.json's keys for RoPE."""
         rope = base_of(config, found)
         part_of(config, found, rope, 1.0)
         kind = rope.pop("rope_type", "default")
@@ -192,7 +193,7 @@ class Phi3(Llama):
         inside = rope.pop("original_max_position_embeddings", None)
         if original and inside and original != inside:
             config.refuse(
-                f"original_max_position_embeddings is {original}; beside the factors it is {inside}"
+                f"original_max_position_embeddings is {original}; in rope_scaling it is {inside}"
             )
         original = original or inside or _DEFAULT_ORIGINAL
         found[_ORIGINAL] = config.number("original_max_position_embeddings", original, real=False)
@@ -208,7 +209,7 @@ class Phi3(Llama):
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return what config.json says of RoPE."""
+        """Return config.json's keys for RoPE and the window."""
         keys: dict[str, Any] = part_written(hyper) | {"pad_token_id": None}
         if not hyper["attention.sliding_window"]:
             keys["sliding_window"] = None
@@ -221,7 +222,7 @@ class Phi3(Llama):
     # -- Forward -------------------------------------------------------------------------------
 
     def constants(self, cfg: LlamaConfig) -> dict[str, Floats]:
-        """Return RoPE's frequencies."""
+        """Return RoPE's frequencies for short and for long sequences."""
         assert isinstance(cfg, Phi3Config)
         return {
             "inverse_frequencies": cfg.frequencies(cfg.short_factors),
@@ -229,7 +230,7 @@ class Phi3(Llama):
         }
 
     def is_long(self, cfg: LlamaConfig, length: int) -> bool:
-        """Say whether a sequence has the frequencies of long ones."""
+        """Say whether a sequence of ``length`` tokens uses long_factors."""
         assert isinstance(cfg, Phi3Config)
         return bool(cfg.long_factors) and length > cfg.original_context
 
@@ -251,7 +252,7 @@ class Phi3(Llama):
                 magnitude=cfg.rope_magnitude,
                 rotated=H + KV,
             )
-            if layers.long_positions is not None:  # 0 in short examples: they stay as they are
+            if layers.long_positions is not None:  # 0 in short examples: no rotation
                 qkv = block.rope(
                     qkv, layers.long_positions, H + 2 * KV, "long_frequencies", rotated=H + KV
                 )

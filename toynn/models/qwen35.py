@@ -1,4 +1,4 @@
-"""Qwen3.5, the part for text: a gated delta rule in most blocks, gated attention in every n-th.
+"""Qwen3.5's text model: a gated delta rule in most blocks, gated attention in every n-th.
 
     x += W_o (rmsnorm(delta(silu(conv(W_qkv n)), g, W_b n)) * silu(W_z n))      n = rmsnorm(x)
     g  = a log(1 + e^(W_a n + dt)),  a < 0
@@ -6,9 +6,10 @@
                                                         q, gate = W_q n, side by side in each head
     x += W_down (silu(W_gate n) * W_up n)                                       n = rmsnorm(x)
 
-delta, see its kernel, has a state for each head of v. RoPE rotates a part of each head; its three
-kinds of positions, of pictures, are one for text. At Hugging Face gains are 1 + w, a is -e^w, and
-heads of v that share one of q and k are neighbours: in GGUF files head h reads head h mod K.
+delta (see its kernel) keeps a state for each head of v. RoPE rotates a part of each head; its three
+kinds of positions, which pictures need, are equal for text.
+Folders of Hugging Face store w, where a gain is 1 + w and a is -e^w. There the heads of v that
+share a head of q and k are adjacent; in a GGUF file head h of v uses head h mod K of q and k.
 Sources: Qwen Team 2025, qwen3_5 of transformers and qwen35 of llama.cpp; the delta rule: Yang,
 Kautz & Hatamizadeh 2024, arXiv:2412.06464.
 """
@@ -48,7 +49,7 @@ K_HEADS, V_HEADS, INNER = "ssm.group_count", "ssm.time_step_rank", "ssm.inner_si
 _EVERY, _ROTATED = "full_attention_interval", "rope.dimension_count"
 SECTIONS = "rope.dimension_sections"
 
-#: Keys of config.json of blocks that predict further tokens, and of other programs.
+#: Keys of config.json for blocks that predict tokens after the next one, and for other programs.
 _UNUSED = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
 
 norm = partial(rows.norm, more=1.0)
@@ -61,15 +62,15 @@ class Qwen35Config(LlamaConfig):
     Attributes
     ----------
     attention_every
-        Every so many-th block has attention, the others a delta rule.
+        The last of this many blocks has attention, the others a delta rule.
     rope_channels
         Channels of a head that RoPE rotates; None: a quarter.
     conv_taps
         Rows that a convolution sums, 1 to 16.
     delta_heads, delta_value_heads
-        Heads of q and k, and of v, of a delta rule; None: n_heads.
+        Heads of q and k, and of v, in a delta rule. None: n_heads, and as many as delta_heads.
     delta_dim, delta_value_dim
-        Channels of each, of q and k at most 256; None: as a head of attention.
+        Channels of a head of q and k (at most 256), and of v; None: as in attention.
     """
 
     rms_eps: float = 1e-6
@@ -100,8 +101,8 @@ class Qwen35Config(LlamaConfig):
         assert K is not None and V is not None and D is not None
         if V % K or D > _MOST:
             raise ConfigError(
-                f"{type(self).__name__}: delta_heads must divide delta_value_heads, of at most "
-                f"{_MOST} channels; got {K} of {D}, and {V}"
+                f"{type(self).__name__}: delta_heads must divide delta_value_heads, and delta_dim "
+                f"must be at most {_MOST}; got {K}, {V} and {D}"
             )
         if self.conv_taps > _MOST_TAPS:
             raise ConfigError(
@@ -114,14 +115,17 @@ class Qwen35Config(LlamaConfig):
 
     @property
     def delta(self) -> tuple[int, int, int, int]:
-        """Heads of q and k, heads of v, channels of each."""
+        """Heads of q and k, heads of v, channels of a head of q and k, channels of a head of v."""
         sizes = (self.delta_heads, self.delta_value_heads, self.delta_dim, self.delta_value_dim)
         K, V, D, E = (size or 0 for size in sizes)
         return K, V, D, E
 
 
 def _tiled(hyper: Mapping[str, Any], size: int, *, behind: bool = False) -> NDArray[np.intp]:
-    """Return where at Hugging Face each row of heads of v is, perhaps behind those of q and k."""
+    """Return the row in a Hugging Face folder of each row of v's heads here.
+
+    behind: the rows of q and k come first, in the same order in both.
+    """
     K, V = (hyper[key] for key in (K_HEADS, V_HEADS))
     before = 2 * K * hyper[D_K] if behind else 0
     if not 0 <= before < size or V < 1 or K < 1 or V % K or (size - before) % V:
@@ -216,7 +220,7 @@ class Qwen35(Llama):
         )
 
     def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
-        """Return what the table's letters and conditions mean."""
+        """Return the values of the table's letters and conditions."""
         assert isinstance(cfg, Qwen35Config)
         (K, V, D, E), attends = cfg.delta, n is not None and cfg.attends(n)
         own = {"attends": attends, "delta": not attends, "L": cfg.conv_taps, "H": V, "DV": E}
@@ -226,7 +230,7 @@ class Qwen35(Llama):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         every = hyper.whole(_EVERY, 4)
         attends = every <= hyper.layers
         known = f"blk.{every - 1}.attn_q.weight" if attends else "token_embd.weight"
@@ -237,7 +241,7 @@ class Qwen35(Llama):
                 hyper.file,
                 f"{hyper.prefix}{INNER} must be a multiple of the {V} heads; got {inner}",
             )
-        if hyper.has(SECTIONS):  # of positions in pictures
+        if hyper.has(SECTIONS):  # they matter to pictures only
             hyper.counts(SECTIONS, 4)
         cfg = self.config_type(
             **shape,
@@ -255,7 +259,7 @@ class Qwen35(Llama):
         return cfg, {"untied": "output.weight" in hyper.tensors}
 
     def check_gguf(self, cfg: LlamaConfig) -> None:
-        """Refuse heads of k and v of two widths. Raises ConfigError."""
+        """Refuse heads of k and of v that differ in width. Raises ConfigError."""
         super().check_gguf(cfg)
         assert isinstance(cfg, Qwen35Config)
         if cfg.delta_dim != cfg.delta_value_dim:
@@ -274,7 +278,7 @@ class Qwen35(Llama):
         return super().write(cfg) | own | {SECTIONS: [*third, pairs - sum(third), 0]}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read which blocks attend, how wide heads are, and RoPE; refuse what is not computed."""
+        """Read config.json's keys for attention blocks, widths and RoPE; refuse all else."""
         kinds, count = config.get("layer_types"), found.get("block_count", 0)
         every = config.get(_EVERY, 4)
         if kinds is not None:
@@ -284,8 +288,8 @@ class Qwen35(Llama):
             usual = [_kind(n, every) for n in range(len(given))]
             if kinds != usual or len(kinds) != count:
                 config.refuse(
-                    f"layer_types must be {count} of linear_attention, every n-th full_attention; "
-                    f"got {kinds!r}"
+                    f"layer_types must be {count} entries: full_attention in every n-th, "
+                    f"linear_attention in the others; got {kinds!r}"
                 )
         found[_EVERY] = int(config.number(_EVERY, every, real=False))
         width = config.number(
@@ -296,7 +300,7 @@ class Qwen35(Llama):
             config.get(unused)
         rope = base_of(config, found)
         part_of(config, found, rope, 0.25)
-        for key in ("mrope_section", "mrope_interleaved"):  # of positions in pictures
+        for key in ("mrope_section", "mrope_interleaved"):  # they matter to pictures only
             rope.pop(key, None)
         if rope.pop("rope_type") != "default" or any(rope.values()):
             config.refuse(f"RoPE must be default; got {config.get('rope_parameters')}")
@@ -305,7 +309,7 @@ class Qwen35(Llama):
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return which blocks attend, how wide heads of v are, and RoPE."""
+        """Return config.json's keys for attention blocks, the width of v's heads, and RoPE."""
         rope = {
             "rope_type": "default",
             "rope_theta": hyper["rope.freq_base"],
@@ -340,7 +344,7 @@ class Qwen35(Llama):
         return x
 
     def _attention(self, block: Layers, cfg: LlamaConfig, x: Tensor, positions: Tensor) -> Tensor:
-        """Record attention of x (B T, C), let through by gates."""
+        """Record attention of x (B T, C), times the sigmoid of its gates."""
         both, H, KV = block.linear(x, "attn_q"), cfg.n_heads, cfg.n_kv_heads
         q = block.rmsnorm(block.queries(both, H), "attn_q_norm", cfg.rms_eps)
         k = block.rmsnorm(block.linear(x, "attn_k"), "attn_k_norm", cfg.rms_eps)

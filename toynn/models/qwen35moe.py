@@ -1,7 +1,7 @@
 """Qwen3.5 with experts: the blocks of qwen35.py, each with a mixture in place of the MLP.
 
     w_j = p[e_j] / sum_i p[e_i]         p = softmax(W_router n)
-    the expert that all tokens share counts sigmoid(W_s n)
+    the shared expert's weight is sigmoid(W_s n)
 
 The formulas are those of qwen35.py and mixture.py. Source: Qwen Team 2025, qwen3_5_moe of
 transformers and qwen35moe of llama.cpp.
@@ -59,7 +59,7 @@ class Qwen35MoE(Sparse, Qwen35):
     )
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read what qwen35 has; no block has an MLP, whose width may be missing."""
+        """Read qwen35's keys; the width of an MLP may be missing, since no block has an MLP."""
         found.setdefault(_WIDTH, found.get(EXPERT_WIDTH, 1))
         return super().complete(config, found)
 

@@ -1,8 +1,9 @@
-"""Qwen3 with experts: attention as in qwen3, and in each block a mixture whose weights add up to 1.
+"""Qwen3 with experts: attention as in qwen3; each block's MLP is a mixture with normalised weights.
 
-Files name the width of an expert, and also the width of an MLP, which no block has. transformers
-can mix blocks with and without experts, or leave the weights as they are; GGUF files have no keys
-for that, so a config.json that says so is refused. Source: Qwen Team 2025, arXiv:2505.09388.
+Files give the width of an expert and also that of an MLP, though no block has an MLP. In the
+library transformers, blocks may lack experts and weights need not be normalised. GGUF files have no
+keys for either, so a config.json that asks for it is refused.
+Source: Qwen Team 2025, arXiv:2505.09388.
 """
 
 from dataclasses import dataclass, replace
@@ -45,27 +46,27 @@ class Qwen3MoE(Mixture):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
-        usual = max(1, cfg.d_ff // cfg.n_experts_used)  # as llama.cpp has it
+        usual = max(1, cfg.d_ff // cfg.n_experts_used)  # llama.cpp's default
         return replace(cfg, d_ff=hyper.whole(EXPERT_WIDTH, usual)), options
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Return the hyper-parameters of a file; as an MLP's width all that a token uses."""
+        """Return the hyper-parameters of a file; d_ff is the width of all experts of a token."""
         widths = {_WIDTH: cfg.d_ff * cfg.n_experts_used, EXPERT_WIDTH: cfg.d_ff}
         return super().write(cfg) | widths
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
-        """Refuse weights that do not add up to 1, which is what config.json means by default."""
+        """Refuse weights that are not normalised, the default of config.json."""
         if config.get("norm_topk_prob", False) is not True:
-            config.refuse("norm_topk_prob must be true: GGUF files have no place for another")
+            config.refuse("norm_topk_prob must be true: GGUF files have no key for false")
         found.setdefault(_WIDTH, found.get(EXPERT_WIDTH, 1) * found.get(USED, 1))
         return super().complete(config, found)
 
     def folder(
         self, hyper: Any, tensors: Any
     ) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
-        """Return that the weights add up to 1, which is not the default."""
+        """Return norm_topk_prob true, which is not transformers' default."""
         keys, more = super().folder(hyper, tensors)
         return keys | {"norm_topk_prob": True}, more
 

@@ -13,18 +13,18 @@ ARCHITECTURES: dict[str, SequenceModel[Any]] = {}
 
 
 def register(model: SequenceModel[Any]) -> None:
-    """Let a model be known: to recipes, files, adapters and the command line.
+    """Make a model known to recipes, files, adapters and the command line.
 
-    Raises ConfigError if there is another of that name.
+    Raises ConfigError if the name is taken.
     """
     if model.architecture in ARCHITECTURES:
-        raise ConfigError(f"register: there is an architecture {model.architecture!r} already")
+        raise ConfigError(f"register: architecture {model.architecture!r} is registered already")
     ARCHITECTURES[model.architecture] = model
     NAME_MAPPINGS[model.architecture] = model.name_mapping()
 
 
 def architecture(name: str) -> SequenceModel[Any]:
-    """Return the model of an architecture. Raises ConfigError, which lists those that there are."""
+    """Return the model of an architecture. Raises ConfigError, which lists the known names."""
     if name not in ARCHITECTURES:
         raise ConfigError(f"architecture {name!r}: toynn has {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]

@@ -1,16 +1,17 @@
-"""RoPE's frequencies: their base, and how files stretch them.
+"""RoPE's frequencies: their base, and how files scale them for longer contexts.
 
     f[i] = base^(-2i/R)                       R channels of a head rotate, pair i by position f[i]
     llama3:  f[i] / factors[i]                one for each pair
-    linear:  f[i] / s                         positions s times as far apart are as one was
+    linear:  f[i] / s                         as if positions were s times closer together
     yarn:    f[i] (r[i] / s + 1 - r[i])       r[i] = (i - low) / (high - low), within 0 .. 1
              low, high = d(beta_fast), d(beta_slow);  d(n) = R ln(C / (2 pi n)) / (2 ln base)
 
-d(n) is the pair that rotates n times over the C tokens of the original context. low and high are
-cut to whole pairs, down and up, but where config.json has truncate false, as gpt-oss's has; files
-have a key of toynn's own for that, which llama.cpp does not know: it cuts. Of most architectures it
-does not read the betas either, and takes those of its flags. What yarn rotates is multiplied by m
-(1 + ln(s) / 10). Source: Peng et al. 2023 (YaRN), arXiv:2309.00071, section 3.
+d(n) is the pair that rotates n times over the C tokens of the original context. low is rounded down
+and high up to whole pairs, unless config.json has truncate false, as in gpt-oss. toynn writes that
+to GGUF files under a key of its own; llama.cpp does not know the key and rounds. For most
+architectures llama.cpp reads no betas either: it takes them from its flags. Channels that yarn
+rotates are multiplied by m (1 + ln(s) / 10), m = yarn_magnitude.
+Source: Peng et al. 2023 (YaRN), arXiv:2309.00071, section 3.
 """
 
 from collections.abc import Mapping
@@ -58,9 +59,9 @@ _BETAS = {"beta_fast": (_FAST, 32.0), "beta_slow": (_SLOW, 1.0)}
 
 
 def check_stretch(cfg: Any) -> None:
-    """Check what a configuration says of linear and of yarn; give yarn its original context.
+    """Check the fields of linear and yarn; set yarn's original_context if it is 0.
 
-    Raises ConfigError for what is out of range, and for what its rope_scaling does not have.
+    Raises ConfigError for values out of range, and for fields that rope_scaling does not use.
     """
     kind = type(cfg).__name__
     check_positive(cfg, "rope_factor", "beta_fast", "beta_slow", "yarn_magnitude")
@@ -69,8 +70,8 @@ def check_stretch(cfg: Any) -> None:
         betas = (cfg.beta_fast, cfg.beta_slow, cfg.yarn_magnitude, cfg.yarn_cut)
         if betas != (32.0, 1.0, 1.0, True):
             raise ConfigError(
-                f"{kind}: beta_fast, beta_slow, yarn_magnitude and yarn_cut are yarn's; got "
-                f"rope_scaling {cfg.rope_scaling!r}"
+                f"{kind}: beta_fast, beta_slow, yarn_magnitude and yarn_cut need rope_scaling "
+                f"'yarn'; got {cfg.rope_scaling!r}"
             )
         if cfg.rope_scaling != "linear" and cfg.rope_factor != 1:
             raise ConfigError(
@@ -84,14 +85,14 @@ def check_stretch(cfg: Any) -> None:
     low, high = _ramp(cfg)
     if cfg.rope_factor < 1 or cfg.beta_fast <= cfg.beta_slow or low > high:
         raise ConfigError(
-            f"{kind}: yarn needs a rope_factor of at least 1, and beta_fast > beta_slow that some "
-            f"pairs reach in original_context; got {cfg.rope_factor:g}, {cfg.beta_fast:g}, "
+            f"{kind}: yarn needs rope_factor >= 1, and beta_fast > beta_slow such that some pairs "
+            f"rotate so often in original_context; got {cfg.rope_factor:g}, {cfg.beta_fast:g}, "
             f"{cfg.beta_slow:g} and {cfg.original_context}"
         )
 
 
 def _ramp(cfg: Any) -> tuple[float, float]:
-    """Return where yarn's ramp begins and ends."""
+    """Return the pairs at which yarn's ramp begins and ends."""
     if cfg.rope_base == 1:
         return 1.0, 0.0  # all pairs rotate alike: no ramp
     R = rotated(cfg)
@@ -114,7 +115,7 @@ def rotated(cfg: Any) -> int:
 def check_channels(cfg: Any) -> None:
     """Check rope_channels, the channels of a head that rotate; None becomes all of them.
 
-    Raises ConfigError for an odd number, and for more than there are.
+    Raises ConfigError for an odd number, and for more than a head has.
     """
     if cfg.rope_channels is None:
         object.__setattr__(cfg, "rope_channels", cfg.d_head)
@@ -127,12 +128,12 @@ def check_channels(cfg: Any) -> None:
 
 
 def plain(base: float, channels: int) -> NDArray[np.float64]:
-    """Return by how much each pair rotates from one position to the next: not stretched."""
+    """Return the angle in radians by which each pair rotates per position, without scaling."""
     return float(base) ** -(np.arange(0, channels, 2) / channels)
 
 
 def frequencies(cfg: Any) -> Floats:
-    """Return by how much each pair of a head rotates from one position to the next."""
+    """Return the angle in radians by which each pair of a head rotates per position."""
     found = plain(cfg.rope_base, rotated(cfg))
     if cfg.rope_scaling == "yarn":
         low, high = _ramp(cfg)
@@ -159,9 +160,9 @@ def _usual(factor: float) -> float:
 
 
 def stretch_of(hyper: Hyper) -> dict[str, Any]:
-    """Return what a file says, as fields of a configuration.
+    """Return a file's RoPE scaling as fields of a configuration.
 
-    Refuses a kind that is neither none, linear nor yarn, which llama.cpp takes for linear.
+    Refuses any kind but none, linear and yarn; llama.cpp would take another one for linear.
     """
     kind = hyper.word(_TYPE, "linear")
     if kind not in ("none", "linear", "yarn"):
@@ -203,7 +204,7 @@ def written(cfg: Any) -> dict[str, Any]:
 
 
 def unlike(cfg: Any, reads_betas: bool) -> list[str]:
-    """Return what llama.cpp does otherwise."""
+    """Return how llama.cpp's RoPE differs."""
     if cfg.rope_scaling != "yarn":
         return []
     found = [] if cfg.yarn_cut else ["cuts YaRN's ramp to whole pairs, as if truncate were true"]
@@ -217,7 +218,7 @@ def unlike(cfg: Any, reads_betas: bool) -> list[str]:
 
 
 def base_of(config: Config, found: dict[str, Any], base: float = BASE) -> dict[str, Any]:
-    """Set rope.freq_base; return what else config.json says of RoPE, the kind as rope_type."""
+    """Set rope.freq_base; return config.json's other keys for RoPE, the kind as rope_type."""
     rope: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):  # of old and of new versions
         value = config.get(key) or {}
@@ -226,22 +227,22 @@ def base_of(config: Config, found: dict[str, Any], base: float = BASE) -> dict[s
         rope |= value
     base = rope.pop("rope_theta", config.get("rope_theta", base))
     found["rope.freq_base"] = config.number("rope_theta", base, real=True)
-    old = rope.pop("type", "default")  # of old versions
+    old = rope.pop("type", "default")  # the key of old versions
     return {"rope_type": old} | rope
 
 
 def part_of(config: Config, found: dict[str, Any], rope: dict[str, Any], usual: float) -> None:
-    """Set rope.dimension_count, by the part of a head that rotates; it is taken out of ``rope``."""
+    """Set rope.dimension_count by partial_rotary_factor, which is removed from ``rope``."""
     part = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor", usual))
     part = config.number("partial_rotary_factor", part, real=True)
     found[ROTATED] = config.number("partial_rotary_factor", int(width_of(found) * part), real=False)
 
 
 def part_written(hyper: Mapping[str, Any]) -> dict[str, float]:
-    """Return what config.json says of the part of a head that rotates."""
+    """Return config.json's partial_rotary_factor."""
     channels, width = hyper[ROTATED], hyper["attention.key_length"]
     part = channels / width
-    if int(width * part) != channels:  # which is how it is read
+    if int(width * part) != channels:  # readers truncate this product
         part = (channels + 0.5) / width
     return {"partial_rotary_factor": part}
 
@@ -260,7 +261,7 @@ def numbers(config: Config, key: str, values: object) -> Floats:
 
 
 def factors_of(config: Config, found: dict[str, Any], base: float = BASE) -> Floats | None:
-    """Set rope.freq_base, and what linear and yarn have; return llama3's factors, where there are.
+    """Set rope.freq_base and the keys of linear or yarn; return llama3's factors, else None.
 
     Refuses every other kind of RoPE by its name.
     """
@@ -285,7 +286,7 @@ def factors_of(config: Config, found: dict[str, Any], base: float = BASE) -> Flo
 
 
 def _stretch(config: Config, found: dict[str, Any], kind: str, rope: dict[str, Any]) -> None:
-    """Set what a file would say of linear or yarn."""
+    """Set GGUF's keys for linear or yarn."""
 
     def number(key: str, value: object) -> float:
         return config.number(key, value, real=True)
@@ -317,11 +318,11 @@ def _stretch(config: Config, found: dict[str, Any], kind: str, rope: dict[str, A
         if not cut:
             found[_CUT] = False
     if any(rope.values()):
-        config.refuse(f"RoPE of kind {kind} has keys that are not known: {', '.join(rope)}")
+        config.refuse(f"rope_scaling {kind} has unknown keys: {', '.join(rope)}")
 
 
 def rope_scaling(hyper: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what config.json says of linear and yarn."""
+    """Return config.json's rope_scaling for linear and yarn, else nothing."""
     kind, factor = hyper.get(_TYPE, "none"), hyper.get(_FACTOR, 1.0)
     if kind == "none":
         return {}

@@ -11,7 +11,7 @@ __all__ = ["ATTENDED", "EMBEDDING", "MLP", "OUTPUT", "QKV", "changed", "names"]
 _STD = 0.02  # of embeddings and head
 _LAYER = "model.layers.{n}"
 
-#: The table of embeddings; a donor's stands behind an input projection.
+#: The table of embeddings; a donor's table has an input projection after it.
 EMBEDDING: tuple[Row, ...] = (
     table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
     matrix("lens.proj", "C E", std=by_width, when="donor"),
@@ -31,7 +31,7 @@ OUTPUT = matrix("output", "V C", "lm_head", std=_STD, when="untied")
 
 
 def changed(rows: tuple[Row, ...], **changes: Mapping[str, Any]) -> tuple[Row, ...]:
-    """Return a table with other rows in blocks, by what comes behind "blk.{n}.": their fields."""
+    """Return a table with changed fields; a keyword is a row's name without "blk.{n}."."""
     parts = [row.name.removeprefix("blk.{n}.") for row in rows]
     return tuple(replace(r, **changes.get(p, {})) for r, p in zip(rows, parts, strict=True))
 

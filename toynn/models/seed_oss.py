@@ -1,8 +1,8 @@
-"""Seed-OSS: a Llama with biases of q, k and v, whose files call the MLP's norm otherwise.
+"""Seed-OSS: a Llama with biases of q, k and v; its files have another name for the MLP's norm.
 
-The formulas are those of llama.py, RoPE of halves. transformers can give attention's output and
-the MLP biases too, which llama.cpp does not read. Source: ByteDance Seed 2025, seed_oss of
-transformers and of llama.cpp.
+The formulas are those of llama.py; RoPE rotates channels half a head apart. In transformers,
+attention's output and the MLP may have biases too; llama.cpp does not read them.
+Source: ByteDance Seed 2025, seed_oss of transformers and of llama.cpp.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ class SeedOss(Llama):
     )
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read what config.json says of RoPE; what is dropped in training changes no number."""
+        """Read config.json's keys for RoPE; residual_dropout acts in training only."""
         config.get("residual_dropout")
         return super().complete(config, found)
 

@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 
 
 class SequenceConfig(Blocks, Protocol):
-    """What the configurations of all architectures have."""
+    """The fields that the configurations of all architectures have."""
 
     @property
     def arch(self) -> str:
@@ -32,11 +32,11 @@ class SequenceConfig(Blocks, Protocol):
 
     @property
     def vocab(self) -> int:
-        """Tokens that there are."""
+        """Number of tokens in the vocabulary."""
 
     @property
     def context(self) -> int:
-        """Tokens that the model sees at most."""
+        """Most tokens that the model sees."""
 
 
 S = TypeVar("S", bound=SequenceConfig)
@@ -46,24 +46,24 @@ TABLE, HEAD = "token_embd.weight", "output.weight"
 class SequenceModel(Model[S]):
     """An architecture of GGUF files.
 
-    Names, keys, shapes and the order of rows are GGUF's throughout; ``hf`` and the second names of
-    the table say what they are at Hugging Face.
+    Names, keys, shapes and the order of rows are GGUF's. ``hf`` and the second names in the table
+    map them to a Hugging Face folder.
     """
 
     architecture: str
     hf: Folder
-    #: Whether RoPE rotates interleaved channels, so that the rows with ``pairs`` are in that order.
+    #: Whether RoPE rotates interleaved channels; rows with ``pairs`` are then in that order.
     interleaved: bool = False
-    #: Whether ``forward`` leaves out rows that nobody wants: its first sum of a block, of what
-    #: came of attention, is ``Layers.residual``. Said by the class that has ``forward``.
+    #: Whether ``forward`` skips rows that nobody wants: it adds attention's result to x by
+    #: ``Layers.residual``. The class that defines ``forward`` sets this.
     narrows: bool = False
-    #: Whether llama.cpp wants an output.weight, also of a model whose head is tied.
+    #: Whether llama.cpp wants an output.weight even if the head is tied.
     needs_head: bool = False
-    #: Tensors of ``beside`` that ``folder`` puts into config.json.
+    #: Tensors of ``beside`` that ``folder`` writes to config.json.
     config_says: frozenset[str] = frozenset()
 
     def new_config(self, **shape: Any) -> S:
-        """Return the configuration of a new model of a shape, with what the config type demands."""
+        """Return the configuration of a new model; an architecture may add its own defaults."""
         config: S = self.config_type(**shape)
         return config
 
@@ -71,16 +71,13 @@ class SequenceModel(Model[S]):
 
     @abstractmethod
     def read(self, hyper: Hyper) -> tuple[S, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
 
     def check_gguf(self, cfg: S) -> None:
-        """Refuse what GGUF files have no place for, or llama.cpp does not read of them.
-
-        Raises ConfigError.
-        """
+        """Raise ConfigError for a model that GGUF cannot express or llama.cpp does not read."""
 
     def unlike(self, cfg: S) -> list[str]:
-        """Return what llama.cpp computes otherwise of a file that it reads."""
+        """Return how llama.cpp's results differ for a file that it reads."""
         return []
 
     @abstractmethod
@@ -88,15 +85,15 @@ class SequenceModel(Model[S]):
         """Return the hyper-parameters of a file."""
 
     def beside(self, cfg: S) -> dict[str, Floats]:
-        """Return the tensors of a file that are no weights; they come from the configuration."""
+        """Return the tensors of a file that are not weights but come from the configuration."""
         return {}
 
     def exported(self, cfg: S, weights: dict[str, Floats]) -> dict[str, Floats]:
-        """Return the weights as files of the architecture have them."""
+        """Return the weights as files of the architecture store them."""
         return weights
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Add what config.json says in other ways than by ``keys``; return tensors of it."""
+        """Add config.json's keys beside ``hf.keys`` to ``found``; return tensors made from them."""
         return {}
 
     def spare(self, hyper: Mapping[str, Any]) -> Collection[str]:
@@ -106,20 +103,20 @@ class SequenceModel(Model[S]):
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return what else a Hugging Face folder needs: keys of config.json, and tensors."""
+        """Return further keys of config.json and further tensors for a Hugging Face folder."""
         return {}, {}
 
     def apart(self) -> Self:
-        """Return the model for rows of q and k as Hugging Face has them: pairs half a head apart.
+        """Return the model for Hugging Face's order of q's and k's rows.
 
-        RoPE rotates those then, and the numbers are the same.
+        RoPE then rotates channels half a head apart; the results are the same.
         """
         model = copy(self)
         model.interleaved = False
         return model
 
     def name_mapping(self) -> NameMapping:
-        """Return Hugging Face's name mapping of the architecture."""
+        """Return the name mapping between GGUF and Hugging Face."""
         rows = [row for row in self.table if row.elsewhere]
         return NameMapping(
             self.architecture,
@@ -140,9 +137,9 @@ class SequenceModel(Model[S]):
         )
 
     def matrices(self, names: Iterable[str]) -> dict[str, str]:
-        """Return those weights that can have an adapter, and their names at Hugging Face.
+        """Return the weights that can have an adapter, and their names at Hugging Face.
 
-        A model whose head is tied has the head's all the same: adapters tell the two apart.
+        A tied head has an entry too: an adapter of the head is not one of the embeddings.
         """
         mapping, rows = self.name_mapping(), {row.name: row for row in self.table}
         found = {}
@@ -155,16 +152,16 @@ class SequenceModel(Model[S]):
                 continue
             if row.kind == "matrix" or name == TABLE:
                 found[name] = f"{mapping.module(name)}.weight"
-            elif row.kind == "experts":  # which is several there, or a part of one
+            elif row.kind == "experts":  # in a folder: several weights, or a part of one
                 found[name] = name
         return found
 
     def used(self, cfg: S) -> float:
-        """Return which part of its experts a token uses; 1, if there are none."""
+        """Return the fraction of a block's experts that a token uses; 1 without experts."""
         return 1.0
 
     def active(self, cfg: S, opts: RecipeOptions) -> int:
-        """Return the number of parameters that a token is computed with."""
+        """Return the number of parameters that each token uses."""
         return sum(
             round(prod(weight.shape) * (self.used(cfg) if weight.row.kind == "experts" else 1))
             for weight in self.weights(cfg, opts).values()
@@ -173,7 +170,7 @@ class SequenceModel(Model[S]):
     # -- Forward -------------------------------------------------------------------------------
 
     def is_long(self, cfg: S, length: int) -> bool:
-        """Say whether sequences of so many tokens are long ones: see ``Layers.long``."""
+        """Say whether sequences of ``length`` tokens count as long: see ``Layers.long``."""
         return False
 
     @abstractmethod
@@ -183,7 +180,7 @@ class SequenceModel(Model[S]):
     def rows(
         self, layers: Layers, cfg: S, tokens: Tensor, positions: Tensor, wanted: Tensor
     ) -> Tensor:
-        """Record the rows (R, C) of ``forward`` that wanted (R,) names."""
+        """Record ``forward``'s rows (R, C) whose indices are wanted (R,)."""
         owner = next(kind for kind in type(self).__mro__ if "forward" in vars(kind))
         if vars(owner).get("narrows", False):
             return self.forward(replace(layers, wanted=wanted), cfg, tokens, positions)
@@ -191,21 +188,21 @@ class SequenceModel(Model[S]):
 
     @abstractmethod
     def last(self, layers: Layers, cfg: S, x: Tensor) -> Tensor:
-        """Record what the head reads of x (N, C), row by row: the last norm."""
+        """Record the head's input from x (N, C): the last norm, row by row."""
 
     @abstractmethod
     def head(self, cfg: S, opts: RecipeOptions) -> str:
-        """Return the name of the matrix that makes logits, without ``.weight``."""
+        """Return the name of the head's matrix, without ``.weight``."""
 
     def logits(self, layers: Layers, cfg: S, opts: RecipeOptions, x: Tensor) -> Tensor:
-        """Record the logits (N, V) of what ``last`` returned."""
+        """Record the logits (N, V) of ``last``'s result x (N, C)."""
         return layers.linear(x, self.head(cfg, opts))
 
     def loss(
         self, layers: Layers, cfg: S, opts: RecipeOptions, x: Tensor, labels: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Record the loss of what ``last`` returned; return the logits too, if all exist at once.
+        """Record the loss of ``last``'s result; return logits (None if made in chunks) and loss.
 
-        A model whose ``logits`` are more than the head's product has to say this one too.
+        A model that overrides ``logits`` must override this, too.
         """
         return layers.head(x, self.head(cfg, opts), labels)

@@ -1,10 +1,10 @@
-"""SmolLM3: a Llama in which every fourth block rotates neither q nor k (NoPE).
+"""SmolLM3: a Llama without RoPE in every fourth block (NoPE).
 
     x += W_o attention(W_q n, W_k n, W_v n)     in blocks 3, 7, 11, ...; else as in llama.py
 
-llama.cpp knows no other interval, and GGUF files have no key for it; a config.json with another is
-refused. Sources: Bakouch et al. 2025, https://huggingface.co/blog/smollm3; Yang et al. 2025,
-arXiv:2501.18795.
+llama.cpp knows this interval only, and GGUF files have no key for it, so a config.json with another
+interval is refused. Sources: Bakouch et al. 2025, https://huggingface.co/blog/smollm3; Yang et al.
+2025, arXiv:2501.18795.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _INTERVAL = 4  # of the blocks without RoPE
 
 
 def _kinds(n_layers: int) -> list[int]:
-    """Return of each block whether it has RoPE, as config.json says it."""
+    """Return config.json's no_rope_layers: 1 for a block with RoPE, 0 for one without."""
     return [int((n + 1) % _INTERVAL != 0) for n in range(n_layers)]
 
 
@@ -40,7 +40,7 @@ class SmolLM3(Llama):
         return (n + 1) % _INTERVAL != 0
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Refuse other blocks without RoPE than every fourth."""
+        """Refuse a config.json unless exactly every fourth block lacks RoPE."""
         interval, kinds = config.get("no_rope_layer_interval"), config.get("no_rope_layers")
         if kinds is None and interval not in (None, _INTERVAL):
             config.refuse(f"no_rope_layer_interval must be {_INTERVAL}; got {interval!r}")
@@ -55,7 +55,7 @@ class SmolLM3(Llama):
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return which blocks have RoPE, and that no token is padding: its default is 128004."""
+        """Return config.json's keys for RoPE, and pad_token_id null: the default is 128004."""
         keys, more = super().folder(hyper, tensors)
         kinds = _kinds(hyper["block_count"])
         return keys | {"no_rope_layers": kinds, "pad_token_id": None}, more

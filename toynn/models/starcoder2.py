@@ -1,9 +1,9 @@
-"""StarCoder2: a Llama with LayerNorm, a plain GELU MLP, biases everywhere, a window in all blocks.
+"""StarCoder2: a Llama with LayerNorm, an MLP without gates (GELU), biases, a window in all blocks.
 
     x += W_o attention(rotate(W_q n), rotate(W_k n), W_v n)         n = layernorm(x)
     x += W_down gelu(W_up n)                                        n = layernorm(x)
 
-RoPE rotates channels half a head apart. llama.cpp takes the window for none, and reads no model
+RoPE rotates channels half a head apart. llama.cpp ignores the window, and does not read models
 without biases. Source: Lozhkov et al. 2024, arXiv:2402.19173.
 """
 
@@ -35,7 +35,7 @@ class Starcoder2Config(LlamaConfig):
     Attributes
     ----------
     window
-        Keys that a query sees, its own among them; 0: all before it.
+        Keys that a query sees, its own included; 0: no window.
     """
 
     arch: str = "starcoder2"
@@ -79,7 +79,7 @@ class Starcoder2(Llama):
             optional=self.hf.optional | {WINDOW},
             fixed={
                 "hidden_act": (_GELU,),
-                "activation_function": (_GELU, "gelu"),  # which nothing reads
+                "activation_function": (_GELU, "gelu"),  # transformers does not read it
                 "mlp_type": ("default",),
                 "norm_type": ("layer_norm",),
             },
@@ -96,20 +96,23 @@ class Starcoder2(Llama):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
         found: dict[str, Any] = {"window": hyper.count(WINDOW)}
         return replace(cfg, **found), options
 
     def check_gguf(self, cfg: LlamaConfig) -> None:
-        """Refuse heads of another width, and matrices without a bias. Raises ConfigError."""
+        """Refuse heads not d_model / n_heads wide, and missing biases. Raises ConfigError."""
         super().check_gguf(cfg)
         check_exported_heads(cfg)
         if not cfg.output_bias or not cfg.mlp_bias:
-            raise ConfigError("export: llama.cpp reads starcoder2 with output_bias and mlp_bias")
+            raise ConfigError(
+                "export: llama.cpp reads starcoder2 with output_bias and mlp_bias True; got "
+                f"{cfg.output_bias} and {cfg.mlp_bias}"
+            )
 
     def unlike(self, cfg: Any) -> list[str]:
-        """Return what llama.cpp computes otherwise of a file that it reads."""
+        """Return how llama.cpp's results differ for a file that it reads."""
         short = 0 < cfg.window < cfg.context
         return super().unlike(cfg) + [f"has no window of {cfg.window} tokens here"] * short
 
@@ -119,7 +122,7 @@ class Starcoder2(Llama):
         return super().write(cfg) | ({WINDOW: cfg.window} if cfg.window else {})
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read what config.json says of RoPE; what is dropped in training changes no number."""
+        """Read config.json's keys for RoPE; dropout acts in training only."""
         for dropped in ("residual_dropout", "embedding_dropout"):
             config.get(dropped)
         return super().complete(config, found)

@@ -3,9 +3,9 @@
     matrix("blk.{n}.attn_q", "Q C", "model.layers.{n}.self_attn.q_proj", std=0.02, bias="qkv_bias")
     norm("output_norm", "C", "model.norm")
 
-A row is a module, which has a weight and perhaps a bias. "{n}" is the number of a block: rows with
-it stand for as many weights as there are blocks. The letters of a shape are sizes, which the model
-gives for each block; so are the names of conditions, of which 0 means that there is no such weight.
+A row is a module: a weight, and perhaps a bias. "{n}" is the index of a block; such a row stands
+for one weight in each block. The letters of a shape are sizes; the model gives their values for
+each block. It gives the values of conditions (``when``, ``bias``) too; 0 means no such weight.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,49 +38,49 @@ __all__ = [
 
 Shapes = dict[str, tuple[int, ...]]
 Sizes = Mapping[str, int]
-#: The standard deviation of a new matrix: a number, or what a configuration and a shape make it.
+#: The standard deviation of a new matrix: a number, or a function of configuration and shape.
 Start = float | Callable[[Any, tuple[int, ...]], float]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A module with weights, in every block or once.
+    """A module: one in every block, or one in the model.
 
     Attributes
     ----------
     name, elsewhere
-        GGUF's name (timm's, of a model of pictures), and Hugging Face's; empty: it has none there.
-        "{e}" in the latter is the number of an expert, whose matrix is a weight of its own there;
-        "[0/2]" at its end: it is the first half of what is one weight there.
+        GGUF's name (timm's for models of pictures), and Hugging Face's; empty: it has none there.
+        "{e}" in the latter is the index of an expert: each expert is a separate weight there.
+        "[0/2]" at its end means the first half of one weight there.
     shape
         Sizes of the weight, the rows of a matrix first.
     kind
-        "matrix": x W^T is computed, and it can have an adapter. "table": rows are looked up.
-        "norm": a gain. "experts": a stack of matrices, which can have adapters, one for each.
-        "router": a matrix that chooses among them, and has none. "choice": what is added to its
-        scores for that, 0 in a new model. "sinks": scores of heads.
-        "taps": a convolution's (C, L). "decays": numbers below 0, by which states forget.
+        "matrix": x W^T is computed; it can have an adapter. "table": rows are looked up.
+        "norm": a gain. "experts": a stack of matrices, each of which can have an adapter.
+        "router": a matrix that chooses experts; it can have no adapter. "choice": b, which is added
+        to the router's scores for the choice, 0 in a new model. "sinks": one score for each head.
+        "taps": a convolution's (C, L). "decays": negative numbers, by which states forget.
     std
-        Of the normal distribution that it starts from. In blocks, times ``init_scale``.
+        Standard deviation of the initial values; in blocks, times ``init_scale``.
     bias, when, frozen
-        Whether there is a bias; whether it is there at all; whether it is not trained.
+        Whether it has a bias; whether it exists; whether it is frozen.
     pairs
-        Keys of the number of heads, if its rows have the pairs that RoPE rotates together here and
-        half a head apart at Hugging Face.
+        Set if RoPE's pairs are adjacent rows in GGUF, and half a head apart at Hugging Face: the
+        keys of the number of heads, of q and of k.
     transposed
-        Whether its matrix is (in, out) at Hugging Face.
+        Whether the matrix is (in, out) at Hugging Face.
     spread
-        Whether it has an axis of one more before the last at Hugging Face.
+        Whether the shape at Hugging Face has an extra axis of size 1 before the last.
     more
-        By how much its numbers are more than those at Hugging Face, where a gain is 1 + w.
+        What is added to Hugging Face's numbers: 1 for a gain that is stored as w = gain - 1.
     bare
-        Whether the names, here and there, are that of the weight, without ``.weight``.
+        Whether both names are the weight's own, without ``.weight``.
     logarithm
-        Whether the numbers are -e^x of those at Hugging Face.
+        Whether this weight is -e^x of Hugging Face's x.
     order
-        Another order of its rows or columns there.
+        The order of rows or columns at Hugging Face, if it differs.
     flat
-        The key of the number of its rows, if it has one axis there.
+        The key of the number of rows, if the weight has one axis at Hugging Face.
     """
 
     name: str
@@ -102,12 +102,12 @@ class Row:
 
 
 def matrix(name: str, shape: str, elsewhere: str = "", *, std: Start, **more: Any) -> Row:
-    """Return a row for what is multiplied by."""
+    """Return a row for the matrix of a product."""
     return Row(name, shape, elsewhere, "matrix", std, **more)
 
 
 def table(name: str, shape: str, elsewhere: str = "", *, std: Start, **more: Any) -> Row:
-    """Return a row for what rows are looked up in."""
+    """Return a row for a table in which rows are looked up."""
     return Row(name, shape, elsewhere, "table", std, **more)
 
 
@@ -122,12 +122,12 @@ def experts(name: str, shape: str, elsewhere: str = "", **more: Any) -> Row:
 
 
 def by_width(cfg: Any, shape: tuple[int, ...]) -> float:
-    """Return the standard deviation of a matrix by which sums keep their size."""
+    """Return 1 / sqrt(inputs), the standard deviation with which a product keeps x's scale."""
     return 1 / sqrt(shape[-1])
 
 
 def taps(name: str, shape: str, elsewhere: str = "", *, std: Start, **more: Any) -> Row:
-    """Return a row for what a convolution of each channel sums by: (C, 1, L) at Hugging Face."""
+    """Return a row for the taps of a convolution by channel, (C, 1, L) at Hugging Face."""
     return Row(name, shape, elsewhere, "taps", std, spread=True, **more)
 
 
@@ -147,9 +147,9 @@ class Weight:
     is_frozen: bool
 
     def start(self, cfg: Any, scale: float, seed: int, stream: int) -> NDArray[np.float32]:
-        """Return its first values: ones of a gain, zeros of a bias, else drawn from N(0, std).
+        """Return the initial values: 1 for a gain, 0 for a bias, else drawn from N(0, std).
 
-        Of decays: -1 to -16, as Mamba-2 has them.
+        Decays start from -1 to -16, as in Mamba-2.
         """
         if self.row.kind == "norm" and not self.is_bias:
             return np.ones(self.shape, np.float32)
@@ -165,9 +165,9 @@ class Weight:
 def expand(
     rows: Iterable[Row], n_layers: int, sizes: Callable[[int | None], Sizes]
 ) -> Iterator[Weight]:
-    """Yield the weights of a table in its order, those of a block together.
+    """Yield the weights of a table in its order, block by block.
 
-    sizes: those outside the blocks, of None, or of a block, of its number.
+    ``sizes`` maps a block's index, or None outside the blocks, to sizes and conditions.
     """
     for in_blocks, group in groupby(rows, key=lambda row: "{n}" in row.name):
         together = tuple(group)

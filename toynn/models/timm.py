@@ -1,7 +1,7 @@
 """Vision transformers in safetensors files, by timm's names and shapes.
 
-A file that toynn wrote names its configuration in its metadata; of any other the shapes say it.
-Nothing in a file is ignored in silence: a tensor that the engine does not know is refused by name.
+A file that toynn wrote holds its configuration in its metadata; for any other file the shapes give
+it. No tensor is ignored in silence: an unknown one is refused by name.
 """
 
 import json
@@ -21,20 +21,20 @@ Floats = NDArray[np.float32]
 Shapes = Mapping[str, tuple[int, ...]]
 
 CONFIG, NAMES = "toynn.vit", "toynn.class_names"
-_HEAD_CHANNELS = 64  # of one attention head, in all of timm's ViTs from tiny to large
+_HEAD_CHANNELS = 64  # channels of a head, in all of timm's ViTs from tiny to large
 _CUBIC = -0.5  # the parameter of the cubic kernel, as in Pillow and PyTorch's antialias=True
 
 
 def metadata_of(fields: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
-    """Return what a file says beside the weights; ``format`` is for readers with torch."""
+    """Return a file's metadata; readers with torch want ``format``."""
     found = {"format": "pt", CONFIG: json.dumps(dict(fields))}
     return found | ({NAMES: json.dumps(names)} if names else {})
 
 
 def class_names(file: SafeTensors, classes: int) -> tuple[str, ...]:
-    """Return what the classes are called, if the file says so.
+    """Return the names of the classes, or () if the file has none.
 
-    Raises DataError if they are none, or of another number.
+    Raises DataError if the metadata is not a list of ``classes`` names.
     """
     names = _read(file, NAMES, [])
     fits = isinstance(names, list) and len(names) in (0, classes)
@@ -44,12 +44,12 @@ def class_names(file: SafeTensors, classes: int) -> tuple[str, ...]:
 
 
 def described(file: SafeTensors, known: Collection[str], told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the configuration of a file's model, None for classes without a head.
+    """Return the fields of a file's configuration; classes is None if the file has no head.
 
-    ``known``: the names of all fields. ``told``: n_heads, act and norm_eps, which shapes do not
-    say, as far as the caller knows them (not None). What toynn wrote itself must agree.
+    ``known`` are the names of all fields. ``told`` are the caller's n_heads, act and norm_eps,
+    which shapes do not give; None means unknown. They must agree with a file that toynn wrote.
 
-    Raises DataError for a file that is no such model.
+    Raises DataError for a file without such a model.
     """
     told = {name: value for name, value in told.items() if value is not None}
     stored = _read(file, CONFIG, None)
@@ -95,9 +95,9 @@ def _blocks(file: SafeTensors) -> int:
 
 
 def check_tensors(file: SafeTensors, shapes: Shapes, passed_over: Collection[str] = ()) -> None:
-    """Check that a file has exactly these tensors, in these shapes, save those passed over.
+    """Raise DataError unless a file has exactly these tensors, with these shapes.
 
-    Raises DataError.
+    Tensors in ``passed_over`` may be missing or have any shape.
     """
     for name, shape in shapes.items():
         if name in passed_over:
@@ -114,8 +114,8 @@ def check_tensors(file: SafeTensors, shapes: Shapes, passed_over: Collection[str
 def resampled(positions: Floats, side: int) -> Floats:
     """Return a position table (1, 1 + n, C) for pictures of side x side patches.
 
-    The class token's row stays; the grid of the others is resized as a picture would be: cubic
-    interpolation, whose kernel widens where the grid shrinks. Source: Keys 1981, doi:10.1109/
+    The class token's row stays. The grid of the other rows is resized as a picture would be, by
+    cubic interpolation; the kernel widens when the grid shrinks. Source: Keys 1981, doi:10.1109/
     TASSP.1981.1163711; Dosovitskiy et al. 2020, arXiv:2010.11929, section 3.2.
     """
     old = isqrt(positions.shape[1] - 1)
@@ -141,7 +141,7 @@ def _resizing(old: int, new: int) -> NDArray[np.float64]:
 
 def _shape(file: SafeTensors, name: str, dimensions: int) -> tuple[int, ...]:
     if name not in file.tensors:
-        _refuse(file, f"tensor {name} is missing: not a vision transformer by timm's names")
+        _refuse(file, f"tensor {name} is missing: not a vision transformer with timm's names")
     shape = file.tensors[name].shape
     if len(shape) != dimensions or 0 in shape:
         _refuse(file, f"tensor {name} needs {dimensions} dimensions; got {shape}")

@@ -1,11 +1,11 @@
-"""The vision transformer: a picture's patches as a sequence, and a class token that is classified.
+"""The vision transformer: a sequence of a picture's patches and a class token, which is classified.
 
     x += W_o attention(W_qkv n)             n = norm(x)
     x += W_2 f(W_1 n)                       n = norm(x)
 
-Two variants from one code: timm's (LayerNorm, exact GELU, biases) and the reference program's
-(RMSNorm, SiLU, none). Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words,
-arXiv:2010.11929, section 3; ViT-Tiny: Touvron et al. 2020, arXiv:2012.12877, table 1.
+There are two variants: timm's (LayerNorm, exact GELU, biases) and the reference program's (RMSNorm,
+SiLU, no biases). Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, arXiv:2010.11929,
+section 3; ViT-Tiny: Touvron et al. 2020, arXiv:2012.12877, table 1.
 """
 
 from dataclasses import dataclass
@@ -43,15 +43,15 @@ class ViTConfig:
     image, patch
         Width and height of a picture and of a patch, in pixels; patch divides image.
     channels
-        Numbers a pixel has.
+        Numbers per pixel.
     norm
         "layernorm" or "rmsnorm".
     act
-        "gelu", the exact one, or "silu".
+        "gelu" (exact, by erf) or "silu".
     bias
         Whether linear layers have biases: all of them, the patches' and the head included.
     norm_eps
-        What norms add to the variance.
+        Epsilon that norms add to the variance.
     """
 
     image: int = 224
@@ -108,7 +108,7 @@ class ViTConfig:
     def shapes(self) -> Shapes:
         """Return the shape of every weight by timm's name, in the order of the optimizer.
 
-        Three of them have other shapes on a tape: see ViT.outward.
+        Three of them have other shapes on a tape: ViT.inward and ViT.outward convert them.
         """
         C, P = self.d_model, self.patch
         return VIT.shapes(self, RecipeOptions()) | {
@@ -138,7 +138,7 @@ class ViT(Model[ViTConfig]):
     )
 
     def sizes(self, cfg: ViTConfig, opts: RecipeOptions, n: int | None) -> Sizes:
-        """Return what the table's letters and conditions mean."""
+        """Return the values of the table's letters and conditions."""
         C = cfg.d_model
         return {
             "C": C, "3C": 3 * C, "F": cfg.d_ff, "T": cfg.n_patches + 1, "P": cfg.patch_size,
@@ -146,7 +146,7 @@ class ViT(Model[ViTConfig]):
         }  # fmt: skip
 
     def check(self, cfg: ViTConfig, opts: RecipeOptions) -> None:
-        """Refuse rounded weights. Raises ConfigError."""
+        """Refuse a weight_dtype other than f32. Raises ConfigError."""
         if opts.weight_dtype != "f32":
             raise ConfigError(f"ViT: weight_dtype must be f32; got {opts.weight_dtype!r}")
 
@@ -176,7 +176,7 @@ class ViT(Model[ViTConfig]):
     def forward(self, layers: Layers, cfg: ViTConfig, image: Tensor, rows: Tensor) -> Tensor:
         """Record the logits (B, classes) of ``rows`` (B,), for patches (B n_patches, patch_size).
 
-        Of the last block only these rows are computed.
+        The last block computes these rows only, except for the keys and values of all rows.
         """
         patches = layers.linear(image, "patch_embed.proj")
         x = layers.class_token(patches, "cls_token", "pos_embed")

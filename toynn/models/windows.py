@@ -1,9 +1,9 @@
-"""Windows: a Llama some of whose blocks see the last keys only.
+"""Windows: a Llama in which a query in some blocks sees its last keys only.
 
     scores of query i:  keys j <= i,  in a block with a window  i - window < j <= i
 
-Here is what the architectures have in common whose files say of each block whether it has a window:
-usually all but every fourth. Source: Beltagy, Peters & Cohan 2020, arXiv:2004.05150, section 3.1.
+This is the base of architectures whose files say for each block whether it has a window; usually
+all but every fourth have. Source: Beltagy, Peters & Cohan 2020, arXiv:2004.05150, section 3.1.
 """
 
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ __all__ = ["PATTERN", "WINDOW", "WindowConfig", "Windowed"]
 Floats = NDArray[np.float32]
 
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
-_PERIOD = 4  # blocks, of which the last has no window, where nothing else is said
+_PERIOD = 4  # by default the last of every 4 blocks has no window
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-_MOST = 1 << 16  # blocks: more have no tensors
+_MOST = 1 << 16  # blocks: a limit on the lists that a wrong config.json can ask for
 _LETTERS = {"L": True, "G": False}
 
 
@@ -39,9 +39,9 @@ class WindowConfig(LlamaConfig):
     Attributes
     ----------
     window
-        Keys that a query sees, its own among them, in blocks that have a window; 0: none has.
+        Keys that a query sees, its own included, in blocks with a window; 0: no block has one.
     windowed
-        Whether each block has one; empty: all but every fourth.
+        For each block, whether it has a window; empty: all but every fourth.
     """
 
     window: int = 0
@@ -60,12 +60,12 @@ class WindowConfig(LlamaConfig):
         object.__setattr__(self, "windowed", windowed)
 
     def width(self, n: int) -> int:
-        """Return the window of block n; 0: it has none."""
+        """Return the window of block n; 0: no window."""
         return self.window if self.window and self.windowed[n] else 0
 
 
 class Windowed(Llama):
-    """What the architectures share."""
+    """Base of the architectures with a WindowConfig."""
 
     config_type = WindowConfig
     #: The window where config.json has no sliding_window; 0: none.
@@ -74,7 +74,7 @@ class Windowed(Llama):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
         window = hyper.count(WINDOW)
         windowed = hyper.pattern(PATTERN, cfg.n_layers, _PERIOD) if window else []
@@ -107,12 +107,12 @@ class Windowed(Llama):
             period = int(config.number("sliding_window_pattern", period, real=False))
             found[PATTERN] = [(n + 1) % period != 0 for n in range(count)]
         if len(found[PATTERN]) != count:
-            config.refuse(f"layer_types must be {count} kinds; got {len(found[PATTERN])}")
+            config.refuse(f"layer_types must have {count} entries; got {len(found[PATTERN])}")
 
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return which blocks have a window, and that no token is padding."""
+        """Return config.json's keys for windows, and pad_token_id null."""
         keys, more = super().folder(hyper, tensors)
         windowed = hyper.get(PATTERN) or [False] * hyper["block_count"]
         kinds = [_SLIDING if has else _FULL for has in windowed]
@@ -130,5 +130,5 @@ class Windowed(Llama):
         return self.attention(block, cfg, x, rotated, self.rope(cfg, n), window=cfg.width(n))
 
     def rope(self, cfg: Any, n: int) -> dict[str, Any]:
-        """Return what RoPE does otherwise in block n, as Layers.rope takes it."""
+        """Return arguments of Layers.rope that are block n's own."""
         return {}

@@ -1,4 +1,4 @@
-"""Layers, with which models record their forward pass."""
+"""Layers: what models record their forward pass with."""
 
 from toynn.nn.caches import Caches
 from toynn.nn.layers import Dropout, Layers

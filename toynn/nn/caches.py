@@ -1,4 +1,4 @@
-"""Caches of a sequence from one run to the next."""
+"""What a generation keeps of a sequence from one run to the next: keys, values and states."""
 
 from dataclasses import dataclass, field
 
@@ -11,12 +11,20 @@ __all__ = ["Caches"]
 
 @dataclass(frozen=True)
 class Caches:
-    """Keys and values that tapes of one session add to, by the name of their attention.
+    """Keys and values, by the name of their attention, shared by the tapes of one session.
 
-    ``past`` (B,) of i32 says how many rows of each sequence are there, ``counts`` (B,) how many
-    come now, before what only fills up; ``rows`` is the room. What is ``kept`` is shared by all
-    tapes: the first that asks for a name declares its memory, as ``label`` and that name.
-    ``label`` is unique to a batch and a room.
+    Attributes
+    ----------
+    past
+        Rows of each sequence that are cached, (B,) of i32.
+    counts
+        Rows of each sequence that this run adds, (B,) of i32; the rest of the run is padding.
+    rows
+        Capacity of the cache in rows.
+    label
+        Prefix of the tensors' names, unique to a batch size and a capacity.
+    kept
+        The tensors by name. The first tape that asks for a name declares the tensor.
     """
 
     session: Session
@@ -35,11 +43,11 @@ class Caches:
         return ops.KVCache(self._kept(f"{name}keys", keys), kept, self.past)
 
     def ring(self, name: str, batch: int, width: int) -> Tensor:
-        """Return the last rows (B, RING, C) of what a convolution sums."""
+        """Return the last rows (B, RING, C) of a convolution's input."""
         return self._kept(f"{name}ring", (batch, ops.RING, width))
 
     def state(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return what a delta rule or a state space writes to, (B, V, D, E)."""
+        """Return the state of a delta rule or a state space, (B, V, D, E)."""
         return self._kept(f"{name}state", shape)
 
     def _kept(self, name: str, shape: tuple[int, ...]) -> Tensor:

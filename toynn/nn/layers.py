@@ -1,9 +1,9 @@
 """Layers: the vocabulary of a model's forward pass.
 
-A forward pass names its weights, and says what is done with them. The layers know whether weights
-are trained, frozen, mapped or rounded, whether a matrix has an adapter, and whether keys and values
-are cached. They are made for each pass that is recorded. So training, LoRA, evaluation and
-generation record the same forward pass.
+A model's forward pass names its weights and the layers to apply. Layers know whether weights are
+trained, frozen, mapped or rounded, whether a matrix has an adapter, and whether keys and values are
+cached. So training, LoRA, evaluation and generation record the same forward pass, each with layers
+of its own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _SCORES = {"softmax": ops.softmax, "sigmoid": ops.sigmoid}  # of experts, from a
 
 @dataclass(frozen=True)
 class Dropout:
-    """What is left out of the inputs of adapters: each element with a probability."""
+    """Dropout of adapters' inputs: each element becomes 0 with this probability."""
 
     probability: float
     control: Tensor  # i32 (2,): step, active; see ops.dropout
@@ -37,26 +37,25 @@ class Layers:
     Attributes
     ----------
     weights, constants
-        By name; what else a model reads, by name.
+        Weights by name; other arrays that the model reads, by name.
     rounding
-        What matrices are rounded to before a product: "f32", "f16" or "bf16".
+        Type that matrices are rounded to before a product: "f32", "f16" or "bf16".
     adapters, dropout
-        By the name of their matrix; what is dropped of their inputs, in a training step.
+        Adapters by the name of their matrix; dropout of their inputs, in a training step.
     caches
-        Keys and values of the tokens before these, in generation.
+        Keys and values of earlier tokens, in generation.
     segments
-        Of each token the first one of its segment, where sequences are made of several.
+        For each token the index of its segment's first token, if sequences have several segments.
     wanted
-        Numbers (R,) of the rows that are read of what the blocks give, if not of all: the last
-        block computes others only as far as its attention needs them.
+        Indices (R,) of the rows that are read after the last block; None: all rows. The last block
+        computes other rows only as far as its attention needs them.
     long
-        Whether sequences are longer than those that a model was first trained on, where it has
-        other constants for those.
+        Whether sequences exceed the original context of a model that has other constants then.
     long_positions
-        Positions in long examples where a batch may have both kinds: 0 in short ones, and those of
-        the short ones are 0 in long ones.
+        Given if a batch may hold both short and long examples: positions in long ones, 0 in short
+        ones. The usual positions are then 0 in long ones.
     prefix
-        What the names of a block's weights begin with.
+        Prefix of the names of a block's weights.
     """
 
     session: Session
@@ -74,18 +73,18 @@ class Layers:
     prefix: str = ""
 
     def blocks(self, count: int, name: str = "blk") -> Iterator["Layers"]:
-        """Yield the layers of each block, with names relative to it: "attn_q"."""
+        """Yield the layers of each block; names are then relative to the block: "attn_q"."""
         for n in range(count):
             with self.session.tape.block(f"{name}.{n}"):
                 wanted = self.wanted if n == count - 1 else None
                 yield replace(self, prefix=f"{name}.{n}.", wanted=wanted)
 
     def weight(self, name: str) -> Tensor:
-        """Return a weight, by its whole name within the block."""
+        """Return a weight by its name within the block, ``.weight`` included."""
         return self.weights[self.prefix + name]
 
     def has(self, name: str) -> bool:
-        """Say whether the block has a module."""
+        """Say whether the block has a module of this name."""
         return f"{self.prefix}{name}.weight" in self.weights
 
     def bias(self, name: str) -> Tensor | None:
@@ -95,9 +94,9 @@ class Layers:
     # -- With weights --------------------------------------------------------------------------
 
     def embedding(self, name: str, ids: Tensor) -> Tensor:
-        """Record the rows (N, C) of a table that ids (N,) name, with what an adapter adds to them.
+        """Record the rows (N, C) of a table for ids (N,), plus an adapter's.
 
-        That is s A[id] B^T, with A (V, r) and B (C, r); nothing of it is dropped.
+        An adapter adds s A[id] B^T, with A (V, r) and B (C, r); it has no dropout here.
         """
         s, adapter = self.session, self.adapters.get(f"{self.prefix}{name}.weight")
         y = ops.embedding(s, self.weight(f"{name}.weight"), ids)
@@ -107,13 +106,13 @@ class Layers:
         return ops.add(s, y, ops.linear(s, low, adapter.b))
 
     def class_token(self, patches: Tensor, token: str, positions: str) -> Tensor:
-        """Put a token, the class's, before the patches of each image, and add positions."""
+        """Record a class token before the patches of each image, plus the position embeddings."""
         return ops.class_token(self.session, patches, self.weight(token), self.weight(positions))
 
     def linear(self, x: Tensor, name: str, activation: str | None = None) -> Tensor:
-        """Record f(W x + b), with what an adapter of W adds; every product with weights is here.
+        """Record f(W x + b), plus the product of W's adapter. Only ``experts`` has others.
 
-        f is "gelu_tanh", "gelu_exact", "silu" or nothing; b is there or not.
+        f is "gelu_tanh", "gelu_exact", "silu" or None; b is added if the module has a bias.
         """
         s, adapter = self.session, self._adapter(name)
         seen = self._dropped(x, name) if adapter is not None else x
@@ -123,34 +122,34 @@ class Layers:
         return ops.silu(s, y) if activation == "silu" else y
 
     def _adapted(self, name: str) -> str:
-        """Return the name of a matrix's adapter: a tied table, read as the head, has the head's."""
+        """Return the name of a matrix's adapter; a tied table, used as the head, has the head's."""
         weight = f"{self.prefix}{name}.weight"
         return _HEAD if weight == _TABLE else weight
 
     def _adapter(self, name: str) -> LoRA | None:
-        """Return the adapter of what is multiplied by, if it has one."""
+        """Return the adapter of a matrix, if it has one."""
         return self.adapters.get(self._adapted(name))
 
     def _dropped(self, x: Tensor, name: str) -> Tensor:
-        """Record what the adapter of a matrix sees of x."""
+        """Record the input of a matrix's adapter: x, with dropout if there is any."""
         if self.dropout is None:
             return x
         site = list(self.adapters).index(self._adapted(name))
         return ops.dropout(self.session, x, self.dropout.probability, self.dropout.control, site)
 
     def matrix(self, name: str) -> Tensor:
-        """Return a matrix as it is multiplied: rounded, if the weights' type is not float32."""
+        """Return a matrix as products read it: rounded, unless ``rounding`` is "f32"."""
         w = self.weight(f"{name}.weight")
         return w if self.rounding == "f32" else ops.rounded(self.session, w, self.rounding)
 
     def layernorm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        """Record (x - mean) / sqrt(var + eps) * w + b of each row; b or the constant no_bias."""
+        """Record (x - mean) / sqrt(var + eps) * w + b by row; without a bias, b is no_bias."""
         gain, bias = self.weight(f"{name}.weight"), self.bias(name)
         bias = self.constants["no_bias"] if bias is None else bias
         return ops.layernorm(self.session, x, gain, bias, eps)
 
     def rmsnorm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        """Record x / sqrt(mean x^2 + eps) * w of each row, or of each head, if w is as short."""
+        """Record x / sqrt(mean x^2 + eps) * w by row, or by head if w is as wide as a head."""
         return ops.rmsnorm(self.session, x, self.weight(f"{name}.weight"), eps)
 
     def mlp(self, x: Tensor, up: str, down: str, activation: str) -> Tensor:
@@ -162,7 +161,7 @@ class Layers:
     ) -> Tensor:
         """Record down(silu(gate(x)) * up(x)). Source: Shazeer 2020, arXiv:2002.05202.
 
-        ``routes``, to one expert, say what that counts of each row of x.
+        ``routes``, to one expert, give a weight for each row of the result.
         """
         gates, values = self.linear(x, gate), self.linear(x, up)
         h = ops.swiglu(self.session, gates, values)
@@ -183,12 +182,11 @@ class Layers:
     ) -> ops.Routes:
         """Record which experts each row of x (N, C) goes to, by the scores of a router (E, C).
 
-        Scores are the "softmax" of its logits or the "sigmoid" of each. ``choice`` names a module
-        whose bias (E,), if it is there, is added to them before the largest are chosen, and not to
-        the weights. ``normalized``: the weights of those that are ``used`` add up to ``scale``, but
-        for ``eps``, which is added to their sum; else they are scores times it. ``groups`` is that
-        of ops.route. The router's product is as exact as float32. Raises ConfigError for another
-        score.
+        Scores are the "softmax" of the router's logits, or the "sigmoid" of each. ``choice`` names a
+        module; its bias (E,), if there is one, is added to the scores for choosing the ``used``
+        largest only. The weights are the scores without it: times ``scale``, or, if ``normalized``,
+        divided by their sum + ``eps`` first. ``groups`` is that of ops.route. The router's product
+        is computed in float32. Raises ConfigError for another score.
         """
         s = self.session
         if score not in _SCORES:
@@ -216,8 +214,8 @@ class Layers:
     ) -> Tensor:
         """Record the sum of w down(silu(gate(x)) * up(x)) over the experts of each row of x.
 
-        The weight w of an expert is applied before ``down``, if ``down`` is linear. Then no
-        gradient needs the output of ``down``. ``limit`` and ``alpha`` are those of ops.swiglu.
+        Without a bias in ``down``, the weight w is applied before ``down``: then no gradient needs
+        the output of ``down``. ``limit`` and ``alpha`` are those of ops.swiglu.
         """
         s, copies = self.session, ops.dispatch(self.session, x, routes)
         gates, values = (self.experts(copies, name, routes) for name in (gate, up))
@@ -227,7 +225,7 @@ class Layers:
         return ops.combine(s, ops.weigh(s, self.experts(h, down, routes), routes), routes)
 
     def experts(self, x: Tensor, name: str, routes: ops.Routes) -> Tensor:
-        """Record W[e] x + b[e] for each row, e its expert, with what an adapter of W adds."""
+        """Record W[e] x + b[e] for each row and its expert e, plus the product of W's adapter."""
         s, adapter = self.session, self._adapter(name)
         y = ops.experts(s, x, self.matrix(name), routes, self.bias(name))
         if adapter is None:
@@ -236,25 +234,25 @@ class Layers:
         return ops.add(s, y, ops.experts(s, low, adapter.b, routes))
 
     def swiglu_of(self, x: Tensor, both: str, down: str) -> Tensor:
-        """Record down(silu(gate) * up), gate and up being the halves of both(x)."""
+        """Record down(silu(gate) * up), where gate and up are the halves of both(x)."""
         return self.linear(ops.swiglu_halves(self.session, self.linear(x, both)), down)
 
     def geglu(self, x: Tensor, gate: str, up: str, down: str) -> Tensor:
-        """Record down(gelu(gate(x)) * up(x)), in GELU's tanh form. Source: as of swiglu."""
+        """Record down(gelu(gate(x)) * up(x)), with GELU's tanh form. Source: see ``swiglu``."""
         gates, values = self.linear(x, gate), self.linear(x, up)
         return self.linear(ops.geglu(self.session, gates, values), down)
 
     def shortconv(self, x: Tensor, into: str, taps: str, out: str) -> Tensor:
-        """Record out(g * conv(b * v)), b, g and v being the thirds of into(x); see ops.shortconv.
+        """Record out(g * conv(b * v)); b, g and v are the thirds of into(x). See ops.shortconv.
 
-        With caches, the rows before these are seen, and these are kept.
+        With caches, the convolution reads earlier rows from the cache and adds these rows to it.
         """
         return self.linear(self.narrowed(self.convolution(self.linear(x, into), taps)), out)
 
     def convolution(self, x: Tensor, taps: str) -> Tensor:
-        """Record conv(x) of each channel, or g * conv(b * v) where x has those; see ops.shortconv.
+        """Record conv(x) by channel, or g * conv(b * v) if x holds b, g and v; see ops.shortconv.
 
-        With caches as ``shortconv``.
+        Caches are used as in ``shortconv``.
         """
         w, ring, past = self.weight(f"{taps}.weight"), None, None
         if self.caches is not None:
@@ -271,9 +269,9 @@ class Layers:
     def delta(
         self, x: Tensor, g: Tensor, c: Tensor, n_k_heads: int, d_k: int, *, grouped: bool = False
     ) -> Tensor:
-        """Record what the gated delta rule reads of its states, by q, k and v in x; see ops.delta.
+        """Record the gated delta rule's output for q, k and v in x; see ops.delta.
 
-        With caches the states go on from where they were, and are kept.
+        With caches, the states start from the cached ones and are cached again.
         """
         caches, V = self.caches, g.shape[1]
         state = past = counts = None
@@ -331,16 +329,16 @@ class Layers:
         return ops.gatednorm(self.session, x, z, self.weight(f"{name}.weight"), eps)
 
     def decay(self, x: Tensor, gain: str, bias: str) -> Tensor:
-        """Record gain * log(1 + e^(x + bias)), by whole names of weights; see ops.decay."""
+        """Record gain * log(1 + e^(x + bias)); both are full names of weights. See ops.decay."""
         return ops.decay(self.session, x, self.weight(gain), self.weight(bias))
 
     def head(
         self, x: Tensor, name: str, labels: Tensor, cap: float = 0.0
     ) -> tuple[Tensor | None, Tensor]:
-        """Record the loss of x (N, C) by a matrix (V, C); return the logits too.
+        """Record the loss of x (N, C) with the head's matrix (V, C); return logits and loss.
 
-        With a cap, logits are cap tanh(logits / cap). Many logits are computed in chunks of rows,
-        and not returned, unless dense labels or magnitudes need all of them.
+        With a cap, logits become cap tanh(logits / cap). Many logits are computed in chunks of rows
+        and returned as None, unless dense labels or DoRA's magnitudes need all of them.
         """
         s, adapter = self.session, self._adapter(name)
         (N, _), (V, _) = x.shape, self.weight(f"{name}.weight").shape
@@ -359,11 +357,11 @@ class Layers:
         return ops.add(self.session, x, y)
 
     def residual(self, x: Tensor, y: Tensor) -> Tensor:
-        """Record x + y, y being what came of attention: of the last block, the rows wanted."""
+        """Record x + y, where y is attention's result; in the last block, for wanted rows only."""
         return ops.add(self.session, self.narrowed(x), y)
 
     def narrowed(self, x: Tensor) -> Tensor:
-        """Record the rows of x (B T, C) that are wanted of the last block."""
+        """Record x (B T, C), in the last block only its wanted rows."""
         return x if self.wanted is None else self.rows(x, self.wanted)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
@@ -383,18 +381,18 @@ class Layers:
         return ops.queries(self.session, x, n_heads, part)
 
     def gated(self, x: Tensor, gates: Tensor, n_heads: int) -> Tensor:
-        """Record x sigmoid(gate), by the gates beside the queries; see ops.gated.
+        """Record x sigmoid(gate), with the gates beside the queries; see ops.gated.
 
-        x has the rows that are wanted.
+        x has the wanted rows only, the gates have all rows.
         """
         return ops.gated(self.session, x, self.narrowed(gates), n_heads)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
-        """Record cap tanh(x / cap); x itself, where the cap is 0."""
+        """Record cap tanh(x / cap); return x itself if the cap is 0."""
         return ops.softcap(self.session, x, cap) if cap else x
 
     def rows(self, x: Tensor, ids: Tensor) -> Tensor:
-        """Record the rows of x that ids (N,) name."""
+        """Record the rows of x with the indices ids (N,)."""
         return ops.embedding(self.session, x, ids)
 
     def rope(
@@ -412,8 +410,8 @@ class Layers:
     ) -> Tensor:
         """Record x (B T, H D) with pairs of each head rotated by position; see ops.rope.
 
-        ``frequencies`` names the constant that says by how much, and of how many pairs;
-        ``interleaved`` whether channels 2i and 2i + 1 are a pair, or i and i + R/2.
+        ``frequencies`` names a constant: the angle per position of each pair that rotates.
+        ``interleaved``: channels 2i and 2i + 1 are a pair, instead of i and i + R/2.
         """
         return ops.rope(
             self.session,
@@ -445,10 +443,10 @@ class Layers:
     ) -> Tensor:
         """Record softmax(scale q k^T) v of each sequence and head; see ops.attention.
 
-        q alone holds all three side by side; q and k alone, with caches, have values among the
-        first ``d_value`` columns of keys; scale None is 1 / sqrt(D); a window or cap of 0 is
-        none; ``sinks`` names weights. With caches, the keys and values of the tokens before these
-        are seen, and those of these are kept; a block has one attention then.
+        If k is None, q holds all three side by side. If only v is None, with caches, values are
+        the first ``d_value`` columns of keys. Scale None means 1 / sqrt(D). A window or cap of 0
+        means none. ``sinks`` names weights. With caches, earlier keys and values are read from the
+        cache and these are added; a block can then have only one attention.
         """
         heads, cache = n_kv_heads or n_heads, None
         if self.caches is not None:

@@ -2,7 +2,7 @@
 
     LoRA     y = x W^T + b + s (x' A^T) B^T                       x' = dropout(x)
     PiSSA    y = x W^T + b + s ((x' A^T) B^T - (x' A0^T) B0^T)    A0, B0: what A and B began with
-    DoRA     y = m / |W + s B A| (x W^T + s (x' A^T) B^T) + b     of each output, norms constant
+    DoRA     y = m / |W + s B A| (x W^T + s (x' A^T) B^T) + b     by row; no gradient of the norms
 
 W (out, in), A and A0 (r, in), B and B0 (out, r), m (out,).
 Sources: Hu et al. 2021, LoRA, arXiv:2106.09685, section 4; Meng et al. 2024, PiSSA,
@@ -21,33 +21,33 @@ __all__ = ["LoRA", "Magnitude", "linear"]
 
 @dataclass(frozen=True)
 class Magnitude:
-    """What DoRA trains beside A and B, and what it needs of the matrix."""
+    """DoRA's magnitudes, which are trained like A and B, and the norms that they need."""
 
     m: Tensor  # (out,)
-    squares: Tensor  # (out,): of the norms of W's rows
-    inverse: Tensor  # (out,): one over the norms of W + s B A, as they were taken last
+    squares: Tensor  # (out,): squared norms of W's rows
+    inverse: Tensor  # (out,): 1 / norms of the rows of W + s B A, when they were last computed
 
 
 @dataclass(frozen=True)
 class LoRA:
-    """What is added to a matrix W (out, in), or to each of a stack: ``scale`` B A, of rank r."""
+    """An adapter of rank r: ``scale`` B A is added to W (out, in), or to each W of a stack."""
 
     a: Tensor  # (r, in), or (E, r, in)
     b: Tensor  # (out, r), or (E, out, r)
     scale: float
-    start: tuple[Tensor, Tensor] | None = None  # A0 and B0, where these are taken away
+    start: tuple[Tensor, Tensor] | None = None  # A0 and B0 of PiSSA, whose product is subtracted
     magnitude: Magnitude | None = None
 
     def products(self, s: Session, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Record x (N, in) seen through A, scaled; yield it with B: their product is added."""
-        # Scaled here, where the numbers are fewest.
+        """Record s x A^T for x (N, in); yield it with B, by which the caller multiplies it."""
+        # The scale is applied here because this array has the fewest numbers.
         yield _scaled(s, ops.linear(s, x, self.a), self.scale), self.b
         if self.start is not None:
             a, b = self.start
             yield _scaled(s, ops.linear(s, x, a), -self.scale), b
 
     def inverse_norms(self, s: Session, w: Tensor) -> Tensor:
-        """Record one over the norms (out,) of the rows of W + s B A, which is not made for it."""
+        """Record 1 / norms (out,) of the rows of W + s B A without computing that matrix."""
         assert self.magnitude is not None
         p, g = ops.linear(s, self.a, w), ops.linear(s, self.a, self.a)
         return ops.dora_norms(s, self.magnitude.squares, p, g, self.b, self.scale)
@@ -70,8 +70,8 @@ def linear(
 ) -> Tensor:
     """Record f(x w^T + b) for x (M, in), w (out, in), b (out,); f as in ops.linear.
 
-    What an adapter adds to w comes before f; it sees x, or what is given as ``seen``. Norms that
-    were ``measured`` before are not recomputed.
+    An adapter's product is added before f. Its input is ``seen``, or x if that is None.
+    ``measured``: DoRA's norms are not recomputed; the last ones are used.
     """
     if adapter is None:
         return ops.linear(s, x, w, b, activation)
