@@ -82,7 +82,7 @@ FOLDERS = {
     "qwen35 kinds": (
         "qwen35",
         dict(layer_types=["full_attention", "linear_attention", "linear_attention"]),
-        "layer_types must be 3 of linear_attention, every n-th full_attention; got",
+        "layer_types must have 3 entries: full_attention in every n-th",
     ),
     "qwen35 rope": (
         "qwen35",
@@ -141,7 +141,7 @@ FOLDERS = {
         dict(layer_types=["conv", "mamba", "conv"]),
         "full_attention or conv; got",
     ),
-    "lfm2 count": ("lfm2", dict(layer_types=["conv"]), "layer_types must be 3 kinds; got 1"),
+    "lfm2 count": ("lfm2", dict(layer_types=["conv"]), "layer_types must have 3 entries; got 1"),
     "lfm2 taps": ("lfm2", dict(conv_L_cache=0), "conv_L_cache must be a whole number >= 1; got 0"),
     "lfm2 rope": ("lfm2", dict(rope_theta=None), "rope_theta is missing"),
     "gemma scalar": (
@@ -152,7 +152,7 @@ FOLDERS = {
     "gemma kinds": (
         "gemma2",
         dict(layer_types=["full_attention"] * 3),
-        "layer_types must be a window",
+        "full_attention in the last of every 2 layers",
     ),
     "gemma pattern": ("gemma3", dict(sliding_window_pattern=5), "sliding_window_pattern must be 6"),
     "gemma ways": (
@@ -184,12 +184,12 @@ FOLDERS = {
     "mistral rope": (
         "ministral3",
         dict(rope_parameters={"rope_type": "default"}),
-        "rope_parameters must be of yarn; got",
+        "rope_parameters must have rope_type yarn; got",
     ),
     "mistral window": (
         "ministral3",
         dict(sliding_window=5),
-        "sliding_window must be null, or no l",
+        "sliding_window must be null or at l",
     ),
     "seed bias": (
         "seed_oss",
@@ -205,7 +205,7 @@ FOLDERS = {
     "olmo3 rope": (
         "olmo3",
         dict(rope_parameters={"rope_theta": 50.0}),
-        "rope_parameters must be those of two kinds of layers; got",
+        "rope_parameters must be given for full_attention and sliding_attention; got",
     ),
     "olmo3 local": (
         "olmo3",
@@ -225,7 +225,7 @@ FOLDERS = {
     "olmo3 count": (
         "olmo3",
         dict(layer_types=["full_attention"]),
-        "layer_types must be 3 kinds; got 1",
+        "layer_types must have 3 entries; got 1",
     ),
     "olmo3 no window": (
         "olmo3",
@@ -401,12 +401,12 @@ FILES = {
         "phi3",
         "phi3.attention.head_count",
         2**31,
-        r"heads of \d+ channels|wrong shape|divide",
+        r"a head of \d+ channels|wrong shape|divide",
     ),
     "delta heads": ("qwen35", "qwen35.ssm.group_count", 5, "delta_heads must divide"),
     "many delta heads": ("qwen35", "qwen35.ssm.group_count", 2**31, "delta_heads must divide"),
     "delta inner": ("qwen35", "qwen35.ssm.inner_size", 19, "must be a multiple of the 6 heads"),
-    "state": ("qwen35", "qwen35.ssm.state_size", 2**31, "of at most 256 channels"),
+    "state": ("qwen35", "qwen35.ssm.state_size", 2**31, "delta_dim must be at most 256"),
     "delta taps": ("qwen35", "qwen35.ssm.conv_kernel", 2**31, "conv_taps must be at most 16"),
     "every": ("qwen35", "qwen35.full_attention_interval", 3, "missing|unknown tensors|wrong shape"),
     "sections": ("qwen35", "qwen35.rope.dimension_sections", 3.5, "must be 4 numbers"),
@@ -427,7 +427,7 @@ FILES = {
         "lfm2",
         "lfm2.attention.head_count_kv",
         0,
-        "head_count_kv must be 0, or one number",
+        "head_count_kv must be 0 or one same number",
     ),
     "all attend": (
         "lfm2",
@@ -458,7 +458,7 @@ FILES = {
         "olmo3",
         "olmo2.attention.sliding_window_pattern",
         True,
-        "sliding_window_pattern must be 3 of true or false; got True",
+        "sliding_window_pattern must be 3 booleans; got True",
     ),
     "no norm": (
         "seed_oss",
@@ -498,7 +498,12 @@ FILES = {
     "glm4moe share": ("glm4moe", "glm4moe.expert_shared_count", 0, "whole number >= 1; got 0"),
     "glm4moe groups": ("glm4moe", "glm4moe.expert_group_used_count", 4, "got 3 of 6, 4 and"),
     "glm4moe word": ("glm4moe", "glm4moe.expert_weights_norm", 1, "must be true or false; got 1"),
-    "glm4moe next": ("glm4moe", "glm4moe.nextn_predict_layers", 4, "layers is 4, of 4 blocks"),
+    "glm4moe next": (
+        "glm4moe",
+        "glm4moe.nextn_predict_layers",
+        4,
+        "must be less than block_count, 4; got 4",
+    ),
     "ernie step": ("ernie4_5-moe", "ernie4_5-moe.interleave_moe_layer_step", 2, "must be 1 here"),
     "ernie share": (
         "ernie4_5-moe",
@@ -629,7 +634,7 @@ def test_experts_of_unlike_shapes_are_named(tmp_path):
 def test_what_files_have_no_place_for_is_not_written(tmp_path):
     with pytest.raises(ConfigError, match=r"llama\.cpp reads olmoe with as many heads of k and v"):
         build(config("olmoe")).export_gguf(tmp_path / "model.gguf")
-    with pytest.raises(ConfigError, match="granitemoe have no place for a shared expert"):
+    with pytest.raises(ConfigError, match="granitemoe cannot hold a shared expert"):
         make("granitemoe-shared").engine.export_hf(tmp_path / "model")
 
 
@@ -706,11 +711,11 @@ def test_what_a_phi3_or_gemma_cannot_be():
     with pytest.raises(ConfigError, match="GemmaConfig: score_cap must be a number above 0"):
         config("gemma2")
     for blocks in ((), (3,), (1, 0)):
-        with pytest.raises(ConfigError, match="LFM2Config: attention_blocks must be numbers of"):
+        with pytest.raises(ConfigError, match="LFM2Config: attention_blocks must be indices of"):
             config("lfm2", attention_blocks=blocks)
     for sizes, message in (
         ({"delta_heads": 4}, "delta_heads must divide delta_value_heads"),
-        ({"delta_dim": 257}, "of at most 256 channels"),
+        ({"delta_dim": 257}, "delta_dim must be at most 256"),
         ({"rope_channels": 3}, "rope_channels must be even"),
         ({"conv_taps": 17}, "conv_taps must be at most 16"),
         ({"attention_every": 0}, "attention_every must be a whole number >= 1"),

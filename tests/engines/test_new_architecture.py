@@ -251,7 +251,7 @@ def test_what_is_not_registered_is_refused_with_a_list(file, tmp_path):
     known += "seed_oss, smollm3, starcoder2, tandem"
     with pytest.raises(ConfigError, match=f"'mamba': toynn has {known}"):
         architecture("mamba")
-    with pytest.raises(ConfigError, match="there is an architecture 'tandem' already"):
+    with pytest.raises(ConfigError, match="architecture 'tandem' is registered already"):
         register(Tandem())
     with gguf.open(file) as found:
         kinds = {key: (value, found.types[key]) for key, value in found.metadata.items()}

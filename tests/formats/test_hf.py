@@ -160,12 +160,12 @@ REFUSED = {
     "mistral": (
         dict(model_type="mistral", sliding_window=8),
         {},
-        "sliding_window must be null, or no less than max_position_embeddings, 16; got 8",
+        "sliding_window must be null or at least max_position_embeddings, 16; got 8",
     ),
     "old mistral": (
         dict(model_type="mistral", sliding_window=..., max_position_embeddings=32768),
         {},
-        "sliding_window must be null, .*, 32768; got 4096",
+        "sliding_window must be null .*, 32768; got 4096",
     ),
     "endless": (dict(rms_norm_eps=10**400), {}, "rms_norm_eps must be a number > 0; got 1000"),
     "too many": (dict(vocab_size=10**400), {}, "vocab_size must be a whole number >= 1; got 1000"),
@@ -181,7 +181,7 @@ REFUSED = {
     "linear": (
         dict(rope_scaling={"type": "linear", "factor": 2.0, "beta_fast": 3}),
         {},
-        "RoPE of kind linear has keys that are not known: beta_fast",
+        "rope_scaling linear has unknown keys: beta_fast",
     ),
     "part": (dict(rope_parameters={"partial_rotary_factor": 0.5}), {}, "partial_rotary_factor"),
     "no object": (dict(rope_scaling="yarn"), {}, "rope_scaling must be an object; got 'yarn'"),

@@ -90,8 +90,8 @@ def test_a_folder_without_a_table_is_named(packed, capsys):
 
 
 CONFIGS = {
-    "qwen35": ("layer_types", (5, True, {"a": 1}), "layer_types must be 2 of linear_attention"),
-    "gpt-oss": ("quantization_config", ("mxfp4", ["mxfp4"], 5), "quantization_config must be of"),
+    "qwen35": ("layer_types", (5, True, {"a": 1}), "layer_types must have 2 entries"),
+    "gpt-oss": ("quantization_config", ("mxfp4", ["mxfp4"], 5), "quantization_config must be an"),
     "lfm2": ("layer_types", ([[]], [{}], 5), "layer_types must be full_attention or conv"),
 }
 

@@ -242,8 +242,8 @@ class Gemma(Llama):
             kinds != [_kind(n, self.period) for n in range(given)] or given < count
         ):
             config.refuse(
-                f"layer_types must be sliding_attention in all but every {self.period}th layer; "
-                f"got {kinds!r}"
+                f"layer_types must be sliding_attention, and full_attention in the last of every "
+                f"{self.period} layers; got {kinds!r}"
             )
         return self._read_rope(config, found)
 

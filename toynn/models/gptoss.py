@@ -146,7 +146,9 @@ class GptOss(Mixture):
         quantized = config.get("quantization_config") or {}
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         if quantized and method != "mxfp4":
-            config.refuse(f"quantization_config must have quant_method mxfp4; got {quantized!r}")
+            config.refuse(
+                f"quantization_config must be an object with quant_method mxfp4; got {quantized!r}"
+            )
         return {}
 
     def folder(

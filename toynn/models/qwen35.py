@@ -288,7 +288,7 @@ class Qwen35(Llama):
             usual = [_kind(n, every) for n in range(len(given))]
             if kinds != usual or len(kinds) != count:
                 config.refuse(
-                    f"layer_types must be {count} entries: full_attention in every n-th, "
+                    f"layer_types must have {count} entries: full_attention in every n-th, "
                     f"linear_attention in the others; got {kinds!r}"
                 )
         found[_EVERY] = int(config.number(_EVERY, every, real=False))

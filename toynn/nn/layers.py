@@ -182,11 +182,11 @@ class Layers:
     ) -> ops.Routes:
         """Record which experts each row of x (N, C) goes to, by the scores of a router (E, C).
 
-        Scores are the "softmax" of the router's logits, or the "sigmoid" of each. ``choice`` names a
-        module; its bias (E,), if there is one, is added to the scores for choosing the ``used``
-        largest only. The weights are the scores without it: times ``scale``, or, if ``normalized``,
-        divided by their sum + ``eps`` first. ``groups`` is that of ops.route. The router's product
-        is computed in float32. Raises ConfigError for another score.
+        Scores are the "softmax" of the router's logits, or the "sigmoid" of each. ``choice`` names
+        a module; its bias (E,), if there is one, is added to the scores only to choose the ``used``
+        largest. The weights are the plain scores times ``scale``; if ``normalized``, they are first
+        divided by their sum + ``eps``. ``groups`` is that of ops.route. The router's product is
+        computed in float32. Raises ConfigError for another score.
         """
         s = self.session
         if score not in _SCORES:

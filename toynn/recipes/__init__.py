@@ -1,4 +1,4 @@
-"""Recipes: a model, how it starts, and its training step."""
+"""Recipes: a model, its initial weights, and its training step."""
 
 from toynn.recipes.from_scratch import FromScratch
 from toynn.recipes.gpt2 import GPT2

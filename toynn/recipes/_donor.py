@@ -1,4 +1,4 @@
-"""The embedding table of another model, out of its GGUF file."""
+"""A donor: the embedding table in another model's GGUF file."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -60,14 +60,14 @@ class Donor:
         return np.array([ids.get(token, -1) for token in tokens], np.intp)
 
     def byte_tokens(self) -> list[str] | None:
-        """Return the text of the token that stands for each byte; None where its id is the byte."""
+        """Return the text of each byte's token; None if a token's id is the byte itself."""
         key = "tokenizer.ggml.model"
         kind = self._file.metadata.get(key, "no_vocab")
         if kind == "no_vocab" and self.count == BYTES:
             return None
         if kind == "gpt2":
             return byte_letters()
-        if kind == "llama":  # a byte has a token of its own only if no letter is written so
+        if kind == "llama":  # a byte has a <0x..> token only if no letter is written by it
             known = set(self._texts())
             letters = ["\N{LOWER ONE EIGHTH BLOCK}" if b == 32 else chr(b) for b in range(128)]
             letters += [""] * 128
@@ -86,12 +86,12 @@ class Donor:
         if not isinstance(texts, Strings) or len(texts) != self.count:
             got = f"{len(texts)} of them" if isinstance(texts, Strings) else "none"
             raise GGUFError(
-                f"{self._file.path}: {key}: expected the texts of {self.count} tokens; got {got}"
+                f"{self._file.path}: {key}: expected {self.count} token texts; got {got}"
             )
         return texts
 
     def rows(self, ids: NDArray[np.intp]) -> Iterator[NDArray[np.float32]]:
-        """Yield these rows of the table in float32, some thousand at a time."""
+        """Yield these rows of the table in float32, CHUNK at a time."""
         raw = self._file.raw(TABLE)
         for begin in range(0, len(ids), CHUNK):
             part = ids[begin : begin + CHUNK]
@@ -104,7 +104,7 @@ class Donor:
 
 @contextmanager
 def open_donor(call: str, path: str | PathLike[str]) -> Iterator[Donor]:
-    """Open a donor; whatever is wrong with it is a GGUFError that begins with the call's name."""
+    """Open a donor; every GGUFError then begins with the name of the call."""
     try:
         with gguf.open(path, check=False) as file:
             yield Donor(file)

@@ -26,13 +26,13 @@ E = TypeVar("E", bound=Engine[Any, Any])
 class Recipe(Generic[E]):
     """A recipe around an engine. The caller owns the data, the schedule and ``is_first``.
 
-    Ctrl-C waits until a step has ended. Where KeyboardInterrupt is raised, ``step_index`` says
-    whether the step was taken: all of it, or nothing.
+    Ctrl-C waits until a step has ended. After a KeyboardInterrupt, ``step_index`` says whether the
+    step was taken; it was taken as a whole or not at all.
     """
 
     _kind: ClassVar[type[Any]]  # of the engine
-    _builder = "realize"  # the call after which it can step
-    #: AdamW with the convention of the last two slots of an hp row that the recipe is trained with
+    _builder = "realize"  # the call after which the recipe can step
+    #: Makes the AdamW whose hp rows the recipe takes; conventions differ in the last two slots.
     optimizer: Callable[[], AdamW] = AdamW.for_lora
 
     def __init__(self, backend: str = "cpu") -> None:
@@ -45,7 +45,7 @@ class Recipe(Generic[E]):
 
     @property
     def step_index(self) -> int:
-        """How many steps were taken."""
+        """Number of steps taken."""
         return self.engine.step_index
 
     @property
@@ -60,7 +60,7 @@ class Recipe(Generic[E]):
 
     @property
     def t_hp(self) -> Tensor | None:
-        """The row of AdamW of the training step; None before there is one."""
+        """The hp row of the training step; None before there is one."""
         return self.engine.t_hp if self.engine.is_built else None
 
     def train(self, batch: Batch, hp: ArrayLike, is_first: bool) -> float:
@@ -68,10 +68,7 @@ class Recipe(Generic[E]):
         return self._built("step").train(batch, hp, is_first)
 
     def accumulate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
-        """Add one micro-batch's gradients to the next step's; return its loss.
-
-        A batch, or its arrays in order.
-        """
+        """Add the gradients of one micro-batch, given whole or array by array; return its loss."""
         return self._built("accumulate").accumulate(batch, *arrays)
 
     def evaluate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
@@ -79,10 +76,7 @@ class Recipe(Generic[E]):
         return self._built("evaluate").evaluate(batch, *arrays)
 
     def update(self, hp: ArrayLike, is_first: bool) -> None:
-        """Update the weights by what ``accumulate`` has gathered: a step without a further batch.
-
-        See Engine.update.
-        """
+        """Take a step with the gradients that ``accumulate`` gathered. See Engine.update."""
         self._built("update").update(hp, is_first)
 
     # -- Life cycle ----------------------------------------------------------------------------
@@ -99,10 +93,7 @@ class Recipe(Generic[E]):
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Take a new engine when what is done with one fails, for want of memory say.
-
-        The memory that it had taken is free.
-        """
+        """Replace the engine if the body fails, by lack of memory say; this frees its memory."""
         try:
             yield
         except LifecycleError:  # nothing was done
@@ -119,28 +110,28 @@ class Recipe(Generic[E]):
             self.engine.build_training_step()
 
     def snapshot(self) -> Snapshot:
-        """Return all that training has changed; see ``restore``."""
+        """Return all state that training changes; see ``restore``."""
         return self._built("snapshot").snapshot()
 
     def restore(self, found: Snapshot) -> None:
-        """Go on where a recipe that was realized alike stood, with the same bits."""
+        """Set the state to a snapshot of a recipe that was realized alike, bit for bit."""
         self._built("restore").restore(found)
 
     # -- Files ---------------------------------------------------------------------------------
 
     def write_run(self, folder: Path) -> None:
-        """Write the model into the folder of a run, in place of the one before.
+        """Write the model to a run folder as model.safetensors, under the engine's names.
 
-        As model.safetensors, under the engine's names; of an adapter, see LoRA.write_run.
+        The file replaces an earlier one. For adapters see LoRA.write_run.
         """
         content = safetensors.parts(self._built("write_run").weights())
         write_atomically(folder / "model.safetensors", content)
 
     def read_run(self, folder: Path) -> None:
-        """Go back to the weights that ``write_run`` wrote."""
+        """Load the weights that ``write_run`` wrote."""
         engine = self._built("read_run")
         with closing(SafeTensors(folder / "model.safetensors")) as file:
             engine.load_weights({name: file[name] for name in file.tensors})
 
     def check_unchanged(self) -> None:
-        """Raise where a file that is mapped is no longer the one that was opened."""
+        """Raise an error if a mapped file has changed since it was opened."""

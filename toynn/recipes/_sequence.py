@@ -32,7 +32,7 @@ class SequenceRecipe(Recipe[E]):
     ) -> float:
         """Train on one batch; return its loss before the update. See SequenceEngine.step.
 
-        ``more``: segments; of preferences bounds and wanted, too.
+        ``more``: segments; for preferences also bounds and wanted.
         """
         return self.train(Batch(seq_ids, positions, labels, *more), hp, is_first)
 
@@ -43,17 +43,17 @@ class SequenceRecipe(Recipe[E]):
         self.engine.export_gguf(path, outtype, overwrite=overwrite)
 
     def write_run(self, folder: Path) -> None:
-        """Write the model into the folder of a run: as model.gguf, and as model.safetensors."""
+        """Write the model to a run folder, as model.gguf and as model.safetensors."""
         self._built("write_run")
         self.save(folder / "model.gguf", overwrite=True)
         super().write_run(folder)
 
 
 class FullRecipe(SequenceRecipe[E]):
-    """A recipe that trains all weights, from random ones or from those of a model."""
+    """A recipe that trains all weights; they start at random or from a model."""
 
     def realize(self, cfg: Any, opts: RecipeOptions) -> None:
-        """Draw the weights and compile the step; consumes all options that are not of a file."""
+        """Draw the weights and compile the step; consumes all options."""
         self._realize(cfg, opts)
 
     def realize_from(
@@ -66,8 +66,8 @@ class FullRecipe(SequenceRecipe[E]):
     ) -> None:
         """Start from the weights of a GGUF file or a Hugging Face folder; compile the step.
 
-        The model's shape is the file's. ``t_seq`` 0 means the context length that it names. With
-        ``options`` those count, and t_seq and t_batch do not.
+        The model's shape is the file's. ``t_seq`` 0 means the file's context length. If ``options``
+        are given, t_seq and t_batch are ignored.
         """
         self._check_new("realize_from")
         with bases.open(path, check=False) as file:
@@ -75,10 +75,10 @@ class FullRecipe(SequenceRecipe[E]):
         self.engine = kind.from_file(path, t_seq, t_batch, self.engine.backend, options=options)
 
     def declared_from(self, path: str | PathLike[str], options: RecipeOptions) -> E:
-        """Return an engine as ``realize_from`` makes it, without its weights."""
+        """Return the engine that ``realize_from`` makes, declared only: without weights."""
         with bases.open(path, check=True) as file:
             return self._kind_for(file).declared(file, options, self.engine.backend)
 
     def _kind_for(self, file: Source) -> type[E]:
-        """Return the engine that a file's model is read by."""
+        """Return the class of engine that reads a file's model."""
         return type(self.engine)

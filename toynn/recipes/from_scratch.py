@@ -11,9 +11,9 @@ __all__ = ["FromScratch"]
 
 
 class FromScratch(FullRecipe[SequenceEngine[Any]]):
-    """Train a Llama-like model from random weights, or go on from any that has no recipe.
+    """Train a Llama-like model from random weights, or any model without a recipe from a file.
 
-    Its hp rows are AdamW.for_from_scratch()'s: the update without bias correction.
+    hp rows come from AdamW.for_from_scratch(): the update without bias correction.
     """
 
     optimizer = AdamW.for_from_scratch

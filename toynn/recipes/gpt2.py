@@ -9,7 +9,7 @@ __all__ = ["GPT2"]
 class GPT2(FullRecipe[GPT2SeqEngine]):
     """Train a GPT-2 model, a GPT2Config, from random weights.
 
-    Its hp rows are AdamW.for_lora()'s: the update with bias correction.
+    hp rows come from AdamW.for_lora(): the update with bias correction.
     """
 
     _kind = GPT2SeqEngine

@@ -2,11 +2,11 @@
 
     y = W x + b + s B A dropout(x)      W (out, in) in the file; A (r, in), B (out, r) trained
 
-or with magnitudes (DoRA), or from the principal part of W on (PiSSA): see toynn/nn/lora.py.
+DoRA adds magnitudes; PiSSA starts A and B from the principal part of W. See toynn/nn/lora.py.
 
-The file is mapped, and products read it as it is stored. A step computes the forward pass and the
-gradients of A and B. Memory is needed only for A and B, their gradients and moments, and the
-activations.
+The file is memory-mapped, and products read it as it is stored. A step computes the forward pass
+and the gradients of A and B. Only A and B, their gradients and moments, and the activations need
+memory.
 Source: Hu et al. 2021, arXiv:2106.09685.
 """
 
@@ -35,9 +35,9 @@ StrPath = str | PathLike[str]
 class LoRA(SequenceRecipe[SequenceEngine[Any]]):
     """Train low-rank adapters of the projections of a model in a GGUF file or HF folder.
 
-    Its hp rows are AdamW.for_lora()'s: the update with bias correction.
+    hp rows come from AdamW.for_lora(): the update with bias correction.
 
-    Calls in another order raise LifecycleError.
+    Calls out of order raise LifecycleError.
     """
 
     _kind = LlamaSeqEngine
@@ -57,14 +57,17 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
     ) -> None:
         """Map a file's weights, draw the adapters, compile the step.
 
-        ``cfg`` is the file's own if it is None, and must agree with it if not. Either ``rank`` is
-        all AdapterOptions, or ``alpha``, ``targets``, ``dropout``, ``use_rslora`` and ``more`` are
-        theirs, too. Their ``init`` "normal" draws A from N(0, opts.init_scale), "peft" from
-        U(-1/sqrt(in), 1/sqrt(in)); B is zero. "pissa" and "pissa_niter_N" begin with the principal
-        part of each matrix (N: by so many passes of a quicker search), which is taken away; the
-        adapter that is written has twice the rank, and applies to the unchanged model.
-        ``checkpointing`` may be given here or in ``opts``, of which t_seq, t_batch, seed and
-        init_scale are consumed too; untied and qkv_bias, if True, must hold for the file.
+        ``cfg`` None means the file's configuration; another one must agree with it. ``rank`` is the
+        rank or all AdapterOptions. With a rank, ``alpha``, ``targets``, ``dropout``, ``use_rslora``
+        and ``more`` are further fields of AdapterOptions.
+
+        The field ``init`` "normal" draws A from N(0, opts.init_scale), "peft" from
+        U(-1/sqrt(in), 1/sqrt(in)); B is zero. "pissa" starts from the principal part of each matrix
+        and subtracts that part from the matrix; "pissa_niter_N" finds it faster, in N passes. Such
+        an adapter is written with twice the rank, so that it applies to the unchanged model.
+
+        ``checkpointing`` may be given here or in ``opts``. t_seq, t_batch, seed and init_scale of
+        ``opts`` are consumed, too; untied and qkv_bias, if True, must hold for the file.
         """
         options = rank
         if not isinstance(options, AdapterOptions):
@@ -84,10 +87,10 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         dropout: float = 0.0,
         loraplus_lr_ratio: float = 1.0,
     ) -> None:
-        """Map a file's weights, go on with an adapter of it, compile the step.
+        """Map a file's weights, continue from an adapter, compile the step.
 
-        ``adapter`` is a GGUF file, a PEFT folder, or one that was read; targets, rank and alpha are
-        its own. AdamW starts anew. Raises AdapterError if it is for another model.
+        ``adapter`` is a GGUF file, a PEFT folder or an Adapter; it decides targets, rank and alpha.
+        AdamW starts anew. Raises AdapterError if the adapter is for another model.
         """
         with self._over("realize_from_adapter", gguf) as (engine, file):
             found = _read(adapter, file)
@@ -100,7 +103,7 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
     def _over(
         self, call: str, gguf: StrPath | Source
     ) -> Iterator[tuple[SequenceEngine[Any], Source]]:
-        """Make an engine for a file; it becomes the recipe's if all that is done with it works."""
+        """Make an engine for a file; it becomes the recipe's engine if the body succeeds."""
         self._check_new(call)
         with _opened(gguf) as file:
             engine = engine_for(file)(self.engine.backend)
@@ -109,15 +112,15 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         self.engine = engine
 
     def _prepare(self, engine: SequenceEngine[Any]) -> None:
-        """Ask a new engine for what its step is to be, before anything is declared."""
+        """Configure a new engine before its tensors are declared."""
 
     # -- Adapters and files --------------------------------------------------------------------
 
     def load_adapter(self, adapter: StrPath | Adapter) -> None:
         """Replace the adapters by those of a GGUF file or PEFT folder; AdamW starts anew.
 
-        Gradients that ``accumulate`` has added up are dropped: they are of the adapters before.
-        Raises AdapterError unless the new ones have the same targets, ranks and scales.
+        Gradients from ``accumulate`` are dropped, since they belong to the old adapters. Raises
+        AdapterError unless the new adapters have the same targets, ranks and scales.
         """
         found = _read(adapter, self._base("load_adapter"))
         with Section():
@@ -137,9 +140,9 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         adapters.write_peft(folder, self.engine.adapter(), base, overwrite=overwrite)
 
     def write_run(self, folder: Path) -> None:
-        """Write the adapters into the folder of a run: adapter.gguf, and PEFT's two files.
+        """Write the adapters to a run folder: adapter.gguf, and PEFT's two files.
 
-        Without the one that has no place for them: see ``unwritten``.
+        A format that cannot hold them is left out: see ``unwritten``.
         """
         if not self.unwritten["gguf"]:
             self.export_adapter(folder / "adapter.gguf", overwrite=True)
@@ -148,27 +151,27 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
 
     @property
     def unwritten(self) -> Mapping[str, str]:
-        """Why the adapters cannot be written as "gguf" and as "peft"; empty where they can be."""
+        """Why the adapters cannot be written as "gguf" or "peft"; an empty text where they can."""
         return self.engine.unwritten
 
     def read_run(self, folder: Path) -> None:
-        """Go back to the adapters that ``write_run`` wrote; AdamW starts anew."""
+        """Load the adapters that ``write_run`` wrote; AdamW starts anew."""
         self.load_adapter(folder if self.unwritten["gguf"] else folder / "adapter.gguf")
 
     def check_unchanged(self) -> None:
-        """Raise GGUFError, or DataError of a folder, where the base is no longer what was opened.
+        """Raise GGUFError, or DataError for a folder, if the base has changed since it was opened.
 
-        The size and the time of each file tell, not the bytes. Bytes that are no longer there when
-        the model is computed (a file cut short in place) end the process: the system sends SIGBUS.
+        Each file's size and time are compared, not its bytes. If a mapped file is cut short, the
+        next product that reads the lost bytes ends the process: the system sends SIGBUS.
         """
         self._base("check_unchanged").check_unchanged()
 
     def save(self, path: StrPath, outtype: str | None = None, *, overwrite: bool = False) -> None:
         """Write the model with its adapters merged in, as a GGUF file. See toynn.formats.fuse.
 
-        ``outtype`` None keeps the types of the tensors: a quantized one is quantized again, which
-        rounds a part of the adapter away. Matrices of a folder all get the type that most have,
-        of those that can be written (not MXFP4), or q8_0.
+        ``outtype`` None keeps the types of the tensors; a quantized tensor is quantized again,
+        which rounds part of the adapter away. From a folder, all matrices get the most frequent
+        type that can be written (MXFP4 cannot), or q8_0.
         """
         self._base("save").check_unchanged()
         with bases.open(self._base("save").path, check=False) as base:
@@ -188,9 +191,9 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         dropout: float = 0.0,
         **more: Any,
     ) -> Memory:
-        """Return the memory that training such adapters would need, the mapped file left out.
+        """Return the memory that training such adapters needs, without the mapped file.
 
-        ``more`` is as AdapterOptions has it.
+        ``more`` are further fields of AdapterOptions.
         """
         options = AdapterOptions(rank, targets=targets, dropout=dropout, **more)
         with _opened(gguf, check=False) as file:
@@ -209,7 +212,7 @@ def _read(adapter: StrPath | Adapter, base: Source) -> Adapter:
 
 @contextmanager
 def _opened(gguf: StrPath | Source, check: bool = True) -> Iterator[Source]:
-    """Open a file or folder, unless it is open. A session keeps its mapping when it is closed."""
+    """Open a file or folder unless it is open. A session keeps the mapping of a closed file."""
     if isinstance(gguf, str | PathLike):
         with bases.open(gguf, check=check) as file:
             yield file

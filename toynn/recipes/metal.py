@@ -1,4 +1,4 @@
-"""The upstream names of recipes on Apple's GPUs: the same recipes, with backend="metal"."""
+"""The upstream names of the recipes on Apple's GPUs: the same recipes with backend="metal"."""
 
 from toynn.recipes.lora import LoRA
 from toynn.recipes.warm_start import WarmStart
@@ -7,14 +7,14 @@ __all__ = ["LoRAMetal", "WarmStartMetal"]
 
 
 class WarmStartMetal(WarmStart):
-    """WarmStart on the GPU; BackendUnavailable is raised where there is none."""
+    """WarmStart on the GPU; raises BackendUnavailable if there is none."""
 
     def __init__(self, backend: str = "metal") -> None:
         super().__init__(backend)
 
 
 class LoRAMetal(LoRA):
-    """LoRA on the GPU; BackendUnavailable is raised where there is none."""
+    """LoRA on the GPU; raises BackendUnavailable if there is none."""
 
     def __init__(self, backend: str = "metal") -> None:
         super().__init__(backend)

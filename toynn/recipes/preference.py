@@ -2,7 +2,7 @@
 
     loss = f(log p of completions, log p by the reference)      DPO, ORPO, KTO: see toynn/ops
 
-The model is that of LoRA; the reference is the same without adapters, over the same weights.
+The trained model is a model with LoRA adapters; the reference is that model without its adapters.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ __all__ = ["Preference"]
 
 
 class Preference(LoRA):
-    """Train adapters of a model in a GGUF file on preferences. Realized as LoRA is.
+    """Train adapters of a model in a GGUF file on preferences. Realize it like LoRA.
 
-    A batch, of ``toynn.data.preference`` say, has bounds: chosen and rejected completions in turn,
-    or, for KTO, completions and whether they are wanted.
+    A batch (see ``toynn.data.preference``) has bounds: chosen and rejected completions in turn; for
+    KTO, completions and whether they are wanted.
 
-    Calls in another order raise LifecycleError.
+    Calls out of order raise LifecycleError.
     """
 
     def __init__(self, options: PreferenceOptions | None = None, backend: str = "cpu") -> None:
@@ -32,6 +32,6 @@ class Preference(LoRA):
 
     @property
     def figures(self) -> Mapping[str, tuple[float, float]]:
-        """Of the last batch, by TRL's names, sums and how many: rewards/margins, logps/chosen."""
+        """The last batch's figures, by TRL's names (rewards/margins, ...): (sum, count) of each."""
         found = self.engine.preference
         return {} if found is None else found.figures

@@ -1,4 +1,4 @@
-"""A vision transformer, by default ViT-Tiny, from random weights or from those of a file."""
+"""A vision transformer, by default ViT-Tiny, from random weights or from a file."""
 
 from os import PathLike
 from pathlib import Path
@@ -15,16 +15,15 @@ __all__ = ["VitTiny"]
 
 
 class VitTiny(Recipe[ViTEngine]):
-    """Train a classifier of pictures. Its hp rows can be those of either convention of AdamW."""
+    """Train a classifier of pictures. hp rows may follow either convention of AdamW."""
 
     _kind = ViTEngine
 
     def realize(self, cfg: ViTConfig, opts: RecipeOptions) -> None:
         """Draw the weights and compile the step.
 
-        Consumes all options that are not of text.
-
-        t_batch is the number of pictures planned for; steps can have any other.
+        Consumes all options but those for text. t_batch is the number of pictures that memory is
+        planned for; a step may have another number.
         """
         self._realize(cfg, opts)
 
@@ -36,9 +35,9 @@ class VitTiny(Recipe[ViTEngine]):
     ) -> None:
         """Start from a safetensors file, toynn's or timm's; compile the step.
 
-        Consumes what ``realize`` does, but init_scale; and the seed where another number of
-        classes, or names that are not the file's, need a new head. ``told`` is as ViTEngine.load
-        has it: classes, image, n_heads, act, norm_eps, class_names.
+        Consumes the options that ``realize`` does, except init_scale. The seed is used if the head
+        is new, because the number of classes or their names differ from the file's. ``told`` are
+        arguments of ViTEngine.load: classes, image, n_heads, act, norm_eps, class_names.
         """
         self._check_new("realize_from")
         self.engine = ViTEngine.load(path, opts, **told, backend=self.engine.backend)
@@ -55,9 +54,9 @@ class VitTiny(Recipe[ViTEngine]):
         return self.train(Batch(image, cls_idx, labels), hp, is_first)
 
     def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the model as a safetensors file, by timm's names. See ViTEngine.save."""
+        """Write the model as a safetensors file with timm's names. See ViTEngine.save."""
         self.engine.save(path, overwrite=overwrite)
 
     def write_run(self, folder: Path) -> None:
-        """Write the model into the folder of a run, as model.safetensors."""
+        """Write the model to a run folder, as model.safetensors."""
         self.save(folder / "model.safetensors", overwrite=True)

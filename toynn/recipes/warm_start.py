@@ -3,9 +3,9 @@
     e = E[token]        E (vocab, donor_d_in), the donor's table: frozen
     x = W e             W (d_model, donor_d_in), the lens: a trained input projection
 
-All behind the lens is trained, too. The donor can be any GGUF file that an engine of toynn reads,
-quantized or not. Between ``realize_scratch`` and ``build`` the window is open in which table and
-lens can be replaced. An export of the engine folds the two into one table, E W^T.
+All layers after the lens are trained, too. The donor can be any GGUF file that toynn reads,
+quantized or not. Table and lens can be replaced between ``realize_scratch`` and ``build``. An
+export folds the two into one table, E W^T.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ StrPath = str | PathLike[str]
 class WarmStart(SequenceRecipe[LlamaSeqEngine]):
     """Train a Llama-like model on top of a donor's embedding table.
 
-    ``realize_scratch``; then, as wanted, ``realize_warm`` or ``upload_donor``, and
-    ``upload_lens``; then ``build``; then steps. Its hp rows are AdamW.for_from_scratch()'s.
+    Call ``realize_scratch``; then, if wanted, ``realize_warm`` or ``upload_donor``, and
+    ``upload_lens``; then ``build``; then take steps. hp rows come from AdamW.for_from_scratch().
 
-    Calls in another order raise LifecycleError.
+    Calls out of order raise LifecycleError.
     """
 
     _kind = LlamaSeqEngine
@@ -45,27 +45,28 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
 
     @staticmethod
     def donor_embed_width(path: StrPath) -> int:
-        """Return the width of a donor's embeddings, which cfg.donor_d_in must be."""
+        """Return the width of a donor's embeddings, the value for cfg.donor_d_in."""
         with open_donor("WarmStart.donor_embed_width", path) as donor:
             return donor.width
 
     @staticmethod
     def byte_tokens(path: StrPath) -> list[str] | None:
-        """Return the texts of a donor's tokens for the 256 bytes, as ``realize_warm`` takes them.
+        """Return the texts of a donor's tokens for the 256 bytes, for ``realize_warm``.
 
-        None: the donor has no tokenizer and its tokens are the bytes, as those of toynn's models.
+        None: the donor has no tokenizer and its tokens are the bytes, as in models that toynn
+        makes.
         """
         with open_donor("WarmStart.byte_tokens", path) as donor:
             return donor.byte_tokens()
 
     @staticmethod
     def pca_lens(path: StrPath, d_model: int) -> NDArray[np.float32]:
-        """Return the lens (d_model, donor_d_in) that keeps the most of a donor's table.
+        """Return the lens (d_model, donor_d_in) that keeps most of the variance of a donor's table.
 
-        Its rows are the first principal components of the table's rows, the largest first: each of
-        length 1, its element of the largest size positive.
+        Its rows are the first principal components of the table's rows, the largest first. Each has
+        length 1, and its element of the largest absolute value is positive.
 
-        Raises ConfigError for a d_model that is more than that, GGUFError for a file that is no
+        Raises ConfigError for a d_model above the donor's width, GGUFError for a file that is no
         donor.
         """
         with open_donor("WarmStart.pca_lens", path) as donor:
@@ -88,7 +89,7 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
 
     @staticmethod
     def memory_for(cfg: LlamaConfig, opts: RecipeOptions) -> Memory:
-        """Return the memory that training such a model would need; none of it is taken."""
+        """Return the memory that training such a model needs, without allocating it."""
         engine = LlamaSeqEngine()
         engine.declare(cfg, opts)
         return engine.step_memory()
@@ -96,7 +97,7 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
     # -- Life cycle ----------------------------------------------------------------------------
 
     def realize_scratch(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
-        """Draw all weights and open the window; consumes all options."""
+        """Draw all weights; table and lens can now be replaced. Consumes all options."""
         if self.engine.is_declared:
             raise LifecycleError("WarmStart.realize_scratch: once only; make a new recipe")
         with self._whole():
@@ -105,14 +106,14 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
     def realize_warm(
         self, path: StrPath, cfg: LlamaConfig, tokens: Sequence[str] | None = None
     ) -> None:
-        """Replace the table by the first cfg.vocab rows of a donor's.
+        """Replace the table by the first cfg.vocab rows of a donor's table.
 
-        Where the tokenizers differ, ``tokens`` are the texts of the model's tokens, as GGUF files
-        spell them: each gets the row of the donor's token of that text. One that the donor lacks
-        keeps the row that was drawn for it.
+        If the tokenizers differ, ``tokens`` are the texts of the model's tokens, as GGUF files
+        write them. Each token gets the row of the donor's token with the same text; a token that
+        the donor lacks keeps its random row.
 
-        Raises ConfigError for another cfg or other tokens than the model's, GGUFError for a donor
-        that does not fit.
+        Raises ConfigError if cfg or the number of tokens differs from the model's, GGUFError for a
+        donor that does not fit.
         """
         self._check_window("realize_warm")
         own = self.engine.config
@@ -138,9 +139,9 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         self.upload_donor(table)
 
     def upload_donor(self, table: ArrayLike) -> None:
-        """Replace the table by an array (vocab, donor_d_in), or by its elements in a row.
+        """Replace the table by an array (vocab, donor_d_in), or by the same numbers flattened.
 
-        Raises ShapeError for other shapes, and numbers that are not finite.
+        Raises ShapeError for other shapes and for numbers that are not finite.
         """
         self._check_window("upload_donor")
         self._upload("upload_donor", self.engine.t_seq_token_embed, table)
@@ -148,15 +149,15 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
     def upload_lens(self, lens: ArrayLike) -> None:
         """Replace the lens by an array (d_model, donor_d_in), such as ``pca_lens`` returns.
 
-        Raises ShapeError for other shapes, and numbers that are not finite.
+        Raises ShapeError for other shapes and for numbers that are not finite.
         """
         self._check_window("upload_lens")
         self._upload("upload_lens", self.engine.t_seq_w_proj, lens)
 
     def build(self) -> None:
-        """Close the window: record and compile the training step.
+        """Record and compile the training step; table and lens can no longer be replaced.
 
-        If that fails, for want of memory say, the recipe is as new: ``realize_scratch`` comes next.
+        If this fails, by lack of memory say, the recipe is as new: call ``realize_scratch`` again.
         """
         self._check_window("build")
         with self._whole():
@@ -166,17 +167,17 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         if self.engine.is_built or not self.engine.is_declared:
             when = "after build()" if self.engine.is_built else "before realize_scratch()"
             raise LifecycleError(
-                f"WarmStart.{call} {when}: the window is open from realize_scratch() to build()"
+                f"WarmStart.{call} {when}: call it between realize_scratch() and build()"
             )
 
     def _upload(self, call: str, tensor: Tensor, array: ArrayLike) -> None:
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite: refused
+        with np.errstate(over="ignore"):  # too large for float32: infinite, refused below
             values = np.asarray(array)
             if values.dtype.kind == "f":
                 values = values.astype(np.float32, copy=False)
         if values.shape not in (tensor.shape, (tensor.size,)):
             raise ShapeError(
-                f"WarmStart.{call}: expected {tensor.shape}, or {tensor.size} numbers in a row; "
+                f"WarmStart.{call}: expected shape {tensor.shape} or ({tensor.size},); "
                 f"got {values.shape}"
             )
         if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
