@@ -209,7 +209,10 @@ def test_bad_commands(capsys, words, message):
     ("words", "message"),
     [
         (["--kv-heads", "3"], "--kv-heads 3 does not divide --heads 4"),
-        (["--d-model", "12"], "--heads 4: heads of 3 are odd; RoPE rotates pairs"),
+        (
+            ["--d-model", "12"],
+            "--heads 4: RoPE rotates pairs, so a head's width must be even; got 3",
+        ),
         (["--weight-dtype", "f64"], "argument --weight-dtype: invalid choice: 'f64'"),
         (["--init-scale=-1"], "argument --init-scale: must be a number of at least 0; got '-1'"),
         (["--heads", "3"], "--heads 3 does not divide --d-model 128"),
@@ -278,7 +281,10 @@ def test_a_run_starts_from_a_model(recipe, name, form, models, text, tmp_path):
         (["gpt2", "--init-from", "qwen2-bytes.gguf"], "this is qwen2: `toynn train from-s"),
         (["from-scratch", "--init-from", "gpt2-bytes"], "this is gpt2: `toynn train gpt2 --"),
         (["from-scratch", "--init-from", "nothing"], "nothing: cannot read: No such file"),
-        (["from-scratch", "--init-from", "."], "--init-from .: expected a .gguf file, or a folder"),
+        (
+            ["from-scratch", "--init-from", "."],
+            "--init-from .: expected a .gguf file, a run folder",
+        ),
         (["gpt2", "--init-from", "gpt2-bytes", "--seq", "17"], "17 is longer than the context 16"),
         (["gpt2", "--init-from", "gpt2-bytes", "--heads", "2"], "--heads: the model that --init"),
         (["from-scratch", "--init-from", "qwen2-bytes", "--init-scale", "0"], "--init-scale: the"),

@@ -255,7 +255,7 @@ def test_rows_are_no_longer_than_the_model_sees(tmp_path, monkeypatch, capsys, k
         Path(model).unlink()
     assert main(["check", *words]) == 0
     checked = capsys.readouterr().out
-    said = f"--seq {(more or ['', '512'])[1]}: the model sees 16 tokens at most: rows have 16\n"
+    said = f"--seq {(more or ['', '512'])[1]}: the model's context is 16 tokens: rows have 16\n"
     assert f"model                {said}" in checked and f"data        {said}" in trained
     assert "30 cut to 16 tokens" in " ".join(trained.split())
     assert "--seq 16             cuts 30 of 30" in checked

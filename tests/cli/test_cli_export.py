@@ -54,7 +54,7 @@ def files(tmp_path):
         ("--to hf --model base.gguf --out run", "run: already exists; name a new folder"),
         ("--to hf --model base.gguf --out run --overwrite", "is not replaced (--overwrite)"),
         ("--to hf --model run --out new", "it has an adapter; name the model"),
-        ("--to hf --model pictures --out new", "expected a .gguf file, or a folder with model.g"),
+        ("--to hf --model pictures --out new", "expected a .gguf file, a run folder with model.g"),
         ("--to hf --model none --out new", "cannot read: No such file"),
         ("--to hf --model run/adapter.gguf --out new", "adapter"),
     ],
@@ -84,7 +84,7 @@ def test_a_warm_start_says_what_goes_on_instead(files, capsys):
     words = ["train", "warm-start", "--donor", files["base.gguf"], "--init-from", "old.gguf"]
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "`toynn train from-scratch --init-from old.gguf` goes on with all weights" in line
+    assert "`toynn train from-scratch --init-from old.gguf` continues training all weights" in line
 
 
 def test_convert_says_what_it_takes(files, tmp_path, capsys):

@@ -171,4 +171,4 @@ def test_a_working_directory_that_was_deleted_is_said(words, tmp_path, monkeypat
     gone.rmdir()
     assert main(words.split()) == 2
     said = capsys.readouterr().err
-    assert said.endswith("; the working directory was deleted: cd into a folder that is there\n")
+    assert said.endswith("; the working directory was deleted: cd into an existing folder\n")

@@ -282,8 +282,8 @@ def test_errors_are_one_line(model, folder, tmp_path, capsys, monkeypatch):
     for path, more, message in (
         (tmp_path / "none.gguf", {}, "none.gguf: cannot read: No such file"),
         (tmp_path / "text", {}, "text: not a GGUF file"),
-        (tmp_path / "folder", {}, "expected a .gguf file, or a folder with model.gguf"),
-        (tmp_path / "lora", {}, "name the model that this is for, and the folder as --adapter"),
+        (tmp_path / "folder", {}, "expected a .gguf file, a run folder with model.gguf"),
+        (tmp_path / "lora", {}, "name the adapter's base model here, and the folder by --adapter"),
         (model, {"prompt": ""}, "--prompt: it is empty"),
         (model, {"prompt": "x" * 49}, "it is 49 tokens long; the model sees at most 48"),
     ):

@@ -102,10 +102,16 @@ def test_files_of_another_kind(files, capsys):
     lora = ["train", "lora", "--model", "base.gguf", "--data", "text.txt"]
     for words, message in (
         (["predict", "--model", "base.gguf", "x.png"], "base.gguf: it is a text model, and"),
-        (["train", "vit", "--data", "some.jsonl"], "these are texts, and vit learns pictures"),
+        (
+            ["train", "vit", "--data", "some.jsonl"],
+            "expected pictures: a folder with one folder per class",
+        ),
         (["generate", "-m", "vocab.gguf", "-p", "a"], "it has a vocabulary and no weights"),
         ([*lora, "--adapter", "a", "--adapter", "b"], "--adapter: given twice"),
-        (["train", "vit", "--data", "a", "--data", "b"], "--data: given twice; a run learns from"),
+        (
+            ["train", "vit", "--data", "a", "--data", "b"],
+            "--data: given twice; a run has one data set",
+        ),
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
@@ -126,11 +132,11 @@ def test_a_folder_of_another_kind_is_named_and_what_reads_it(files, capsys):
     (files / "bad" / "config.toml").write_bytes(b"\xff = [")
     (files / "bad" / "config.json").write_text("{")
     for folder, message in (
-        ("text", "this run is a text model, and predict is for models of pictures, as `toynn "
-         "train vit` leaves them; `toynn generate --model text` writes with this one"),
+        ("text", "this run is a text model; predict takes picture models of `toynn train vit`. "
+         "`toynn generate --model text` runs a text model"),
         ("lora", "this run is an adapter of a text model; `toynn generate --model BASE --adapter "
          "lora` writes"),
-        ("hf", "it is a text model, and predict"),
+        ("hf", "it is a text model; predict"),
         ("begun", "this run is a text model"),
         ("begun-vit", "this run has no model yet: it was stopped, or is still running; `toynn "
          "train --resume begun-vit`"),
@@ -158,7 +164,7 @@ def test_what_is_more_than_there_can_be_is_said(files, capsys):
     assert main([*lora, "--warmup", "0", "--rank", "99", "--seq", "100", "--out", "run"]) == 0
     out = capsys.readouterr().out
     assert "rank 99 is more than blk.0.attn_q.weight has rows or columns" in out
-    assert "--seq 100: the model sees 64 tokens at most: rows have 64" in out
+    assert "--seq 100: the model's context is 64 tokens: rows have 64" in out
 
 
 def test_runs_of_one_second_have_folders_of_their_own(files, monkeypatch, capsys):
@@ -269,13 +275,13 @@ def test_lines_fit_into_a_terminal(files, capsys):
     [
         (["lora", "--model", "base.gguf", "--targets", "x"], "--targets: this llama has no 'x'"),
         (["lora", "--model", "base.gguf", "--adapter", "none.gguf"], "none.gguf: cannot read"),
-        (["lora", "--model", "empty"], "--model empty: expected a .gguf file, or a folder"),
+        (["lora", "--model", "empty"], "--model empty: expected a .gguf file, a run folder"),
         (
             ["lora", "--model", "base.gguf", "--loss", "dpo", "--metric", "kl"],
             "--metric kl: it measures texts",
         ),
         (["gpt2", "--init-from", "base.gguf"], "this is llama: `toynn train from-scratch --init-"),
-        (["gpt2", "--init-from", "empty"], "--init-from empty: expected a .gguf file, or"),
+        (["gpt2", "--init-from", "empty"], "--init-from empty: expected a .gguf file, a run"),
     ],
 )
 def test_what_cannot_be_is_said_before_data_are_read(files, words, message, capsys):
@@ -452,7 +458,7 @@ def test_what_is_held_out_is_said(files, few, more, rows, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--valid", "other.jsonl", "--holdout", "1"], "is what is validated on: give one"),
+        (["--valid", "other.jsonl", "--holdout", "1"], "is the validation data already: give one"),
         (["--valid", "text.txt"], "text.txt: the data to validate on are a text"),
         (["--holdout", "6"], "and 6 to hold out; got 6 in all"),
         (["--holdout", "1.5"], "must be a share below 1, a whole number of rows, or 0"),

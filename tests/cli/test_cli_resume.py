@@ -540,9 +540,9 @@ def test_resume_has_its_own_folder_and_needs_a_checkpoint(here, tmp_path, capsys
     assert main(["train", "--resume", str(out)]) == 2
     assert f"{out}: no complete checkpoint in it" in capsys.readouterr().err
     assert main(["train", "--resume", str(out), "--out", "x"]) == 2
-    assert "--out: a run that is resumed goes on in its own folder" in capsys.readouterr().err
+    assert "--out: a resumed run stays in its own folder" in capsys.readouterr().err
     assert main(["train", "--resume", str(tmp_path / "none")]) == 2
-    assert f"--resume {tmp_path / 'none'}: there is no such folder" in capsys.readouterr().err
+    assert f"--resume {tmp_path / 'none'}: no such run folder exists" in capsys.readouterr().err
 
 
 def test_no_evaluations(here, tmp_path, capsys):

@@ -150,7 +150,10 @@ def test_what_cannot_be_shown(runs, capsys):
     (runs / "bad" / "metrics.jsonl").write_text("no JSON\n")
     for words, message in (
         (["runs", "nowhere"], "nowhere: expected a folder of runs; no such folder exists"),
-        (["runs", "runs/none"], "runs/none: no folder of a run in it"),
+        (
+            ["runs", "runs/none"],
+            "runs/none: expected run folders, which have metrics.jsonl; got none",
+        ),
         (["plot", "runs/none"], "metrics.jsonl: cannot read"),
         (["plot", "runs/bad"], "expected reports of a run, one on each line"),
         (["plot", "runs/one", "--what", "accuracy"], "no run here has accuracy"),

@@ -149,11 +149,14 @@ def test_preferences_of_two_sources(here, capsys):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("a.jsonl:0.5 b.txt", "b.txt: it has no weight, and others have"),
+        ("a.jsonl:0.5 b.txt", "b.txt: it has no weight, but others have one"),
         ("a.jsonl:0 b.txt:1", "--data a.jsonl:0: expected a weight above 0"),
-        ("a.jsonl:nan b.txt:1", "expected a finite number behind the colon"),
+        ("a.jsonl:nan b.txt:1", "expected a finite number after the colon"),
         ("a.jsonl a.jsonl", "--data a.jsonl: named twice"),
-        ("a.jsonl --data b.txt", "--data: given twice; several stand behind one: --data a.jsonl b"),
+        (
+            "a.jsonl --data b.txt",
+            "--data: given twice; name several after one flag: --data a.jsonl b",
+        ),
         ("a.jsonl p.jsonl", "p.jsonl:1: expected text, prompt and completion, or messages; got"),
         ("a.jsonl:1 none.jsonl:1", "none.jsonl: cannot read: No such file"),
     ],

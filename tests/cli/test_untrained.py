@@ -77,7 +77,7 @@ def model(request, tmp_path_factory):
 
 WHYS = {
     "<|zero|>": "nearly 0",
-    "<|alike|>": "as rows of unused tokens are",
+    "<|alike|>": "like rows of unused tokens",
     "<|mean|>": "the mean of all rows",
     "<|drawn|>": "as drawn at random",
 }

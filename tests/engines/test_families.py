@@ -44,7 +44,11 @@ FOLDERS = {
     "oss limit": ("gpt-oss", dict(swiglu_limit=5.0), "swiglu_limit must be 7.0; got 5.0"),
     "oss kinds": ("gpt-oss", dict(layer_types=["full_attention"] * 3), "in every other layer"),
     "oss window": ("gpt-oss", dict(sliding_window=None), "sliding_window is missing"),
-    "oss packed": ("gpt-oss", dict(quantization_config={"quant_method": "gptq"}), "of mxfp4; got"),
+    "oss packed": (
+        "gpt-oss",
+        dict(quantization_config={"quant_method": "gptq"}),
+        "quant_method mxfp4; got",
+    ),
     "no experts": ("granitemoe", dict(num_local_experts=None), "num_local_experts is missing"),
     "phi3 window": ("phi3", dict(sliding_window=2.5), "sliding_window must be a whole number >= 1"),
     "phi3 yarn": (
@@ -448,7 +452,7 @@ FILES = {
     ),
     "scaling": ("llama-yarn", "llama.rope.scaling.type", "su", "one of none, linear, yarn here"),
     "no word": ("llama-yarn", "llama.rope.scaling.type", 2, "scaling.type must be a text; got 2"),
-    "yarn factor": ("llama-yarn", "llama.rope.scaling.factor", 0.5, "rope_factor of at least 1"),
+    "yarn factor": ("llama-yarn", "llama.rope.scaling.factor", 0.5, "needs rope_factor >= 1"),
     "yarn beta": ("llama-yarn", "llama.rope.scaling.yarn_beta_slow", 9.0, "beta_fast > beta_slow"),
     "yarn ext": ("qwen3-yarn", "qwen3.rope.scaling.yarn_ext_factor", 0.5, "factor must be 1 here"),
     "yarn log": ("llama-yarn", "llama.rope.scaling.yarn_log_multiplier", 0.1, "is not known to"),

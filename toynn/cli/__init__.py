@@ -1,12 +1,12 @@
 """The command line: ``toynn COMMAND ...`` and ``python -m toynn COMMAND ...``.
 
-Exit codes: 0 done, 2 an error (one line on stderr says what), 130, 143 or 129 stopped by Ctrl-C,
-SIGTERM or SIGHUP, 141 nobody reads the output any more.
+Exit codes: 0 done; 2 an error, told in one line on stderr; 130, 143 or 129 stopped by Ctrl-C,
+SIGTERM or SIGHUP; 141 the reader of stdout has gone.
 
-A command that writes files (train, convert, fuse, export, report; generate and plot with --out,
-bench with --json, tape with --html) goes on where stdout cannot be written, and its exit code stays
-the same. All other commands end there: quietly with 141 where the reader has gone, with 2 and one
-line where a disk is full. Every command drops what it cannot write on stderr.
+Some commands are there to write files: train, convert, fuse, export, report; generate and plot with
+--out, bench with --json, tape with --html. If stdout cannot be written, these go on, and their exit
+code stays the same. All other commands end: silently with 141 if the reader has gone, with 2 and an
+error if a disk is full. Text that cannot be written to stderr is dropped.
 """
 
 import errno
@@ -52,20 +52,20 @@ from toynn.system.printing import print_line
 __all__ = ["main", "parsed"]
 
 DESCRIPTION = "Train and fine-tune transformers on the CPU you have, with kernels you can read."
-#: Flags of files that may name what is required otherwise: the model, the data.
+#: Flags of files that may name the model and the data, which are required otherwise.
 NAMING = ("--config", "--resume", "--adapter")
 
 
 class Parser(ArgumentParser):
-    """An argument parser whose errors are raised, so that all errors look the same.
+    """An argument parser that raises ConfigError, so that all errors look the same.
 
-    They say which word is unknown, and what may have been meant.
+    The errors name the unknown word and what it may mean.
     """
 
     _words: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Keep the words, for errors to speak of."""
+        """Keep the words for error messages."""
         self._words = list(args or ())
         return super().parse_known_args(args, namespace)
 
@@ -84,14 +84,14 @@ class Parser(ArgumentParser):
         raise ConfigError(f"{message} (see `{self.prog} --help`)")
 
     def _which(self, message: str) -> str:
-        """Say which commands, or kinds of one, there are, where none is named."""
+        """Add the known commands or recipes to a message that one is missing."""
         for action in self._actions:
             if isinstance(action, _SubParsersAction) and f"required: {action.metavar}" in message:
                 message += f": one of {', '.join(action.choices)}"
         return message
 
     def known(self, words: Sequence[str]) -> Collection[str]:
-        """Return the options that there are behind these words: of the command that they name."""
+        """Return the options of the command that the words name."""
         for action in self._actions:
             if isinstance(action, _SubParsersAction) and words and words[0] in action.choices:
                 return action.choices[words[0]].known(words[1:])  # type: ignore[no-any-return]
@@ -99,7 +99,7 @@ class Parser(ArgumentParser):
 
 
 def meant(words: Sequence[str], known: Collection[str]) -> str:
-    """Return the options among words that are unknown, each with the known one that is closest."""
+    """Return the unknown options among words, each with the closest known one."""
     found = []
     for word in words:
         name = word.partition("=")[0]
@@ -132,7 +132,7 @@ def _run(argv: list[str], output: Output) -> int:
             raise
         output.flush()
     except Unwritten as error:
-        if error.code == errno.EPIPE:  # the reader of our output has gone, as `head` does
+        if error.code == errno.EPIPE:  # the reader of our output has gone, such as `head`
             return 141
         return _fail(error, f"standard output: cannot write: {error}")
     except (ToynnError, OSError) as error:
@@ -147,16 +147,16 @@ def _run(argv: list[str], output: Output) -> int:
 
 
 def _saves(arguments: Namespace) -> bool:
-    """Whether a command is there for files that it writes, and not for what it prints.
+    """Whether a command is there for the files that it writes, not for its output.
 
-    Its parser's default of ``saves`` says so: True, or the name of the argument with the file.
+    Its parser sets ``saves``: True, or the name of the argument that names the file.
     """
     saves: bool | str = getattr(arguments, "saves", False)
     return getattr(arguments, saves) is not None if isinstance(saves, str) else saves
 
 
 def parsed(argv: Sequence[str]) -> Namespace:
-    """Return the arguments that words are. Raises ConfigError for unknown ones."""
+    """Parse words. Raises ConfigError for unknown ones."""
     argv, typed = list(argv), in_shell("toynn", *argv)
     if argv[:1] == ["train"]:
         argv[1:] = train.words_of(argv[1:])
@@ -180,12 +180,12 @@ def parsed(argv: Sequence[str]) -> Namespace:
 
 
 def _fail(error: BaseException, message: str) -> int:
-    """Say an error; of several processes, the first one that has it does."""
+    """Print an error; of several processes, the first one that has it prints."""
     message = " ".join([message, *getattr(error, "__notes__", ())])
     try:
         os.getcwd()
     except FileNotFoundError:
-        message += "; the working directory was deleted: cd into a folder that is there"
+        message += "; the working directory was deleted: cd into an existing folder"
     said = distributed.current().fail(error, message)
     if said is not None:
         print_error(said)
@@ -193,14 +193,14 @@ def _fail(error: BaseException, message: str) -> int:
 
 
 def _join() -> None:
-    """Join the processes that mpiexec has started with this one: the first of them speaks."""
+    """Join the processes that mpiexec started with this one; only rank 0 prints."""
     if distributed.init().rank:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
         warnings.simplefilter("ignore")
 
 
 def _hint(arguments: Namespace) -> str:
-    """Say which options, of those that the command has, make it need less memory."""
+    """Return advice: the command's options that reduce memory."""
     given = vars(arguments)
     known = {each.name: each for options in OPTIONS.values() for each in options if each.memory}
     there = [each for name, each in known.items() if given.get(name) is not None]

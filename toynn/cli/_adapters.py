@@ -1,4 +1,4 @@
-"""``--adapter PATH[:WEIGHT] ...``: one adapter of a model, or several that are added up."""
+"""``--adapter PATH[:WEIGHT] ...``: one adapter of a model, or a weighted sum of several."""
 
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ HELP = "adapters: .gguf files or PEFT folders; several are added up by weight (a
 
 
 class Weighted(NamedTuple):
-    """An adapter's path, and what it counts."""
+    """An adapter's path and its weight in the sum."""
 
     path: Path
     weight: float
@@ -29,7 +29,7 @@ def weighted(text: str) -> Weighted:
 
 
 def add_adapters(parser: ArgumentParser, *, required: bool = False) -> None:
-    """Add --adapter, which takes several and may be given several times, and --strict."""
+    """Add --adapter, which takes several paths and may be repeated, and --strict."""
     parser.add_argument(
         "--adapter",
         type=weighted,
@@ -49,7 +49,7 @@ def combined(
     *,
     strict: bool,
 ) -> Adapter | None:
-    """Return the adapter that all together are; None where none is given."""
+    """Return all given adapters combined into one; None if none is given."""
     if not given:
         return None
     found = [adapters.load(each.path, base, strict=strict) for each in given]

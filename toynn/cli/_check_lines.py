@@ -15,7 +15,7 @@ from toynn.system.printing import harmless
 __all__ = ["colours", "example", "histogram"]
 
 BINS, BAR, WIDTH = 12, 36, 78
-LONGEST = 480  # characters of a part that are shown: of more, its begin and its end
+LONGEST = 480  # characters that are shown of a part; a longer one is cut in the middle
 GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
@@ -25,10 +25,10 @@ def colours(stream: TextIO) -> bool:
 
 
 def histogram(lengths: ArrayLike, seq: int | None = None) -> Iterator[str]:
-    """Yield a line for each range of lengths, the last one up to the longest.
+    """Yield a line for each range of lengths; the last range ends at the longest.
 
-    There are twice the cube root of their count, BINS at most (Rice's rule). Ranges beyond seq + 1
-    tokens, whose examples are cut, are marked.
+    There are twice the cube root of the count ranges (Rice's rule), BINS at most. Ranges beyond
+    seq + 1 tokens are marked: --seq cuts their examples.
     """
     values = np.asarray(lengths, np.int64)
     last = min(BINS, max(2, math.ceil(2 * math.cbrt(len(values))))) - 1
@@ -46,13 +46,13 @@ def histogram(lengths: ArrayLike, seq: int | None = None) -> Iterator[str]:
 
 
 def _round(value: float) -> int:
-    """Return the next of 1, 2, 4, 5, 8 times a power of ten."""
+    """Round up to 1, 2, 4, 5 or 8 times a power of ten."""
     ten: int = 10 ** int(np.log10(value))
     return next(int(k * ten) for k in (1, 2, 4, 5, 8, 10) if k * ten >= value)
 
 
 def example(shown: Shown, decode: Callable[[Sequence[int]], str], colour: bool) -> Iterator[str]:
-    """Yield an example in lines: tokens with loss behind a +, in green if there is colour."""
+    """Yield an example in lines: those of tokens with loss begin with +, in green with colour."""
     at = 0
     for trained, some in groupby(shown.trained):
         count = len(list(some))

@@ -1,4 +1,4 @@
-"""Flags of the command line: options (toynn/options.py) as argparse takes them."""
+"""Flags of the command line: options (toynn/options.py) for argparse."""
 
 import re
 import sys
@@ -22,13 +22,13 @@ __all__ = [
     "show_first",
 ]
 
-#: Fields of configurations that options have other names for.
+#: Fields of configurations and the options of another name that set them.
 FIELDS = {"n_heads": "heads", "n_kv_heads": "kv_heads", "n_layers": "layers", "context": "seq"}
 FIELDS |= {"t_seq": "seq", "t_batch": "batch", "image": "image_size"}
 
 #: Headings that brief_help does not name.
 PLAIN = (None, "options", "positional arguments", "most used")
-#: Attribute of a parser: the options that --help shows, of many.
+#: Attribute of a parser with many options: those that --help shows.
 FIRST = "_first"
 
 MIXES_NEED = (
@@ -38,9 +38,9 @@ MIXES_NEED = (
 
 
 class Once(Action):
-    """Stores a value; a second one is refused, and does not take the first one's place."""
+    """Store a value; a second one is an error, and does not replace the first."""
 
-    advice = ""  # what to do in its place
+    advice = ""  # what to do instead
 
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
@@ -52,7 +52,7 @@ class Once(Action):
 
 
 class HelpAll(Action):
-    """Prints all that a command takes."""
+    """Print all options of a command."""
 
     def __call__(self, parser: ArgumentParser, *_: Any) -> NoReturn:
         """Print it, and exit as --help does."""
@@ -69,7 +69,7 @@ def show_first(parser: ArgumentParser, names: Iterable[str], example: str) -> No
 
 
 def brief_help(parser: ArgumentParser) -> str | None:
-    """Return what --help shows of a command with many options; None of one with few."""
+    """Return the text of --help for a command with many options; None for one with few."""
     first = getattr(parser, FIRST, None)
     if first is None:
         return None
@@ -115,9 +115,10 @@ def add(parser: Any, option: Option, **more: Any) -> None:
 
 
 def add_all(parser: ArgumentParser, options: Iterable[Option], *, required: bool) -> None:
-    """Add the flags of options, each under the heading of its group; what is not typed is absent.
+    """Add the flags of options, each under the heading of its group.
 
-    Without ``required`` none must be typed.
+    An option that is not typed is absent from the namespace. Without ``required``, all are
+    optional.
     """
     groups: dict[str, Any] = {}
     for option in options:
@@ -128,7 +129,7 @@ def add_all(parser: ArgumentParser, options: Iterable[Option], *, required: bool
 
 
 def add_outtype(parser: ArgumentParser, default: str | None, what: str, more: str) -> None:
-    """Add --outtype: the type of ``what``, and ``more`` of what is said of it."""
+    """Add --outtype, the type of ``what``; ``more`` ends its help."""
     kinds = (
         f"type of {what} ({', '.join(OUTTYPES)}), or a mix by llama.cpp's quantizer "
         f"({', '.join(MIXES)}){more}"
@@ -139,9 +140,9 @@ def add_outtype(parser: ArgumentParser, default: str | None, what: str, more: st
 
 
 def as_typed(message: str, options: Iterable[Option]) -> str:
-    """Return what Python says of a value with the names of the flags that it comes from.
+    """Return an error message with flags in place of the fields that they set.
 
-    "GPT2Config: n_heads must divide d_model" says so of --heads and --d-model.
+    "GPT2Config: n_heads must divide d_model" becomes "--heads must divide --d-model".
     """
     flags = {option.name: option.flag for option in options}
     flags |= {field: flags[name] for field, name in FIELDS.items() if name in flags}

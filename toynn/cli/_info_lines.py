@@ -1,4 +1,4 @@
-"""``toynn info`` of what is not a model in a GGUF file: adapters, folders, safetensors files."""
+"""``toynn info`` for adapters, run folders and safetensors files."""
 
 import re
 import tomllib
@@ -43,7 +43,7 @@ SHOWN = 8  # names of classes
 
 
 def types(tensors: Mapping[str, TensorInfo]) -> Lines:
-    """Return how many parameters there are, and a line for each type, the largest first."""
+    """Return the number of parameters, and a line for each type, the largest first."""
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for info in tensors.values():
         for i, amount in enumerate((info.nbytes, prod(info.shape), 1)):
@@ -61,7 +61,7 @@ def types(tensors: Mapping[str, TensorInfo]) -> Lines:
 
 
 def memory(needed: Memory, what: str) -> Lines:
-    """Return the memory of a training step of so much data."""
+    """Return the memory of a training step; ``what`` is the size of its batch."""
     parts = ("weights", "moments", "gradients", "activations", "peak")
     return [
         ("training all weights", f"{what} a step"),
@@ -70,7 +70,7 @@ def memory(needed: Memory, what: str) -> Lines:
 
 
 def run_of(folder: Path) -> Lines:
-    """Return what config.toml says of the run that filled a folder, if it does."""
+    """Return what config.toml says of a folder's run; nothing if there is none."""
     try:
         tables = tomllib.loads(read_bytes(folder / "config.toml").decode())
         run, train, data = tables["run"], tables["train"], tables["data"]
@@ -84,7 +84,7 @@ def run_of(folder: Path) -> Lines:
 
 
 def _reached(folder: Path, steps: int) -> Lines:
-    """Return how far a run came, its best and its last losses, and what can be done with it."""
+    """Return how far a run came, its best and its last losses, and how to resume it."""
     try:
         record = Record.read(folder)
     except DataError:
@@ -125,7 +125,7 @@ def adapter(path: Path) -> Lines:
 
 
 def peft(folder: Path) -> Lines:
-    """Describe an adapter in PEFT's format, as far as its files say it without a base model."""
+    """Describe an adapter in PEFT's format, as far as possible without its base model."""
     config = read_object(folder / peft_folder.CONFIG)
     with closing(SafeTensors(folder / peft_folder.WEIGHTS)) as file:
         tensors, base = file.tensors, called(file.metadata)
@@ -161,7 +161,7 @@ def peft(folder: Path) -> Lines:
 
 
 def _scales(ranks: Mapping[str, int], alpha: Any, rslora: bool) -> Lines:
-    """Return the ranks, and what B A is multiplied by."""
+    """Return the ranks, and the scale of B A."""
     found = ", ".join(map(str, sorted(set(ranks.values())))) or "none"
     kind = "alpha / sqrt(rank)" if rslora else "alpha / rank"
     number = f"{alpha:g}" if isinstance(alpha, int | float) else str(alpha)
@@ -169,7 +169,7 @@ def _scales(ranks: Mapping[str, int], alpha: Any, rslora: bool) -> Lines:
 
 
 def _matrices(shapes: Mapping[str, tuple[int, int]]) -> Lines:
-    """Return a line for the matrices of one name in all blocks, and of one shape."""
+    """Return one line for all matrices that have a name (but for the block) and a shape."""
     alike: dict[tuple[str, tuple[int, int]], int] = defaultdict(int)
     for name, shape in shapes.items():
         alike[re.sub(r"\.\d+\.", ".*.", name), shape] += 1
@@ -183,7 +183,7 @@ def _matrices(shapes: Mapping[str, tuple[int, int]]) -> Lines:
 
 
 def safetensors(path: Path, batch: int) -> Lines:
-    """Describe a safetensors file: a model of pictures, or whatever tensors it has."""
+    """Describe a safetensors file: a model of pictures, or just its tensors."""
     with closing(SafeTensors(path)) as file:
         lines = [("file", f"{path}, {size(path.stat().st_size)}")]
         try:

@@ -1,4 +1,4 @@
-"""The flags of a model that is read (its adapters, its tokenizer), and the model that they name."""
+"""The flags of a model, its adapters and its tokenizer, and the model that they name."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -32,10 +32,10 @@ def add_model(parser: ArgumentParser) -> None:
 
 
 def origin(arguments: Namespace) -> Origin:
-    """Return the model and the tokenizer that flags name, or else the runs of the adapters.
+    """Return the model and the tokenizer that flags name, or that the adapters' runs name.
 
-    What they name on the hub is downloaded. Raises ConfigError where nothing names a model, or
-    adapters are of several.
+    Files on the hub are downloaded. Raises ConfigError if nothing names a model, or if the adapters
+    belong to several models.
     """
     model, tokenizer = arguments.model, arguments.tokenizer
     if tokenizer is not None:
@@ -56,7 +56,7 @@ def origin(arguments: Namespace) -> Origin:
 
 
 def opened(arguments: Namespace, options: RecipeOptions) -> tuple[Tokenizer, SequenceEngine[Any]]:
-    """Return the tokenizer and the model, with its adapters. Raises what ``origin`` does."""
+    """Return the tokenizer and the model with its adapters. Raises the errors of ``origin``."""
     model, named = origin(arguments)
     with bases.open(text_model(Path(model))) as file:
         tokenizer = Tokenizer.for_model(file, named)

@@ -1,4 +1,4 @@
-"""Standard input, output and error while a command runs: any of them may be closed or lost."""
+"""Standard input, output and error while a command runs; any of them may be closed or lost."""
 
 import atexit
 import contextlib
@@ -17,7 +17,7 @@ __all__ = ["Output", "Unwritten", "input_bytes", "streams"]
 
 
 class Unwritten(Exception):
-    """What a command prints cannot be written; ``code`` is the system's error number."""
+    """Standard output cannot be written; ``code`` is the system's error number."""
 
     def __init__(self, error: OSError | ValueError) -> None:
         self.code = error.errno if isinstance(error, OSError) else None
@@ -27,8 +27,8 @@ class Unwritten(Exception):
 class Output(Lenient):
     """Standard output of a command.
 
-    Where ``matters`` is True, what is printed is what the command is for: what cannot be written
-    raises Unwritten. Where it is False, the command writes files, and goes on without its output.
+    If ``matters`` is True, the output is what the command is for: a failed write raises Unwritten.
+    If it is False, the command writes files, and goes on without its output.
     """
 
     matters = True
@@ -40,9 +40,9 @@ class Output(Lenient):
 
 @contextmanager
 def streams() -> Iterator[Output]:
-    """Make the three streams such that there is always one; yield standard output.
+    """Replace closed standard streams for a while; yield standard output.
 
-    Standard error drops what it cannot write. At the end, all streams are what they were.
+    Text that cannot be written to standard error is dropped. All streams are restored at the end.
     """
     _open_descriptors()
     _drop_at_exit()
@@ -61,16 +61,16 @@ def streams() -> Iterator[Output]:
 
 
 def input_bytes() -> bytes:
-    """Return all of standard input. Raises DataError where it cannot be read."""
+    """Return all of standard input. Raises DataError if it cannot be read."""
     try:
-        binary = getattr(sys.stdin, "buffer", None)  # none, where a text is in its place
+        binary = getattr(sys.stdin, "buffer", None)  # None for a StringIO
         return sys.stdin.read().encode() if binary is None else binary.read()
-    except OSError as error:  # it is open for writing alone, or its terminal has gone
+    except OSError as error:  # it is open for writing only, or its terminal has gone
         raise DataError(f"standard input: cannot read: {error.strerror or error}") from error
 
 
 def _open_descriptors() -> None:
-    """Keep the numbers of closed streams from the files that are opened next."""
+    """Open the null device as each closed stream, so that no other file gets its number."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -80,12 +80,12 @@ def _open_descriptors() -> None:
 
 @functools.cache
 def _drop_at_exit() -> None:
-    """Have dropped at exit what Python itself prints last, such as a traceback."""
+    """At exit, drop what Python itself prints last, such as a traceback."""
     atexit.register(_drop)
 
 
 def _drop() -> None:
-    """Drop what cannot be written: the flush at exit would make 120 of the exit code."""
+    """Drop what cannot be written: else Python's flush at exit makes the exit code 120."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not _flushes(stream):
             with suppress(OSError, ValueError):

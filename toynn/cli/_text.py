@@ -10,13 +10,13 @@ __all__ = ["plain_warnings", "print_error"]
 
 
 def print_error(message: str) -> None:
-    """Print what went wrong, in one line; names from hostile files can be in it."""
+    """Print an error in one line; control characters, as in names from files, are removed."""
     print_line(f"toynn: error: {harmless(' '.join(message.splitlines()), '')}")
 
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Let warnings be one line each, as errors are, without the line of code that gave them."""
+    """Print each warning in one line, like errors, without the line of code that raised it."""
     usual = warnings.formatwarning
     warnings.formatwarning = _one_line
     try:

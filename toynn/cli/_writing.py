@@ -20,7 +20,7 @@ __all__ = ["Clock", "add_flags", "opened", "options", "unescaped"]
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 ESCAPE = re.compile(r"""\\([nrt'"\\]|x[0-9a-fA-F]{2})""")
 
-#: Flag, kind, default, meaning, name among the arguments of ``complete``.
+#: Flag, parser, default, help, and the name of the argument of ``complete``.
 DRAWING = (
     ("--max-tokens", whole(1), 256, "maximum number of new tokens", "max_tokens"),
     ("--temp", real(0), 0.8, "temperature; 0 takes the likeliest token", "temperature"),
@@ -52,7 +52,7 @@ DRAWING = (
 
 
 def add_flags(parser: ArgumentParser, text: str) -> None:
-    """Add the flags of a model, and of how it writes; ``text`` is the flag of what it is told."""
+    """Add the flags of a model and of sampling; ``text`` is the flag of the prompt."""
     add_model(parser)
     for name, kind, default, meaning, _ in DRAWING:
         names = ("-n", name) if name == "--max-tokens" else (name,)
@@ -72,14 +72,14 @@ def add_flags(parser: ArgumentParser, text: str) -> None:
 
 
 def options(arguments: Namespace) -> dict[str, Any]:
-    """Return the arguments of ``toynn.generation.complete`` that the flags are."""
+    """Return the flags as arguments of ``toynn.generation.complete``."""
     given = {name: getattr(arguments, flag[2:].replace("-", "_")) for flag, *_, name in DRAWING}
     stop = [unescaped(each) if arguments.escape else each for each in arguments.stop]
     return given | {"stop": stop}
 
 
 def unescaped(text: str) -> str:
-    """Return a text in which escapes stand for what they mean; other backslashes stay.
+    """Replace escapes by the characters that they mean; other backslashes stay.
 
     Source: string_process_escapes in llama.cpp's common/common.cpp.
     """
@@ -93,17 +93,17 @@ def opened(arguments: Namespace) -> tuple[Tokenizer, SequenceEngine[Any]]:
 
 
 class Clock:
-    """When pieces of a text came; ``tick`` says that one did."""
+    """The times at which the pieces of a text came; ``tick`` adds one."""
 
     def __init__(self) -> None:
         self._times = [time.perf_counter()]
 
     def tick(self) -> None:
-        """Note the time."""
+        """Add the current time."""
         self._times.append(time.perf_counter())
 
     def speed(self, prompt: int, tokens: int) -> str:
-        """Say how long the prompt took, and how fast tokens came after the first of them."""
+        """Return the time that the prompt took, and the speed of the tokens after the first."""
         times = self._times
         if len(times) == 1 or not tokens:
             return f"{prompt} tokens read, none written"

@@ -62,15 +62,15 @@ def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> N
 
 
 def run_fuse(arguments: Namespace) -> int:
-    """Write the model; say what was merged, and what rounding took away."""
+    """Write the model; print what was merged and how much rounding changed."""
     named, tokenizer = origin(arguments)
     model = model_file(named)
-    if not Path(model).is_dir():  # a GGUF file keeps what it has
+    if not Path(model).is_dir():  # a GGUF file keeps its own tokenizer
         tokenizer = arguments.tokenizer
     with bases.open(model) as base:
         given, strict = arguments.adapter, arguments.strict
         adapter = combined(given, base, arguments.method, strict=strict)
-        assert adapter is not None  # which the parser asks for
+        assert adapter is not None  # the parser requires --adapter
         fused = fuse_into(
             base,
             adapter,
@@ -93,7 +93,7 @@ def run_export(arguments: Namespace) -> int:
         raise ConfigError(f"--to {arguments.to}: name the adapter (--adapter)")
     with ExitStack() as stack:
         base: Base | None = None
-        with suppress(UnknownBase):  # some adapters can do without
+        with suppress(UnknownBase):  # some adapters do not need it
             base = bases.open(model_file(origin(arguments).model), check=False)
             stack.callback(base.close)
         given, strict = arguments.adapter, arguments.strict
@@ -138,7 +138,7 @@ def _say(adapter: Adapter) -> str:
 
 
 def _notes(fused: Fused) -> Iterator[str]:
-    """Say which types changed, and what rounding took away, type by type."""
+    """Yield a line for each changed type, and for the rounding error of each type."""
     if fused.chosen is not None:
         yield f"all matrices are {fused.chosen.upper()} now; --outtype chooses another type"
     for old, new in sorted(set(fused.types.values())):

@@ -1,4 +1,4 @@
-"""``toynn bench``: how fast this machine can be, and how fast each kernel is on it."""
+"""``toynn bench``: this machine's limits, and the speed of each kernel beside them."""
 
 import json
 from argparse import Namespace, RawDescriptionHelpFormatter
@@ -21,7 +21,7 @@ from toynn.jobs.options import THREADS, named
 from toynn.numerics.precision import PRECISIONS, set_float32_matmul_precision
 from toynn.options import RecipeOptions
 
-if TYPE_CHECKING:  # the case table is imported when it is needed
+if TYPE_CHECKING:  # the case table is imported only when it is needed
     from toynn.testing.limits import Limits
     from toynn.testing.race import Contestants
     from toynn.testing.roofline import Row
@@ -30,14 +30,14 @@ __all__ = ["add_parser"]
 
 STEPS = ("d64_L2_T32_B1", "d128_L4_T128_B8", "d256_L8_T256_B4", "gpt2_124m_T64_B4")
 LORA = "smollm2_135m_T256"  # of toynn/testing/lora_step.py
-#: How often its roofline a step may take, at most: in highest, and in medium.
+#: A step may take its roofline's time times this at most: at highest, and at medium.
 GOALS = {
     "d128_L4_T128_B8": (1.8, 1.8),
     "gpt2_124m_T64_B4": (1.6, 2.0),
     LORA: (1.8, 1.8),
 }
 ROUNDS = 3  # turns of each contestant in a race of steps
-#: What a report to paste has, by precision, and of which shapes.
+#: Kernels in a report to paste, by precision, and their shapes.
 PASTED: dict[str, Sequence[str]] = {
     "highest": ("matmul", "attention", "rmsnorm", "adamw"),
     "medium": ("matmul", "attention"),
@@ -45,23 +45,23 @@ PASTED: dict[str, Sequence[str]] = {
 SHAPES = ("gpt2_fc", "llama_row_q8_0", "llama_row_q4_k", "gpt2_124m_t64", "gpt2_124m", "16m")
 
 EPILOG = """\
-Times are the best of many calls, with as many threads as a training step gives the kernel; results
-are checked before. GB/s counts each array once.
+Times are the best of many calls, with as many threads as a training step gives the kernel. Results
+are checked first. GB/s counts each array once.
 
-The limits are measured first, by loops that do nothing but multiply and add in registers, or but
-read and write memory. A row cannot take less time than its multiply-adds (of a product: in the
-fastest way that --precision allows) or its bytes take at those rates, whichever is longer: `limit`
-says which it is, and `share` is that least time over the measured one. Bytes are compared with the
-memory or cache that arrays as large as the row's fit into.
+The limits are measured first, by loops that only multiply and add in registers, or only read and
+write memory. A kernel needs at least the time of its multiply-adds or of its bytes at those rates,
+whichever is longer. `limit` names the longer one; `share` is that least time divided by the
+measured time. A product's multiply-adds count at the fastest rate that --precision allows; bytes
+count at the rate of the cache or memory that arrays of the row's size fit into.
 
-With --steps the rows are the kernels of whole training steps, per step: of GPT-2 models, and of
-adapters over a file of Q8_0 of SmolLM2-135M's shape. A step's roofline is what all its nodes would
-take at their limits; beside it stands the goal, how often that a step may take. --compare runs the
-steps of GPT-2 in PyTorch too, in turns. The time of a step on one thread is CPU time, so that a
-busy machine will do. docs/performance.md says how to read all this.
+With --steps the rows are the kernels of whole training steps: of GPT-2 models, and of adapters over
+a Q8_0 file of SmolLM2-135M's shape. A step's roofline is the time of all its nodes at their limits;
+beside it stands the goal, the largest ratio of a step to its roofline. --compare runs the steps of
+GPT-2 in PyTorch too, in turns. The time of a step on one thread is CPU time, so other load on the
+machine matters little. docs/performance.md says how to read the tables.
 
---paste prints what an issue about speed needs: the processor, the build, its limits, and a few
-kernels in highest and in medium."""
+--paste prints a report for an issue about speed: the processor, the build, the limits, and a few
+kernels at highest and at medium precision."""
 
 
 def add_parser(commands: Any) -> None:
@@ -69,7 +69,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
         help="time every kernel beside the limits of this machine",
-        description="Measure what this machine can do at best, and how near the kernels come.",
+        description="Measure this machine's limits, and how near the kernels come to them.",
         epilog=EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -105,7 +105,9 @@ def run(arguments: Namespace) -> int:
 
     steps = arguments.steps or arguments.compare
     if arguments.only and arguments.only not in CASES:
-        raise ConfigError(f"bench: no kernel {arguments.only!r}; there are {', '.join(CASES)}")
+        raise ConfigError(
+            f"bench: --only {arguments.only}: no such kernel; expected one of {', '.join(CASES)}"
+        )
     if arguments.only and steps:
         raise ConfigError("bench: --only is for the table of kernels, without --steps or --compare")
     if arguments.paste and (arguments.only or steps):
@@ -113,7 +115,7 @@ def run(arguments: Namespace) -> int:
     if arguments.compare and find_spec("torch") is None:
         raise ConfigError("bench: --compare needs PyTorch (pip install torch); --steps does not")
     if arguments.json:
-        arguments.json.open("a").close()  # refused now, rather than after a minute's work
+        arguments.json.open("a").close()  # fail now, not after a minute's work
     set_float32_matmul_precision(arguments.precision)
     if arguments.threads:
         set_num_threads(arguments.threads)
@@ -173,7 +175,7 @@ def run_step(name: str, limits: "Limits", compare: bool) -> dict[str, Any]:
 
 
 def run_lora_step(limits: "Limits") -> dict[str, Any]:
-    """Time a step of adapters over a file, which is written for it."""
+    """Time a step of adapters over a temporary file."""
     from toynn.testing import lora_step, steps
 
     shape = lora_step.SHAPES[LORA]

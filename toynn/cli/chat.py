@@ -1,4 +1,4 @@
-"""``toynn chat``: turns in the terminal, by the model's chat template."""
+"""``toynn chat``: a conversation in the terminal, formatted by the model's chat template."""
 
 import contextlib
 import re
@@ -19,7 +19,7 @@ from toynn.system.reading import read_bytes
 
 __all__ = ["add_parser"]
 
-#: What is no message to the model, and what it does.
+#: Commands within the conversation, and what they do.
 COMMANDS = {
     "/clear": "begins anew",
     "/undo": "takes the last turn back",
@@ -30,7 +30,7 @@ HELP = (
     f"{', '.join(f'{name} {what}' for name, what in COMMANDS.items())}; Ctrl-C ends an answer; "
     "a space before a slash makes it text; a \\ at a line's end goes on in the next line"
 )
-#: A slash and a word: a path has another slash behind it, and is text.
+#: A slash and a word; a path, which is text, has another slash.
 LIKE_A_COMMAND = re.compile(r"/[\w?!-]*(?=\s|$)")
 Messages = list[dict[str, Any]]
 
@@ -59,7 +59,7 @@ def run(arguments: Namespace) -> int:
         beginning = [{"role": "system", "content": content}]
     tokenizer, engine = opened(arguments)
     messages, reader = list(beginning), Reader(engine)
-    tokenizer.encode_chat([*messages, {"role": "user", "content": "?"}])  # is there a template
+    tokenizer.encode_chat([*messages, {"role": "user", "content": "?"}])  # fails without a template
     asks = sys.stdin.isatty()
     if asks:
         print_line(wrapped(HELP))
@@ -101,7 +101,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _unknown(command: str) -> str:
-    """Return what is said to a line that looks like a command and is none."""
+    """Return the answer to a line that looks like a command but is not one."""
     name, *more = command.split(maxsplit=1)
     if more and name in COMMANDS:
         return f"toynn: {name} takes no words; got {more[0]!r}. {HELP}"
@@ -121,10 +121,10 @@ def _system(given: str, *, escape: bool) -> str:
 
 
 def _said(asks: bool) -> str | None:
-    """Return what the user says next; None at the end.
+    """Return the user's next message; None at the end of the input.
 
-    A line that ends in a backslash goes on in the next one, as in llama.cpp. In a terminal the end
-    within such lines drops them.
+    A line that ends in a backslash continues in the next line, as in llama.cpp. If the input of a
+    terminal ends within such lines, they are dropped.
     """
     lines: list[str] = []
     while (line := _ask(("... " if lines else "> ") if asks else "")) is not None:
@@ -135,10 +135,10 @@ def _said(asks: bool) -> str | None:
 
 
 def _ask(prompt: str) -> str | None:
-    """Return the next line that is said; None at the end."""
+    """Return the next line of input; None at the end."""
     if prompt:
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # history and editing, where they are to be had
+            import readline  # noqa: F401  # history and editing, if available
     try:
         return input(prompt)
     except (EOFError, KeyboardInterrupt, OSError):  # OSError: the terminal has gone
@@ -148,12 +148,12 @@ def _ask(prompt: str) -> str | None:
 
 
 def _fitting(tokenizer: Tokenizer, messages: Messages, kept: int, context: int) -> list[int]:
-    """Return the ids of a conversation; forget its oldest turns where it exceeds the context."""
+    """Return the ids of a conversation; drop its oldest turns if it exceeds the context."""
     forgotten = 0
     while len(ids := tokenizer.encode_chat(messages)) >= context:
         if len(messages) - kept < 3:
             raise ConfigError(
-                f"what was said is {len(ids)} tokens long; the model sees at most {context}"
+                f"the conversation is {len(ids)} tokens long; the model sees at most {context}"
             )
         del messages[kept : kept + 2]
         forgotten += 2

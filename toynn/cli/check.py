@@ -33,11 +33,11 @@ from toynn.train.progress import Reading
 
 __all__ = ["add_parser"]
 
-SEQ = 512  # as of `toynn train lora`
-#: What training does to tokens with loss, by the part of a preference that they are in.
+SEQ = 512  # the default of `toynn train lora`
+#: What training does to tokens with loss, by their part of a preference.
 AIMS = {"": "with loss"} | dict.fromkeys(("chosen", "wanted"), "made likelier")
 AIMS |= dict.fromkeys(("rejected", "unwanted"), "made less likely")
-ODD = 5  # characters that are named
+ODD = 5  # most characters that are listed
 
 
 def add_parser(commands: Any) -> None:
@@ -61,8 +61,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help=seed)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     strict = (
-        "exit with 1 if rows are repeated, leak, are cut, have no tokens or odd roles, or if a "
-        "special token of theirs looks untrained"
+        "exit with 1 if rows are repeated, leak, are cut, or have no tokens, odd roles or special "
+        "tokens that look untrained"
     )
     parser.add_argument("--strict", action="store_true", help=strict)
     parser.set_defaults(run=run)
@@ -70,24 +70,24 @@ def add_parser(commands: Any) -> None:
 
 @dataclass(frozen=True)
 class _Found:
-    """A source of data, looked at."""
+    """What was found in a source of data."""
 
     path: Path
     parts: dict[str, Survey]
     repeats: dict[str, tuple[Repeats, Repeats]]  # by part: the same rows, the same words
     leaks: dict[str, tuple[Repeats, Repeats]]  # by held-out part: whole rows, prompts
     cuts: dict[str, Cut]
-    odd_roles: tuple[str, ...] = ()  # without a model: its chat template may name them, or not
+    odd_roles: tuple[str, ...] = ()  # unusual ones; only without a model, whose template decides
     empty: tuple[str, ...] = ()  # parts without a token with loss: training refuses them
 
     @property
     def refused(self) -> bool:
-        """Whether training would stop at it."""
+        """Whether training would refuse it."""
         return bool(self.empty) or any(part.refused for part in self.parts.values())
 
     @property
     def doubtful(self) -> bool:
-        """Whether there is something that --strict does not let pass."""
+        """Whether it has something that --strict reports."""
         rows = [
             pair[k].rows for pair in (*self.repeats.values(), *self.leaks.values()) for k in (0, 1)
         ]
@@ -97,7 +97,7 @@ class _Found:
 
 
 def run(arguments: Namespace) -> int:
-    """Print what was found; return 2 where training refuses them, 1 where --strict has a doubt."""
+    """Print what was found; return 2 if training refuses the data, 1 if --strict finds doubts."""
     _fetch(arguments)
     tokenizer, seq, said = _tokenizer(arguments.model, arguments.tokenizer), None, ""
     if tokenizer is not None:
@@ -150,7 +150,7 @@ def _fetch(arguments: Namespace) -> None:
 
 
 def _tokenizer(model: Path | None, named: str | None) -> Tokenizer | None:
-    """Return the tokenizer of a model, or one that is named apart; None without both."""
+    """Return a model's tokenizer, or the named one; None without either."""
     if model is None or named is None:
         found = text_model(model) if model is not None else named
         return None if found is None else Tokenizer.of(found)
@@ -161,7 +161,7 @@ def _tokenizer(model: Path | None, named: str | None) -> Tokenizer | None:
 def _untrained(
     model: Path | None, tokenizer: Tokenizer | None, used: set[int]
 ) -> tuple[list[Row], str]:
-    """Return rows of special tokens that look untrained; or why they are not looked at."""
+    """Return rows of special tokens that look untrained; or the reason why none were checked."""
     if model is None or tokenizer is None or not tokenizer.special:
         return [], ""
     try:
@@ -194,7 +194,7 @@ def _of_rows(rows: Sequence[Row], used: set[int]) -> Iterator[str]:
 def _looked_at(
     path: Path, tokenizer: Tokenizer | None, seq: int | None, arguments: Namespace
 ) -> _Found:
-    """Go through a source. Raises DataError for one that is none."""
+    """Read a source and count. Raises DataError if it cannot be read."""
     encoder: Any = tokenizer or Characters()
     vocabulary = None if tokenizer is None or tokenizer.of_bytes else _vocabulary(tokenizer)
     given: dict[str, Any] = {"vocabulary": vocabulary}
@@ -226,7 +226,7 @@ def _looked_at(
 
 
 def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    """Return which tokens are no whole characters."""
+    """Return the vocabulary, with the tokens that are parts of characters."""
     pieces: dict[int, bytes] = {}
     for id in range(tokenizer.vocab_size):
         piece = tokenizer.piece(id)
@@ -244,7 +244,7 @@ def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
 def _leaks(
     parts: dict[str, Survey], seq: int | None, seed: int
 ) -> dict[str, tuple[Repeats, Repeats]]:
-    """Return how many held-out rows stand in the training part; numbers are those of the files."""
+    """Return the held-out rows that are in the training part, too, with their places in files."""
     train = parts["train"]
     if len(parts) > 1:
         return {
@@ -270,7 +270,7 @@ def _between(part: Survey, held: Any, chosen: Any) -> tuple[Repeats, Repeats]:
 
 
 def _kept(part: Survey, seq: int | None) -> Any:
-    """Return the rows in which a token with loss is left. A run uses no others."""
+    """Return the rows that have a token with loss within --seq. A run uses only these."""
     room = np.inf if seq is None else seq + 1
     good = (np.array(part.trained) > 0) & (np.array(part.prompts) < room)
     if not part.rows:
@@ -279,7 +279,7 @@ def _kept(part: Survey, seq: int | None) -> Any:
 
 
 def _shared(found: Sequence[_Found]) -> Iterator[tuple[str, str, Repeats]]:
-    """Yield which parts of different sources have rows of the same words, and how many."""
+    """Yield pairs of parts of different sources with rows of the same words, and how many."""
     parts = [(source, part) for source in found for part in source.parts.values()]
     for k, (source, part) in enumerate(parts):
         for other, before in parts[:k]:
@@ -289,7 +289,7 @@ def _shared(found: Sequence[_Found]) -> Iterator[tuple[str, str, Repeats]]:
 
 
 def _text(path: Path, text: Survey, seq: int | None) -> _Found:
-    """Return what there is to say of a text: its rows are lines."""
+    """Return what was found in a text; its rows are lines."""
     short = seq is not None and text.tokens < 2 * (seq + 1)  # for training and for validation
     before, held = (np.array(rows, np.int64) for rows in held_lines(text))
     leaks = {"last tenth": _between(text, held, before)} if text.rows else {}
@@ -301,7 +301,7 @@ def _text(path: Path, text: Survey, seq: int | None) -> _Found:
 
 
 def _lines(found: _Found, tokenizer: Tokenizer | None, seq: int | None) -> Iterator[str]:
-    """Yield what is printed of a source."""
+    """Yield the lines about a source."""
     unit = "characters" if tokenizer is None else "tokens"
     for name, part in found.parts.items():
         yield harmless(f"== {part.path} ==", "")
@@ -326,7 +326,7 @@ def _lines(found: _Found, tokenizer: Tokenizer | None, seq: int | None) -> Itera
 def _of_part(
     found: _Found, name: str, part: Survey, unit: str, seq: int | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield names and values of what is known of a part."""
+    """Yield the facts about a part: names and values."""
     packed = f", {part.packed}" if part.packed else ""
     yield "file", f"{part.kind}{packed}, {size(part.bytes)}"
     if name == "text":
@@ -434,7 +434,7 @@ def _characters(ids: Sequence[int]) -> str:
 
 
 def _object(found: _Found, seq: int | None) -> dict[str, Any]:
-    """Return what JSON says of a source."""
+    """Return a source's object in the JSON output."""
     parts = {}
     for name, part in found.parts.items():
         same, alike = found.repeats[name]

@@ -2,8 +2,8 @@
 
     eval "$(toynn completion bash)"          in ~/.bashrc; zsh in ~/.zshrc
 
-The script has all commands, flags and choices in it: no Python runs when Tab is pressed. Where a
-flag or a command takes a path, the shell completes files.
+The script contains all commands, flags and choices, so pressing Tab does not start Python. For a
+flag or a command that takes a path, the shell completes files.
 """
 
 import shlex
@@ -14,7 +14,7 @@ from typing import Any
 __all__ = ["add_parser"]
 
 SHELLS = ("bash", "zsh")
-#: Takes the words of a command line; the command is what of them names one, the rest is its flags.
+#: Finds the command among a line's words; the words after it are its flags.
 SCRIPT = """\
 _toynn() {{
     local cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}"
@@ -76,7 +76,7 @@ def run(arguments: Namespace, whole: ArgumentParser) -> int:
 
 
 def _values(action: Any) -> list[str]:
-    """Return what may follow an option: its choices, or the words that are told of it."""
+    """Return the words that may follow an option: its choices, or its ``words``."""
     return [str(each) for each in action.choices or getattr(action, "words", ())]
 
 

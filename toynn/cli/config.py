@@ -1,4 +1,4 @@
-"""``toynn config``: what was built, and what this machine will use of it."""
+"""``toynn config``: the build, and what of it this machine uses."""
 
 from argparse import Namespace
 from typing import Any

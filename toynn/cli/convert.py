@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Write the file; say what is in it."""
+    """Write the file; print its contents."""
     shown, folder = sys.stderr.isatty(), local_path(arguments.folder)
     tokenizer = arguments.tokenizer and model_file(arguments.tokenizer)
     try:
@@ -56,17 +56,17 @@ def run(arguments: Namespace) -> int:
             "--tokenizer names one"
         )
     for what in unlike(arguments.out):
-        print(f"its logits are others in llama.cpp: {what}")
+        print(f"llama.cpp's logits will differ: {what}")
     return 0
 
 
 def _show(number: int, count: int, name: str) -> None:
-    """Say on one line which tensor is written."""
+    """Show which tensor is being written, on one line."""
     _over(f"converting {number + 1}/{count} {name}")
 
 
 def _over(text: str) -> None:
-    """Write over the line that the terminal shows; all of it, if there is no text."""
-    width = (columns(sys.stderr) or WIDTH) - 1  # in the last column, terminals differ
+    """Overwrite the terminal's current line; an empty text clears it."""
+    width = (columns(sys.stderr) or WIDTH) - 1  # terminals differ at the last column
     end = "" if text else "\r"
     print(f"\r{text[:width]:{width}}{end}", end="", file=sys.stderr, flush=True)

@@ -35,10 +35,10 @@ __all__ = ["add_parser"]
 
 DATA = (
     "text (perplexity), examples as for training (loss of completions), multiple-choice questions "
-    "(accuracy), with --loss preferences; of a folder, test.jsonl or valid.jsonl; for a model of "
-    "pictures, what `toynn train vit` takes (default: the text that ships with CPython, or digits)"
+    "(accuracy), or preferences with --loss; in a folder, test.jsonl or valid.jsonl. For a model "
+    "of pictures, data of `toynn train vit`. (default: the text that ships with CPython, or digits)"
 )
-#: Flags that are of one kind of model, or of preferences, alone.
+#: Flags for one kind of model only, or for preferences only.
 BESIDE_LOSS = tuple(each.name for each in options_of(PreferenceOptions) if each.name != "loss")
 OF_LOSS = (*BESIDE_LOSS, "batch")
 NOT_OF_LOSS = ("against", "no_mask_prompt", "question_delimiter")
@@ -47,7 +47,7 @@ OF_PICTURES = ("top", "skip_unreadable")
 
 
 class OneText(Once):
-    """Stores what a model is measured on."""
+    """Store the data that a model is measured on."""
 
     advice = "a model is measured on one"
 
@@ -69,9 +69,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--loss", choices=KINDS, help=loss)
     for name in BESIDE_LOSS:
         add(parser, named(PreferenceOptions, name), default=None)
-    batch = "rows of --seq tokens at a time, with --loss, as in training (default 1)"
+    batch = "with --loss: rows of --seq tokens at a time, as in training (default 1)"
     parser.add_argument("--batch", type=whole(1), metavar="N", help=batch)
-    top = f"of pictures, count how often the class is among the N likeliest (default {TOP})"
+    top = f"for pictures: count how often the class is among the N likeliest (default {TOP})"
     parser.add_argument("--top", type=whole(1), metavar="N", help=top)
     add(parser, named(PictureOptions, "skip_unreadable"))
     parser.add_argument("--json", action="store_true", help="print one JSON object, all in nats")
@@ -111,7 +111,7 @@ def _fetch(arguments: Namespace) -> None:
 
 
 def _refuse(arguments: Namespace, names: Sequence[str], why: str) -> None:
-    """Raise ConfigError where one of these flags is given."""
+    """Raise ConfigError if one of these flags is given."""
     for name in names:
         given = getattr(arguments, name)
         if given is not None and given is not False:  # 0 is given

@@ -1,4 +1,4 @@
-"""``toynn generate``: a model continues a text, or answers; or many, into lines of JSON."""
+"""``toynn generate``: a model continues one text or many, or answers messages."""
 
 import json
 from argparse import Namespace
@@ -32,11 +32,11 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("generate", help=help_, description=help_, allow_abbrev=False)
     add_flags(parser, "--prompt")
     which = parser.add_mutually_exclusive_group(required=True)
-    prompt = "text to continue; - reads it from standard input, with the line breaks at its end"
+    prompt = "text to continue; - reads standard input, with all line breaks at its end"
     which.add_argument("-p", "--prompt", metavar="TEXT", help=prompt)
     prompts = (
-        "file of prompts: a text on each line, or .jsonl with prompt or messages; - reads texts "
-        "from standard input; prints a line of JSON for each"
+        "file of prompts: a text per line, or .jsonl with prompt or messages; - reads texts from "
+        "standard input. Prints a line of JSON for each."
     )
     which.add_argument("--prompts", type=Path, metavar="FILE", help=prompts)
     batch = "continue N of --prompts at a time (default 8)"
@@ -55,7 +55,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Write what the model writes to stdout as it comes, and how fast it was to stderr."""
+    """Print the model's text to stdout as it comes, then its speed to stderr."""
     as_json = arguments.json or arguments.prompts is not None or arguments.out is not None
     if arguments.logprobs is not None and not as_json:
         raise ConfigError("--logprobs: it needs --json (or --prompts), where they are printed")
@@ -118,7 +118,7 @@ def _completions(
     engine: SequenceEngine[Any],
     read: Sequence[list[int]],
 ) -> Iterator[Completion]:
-    """Yield the completion of each prompt, up to one that is interrupted."""
+    """Yield the completion of each prompt; an interrupted one is the last."""
     given = options(arguments) | {
         "log_probabilities": arguments.logprobs,
         "interruptible": True,
@@ -134,7 +134,7 @@ def _completions(
 
 
 def _object(tokenizer: Tokenizer, prompt: Prompt, found: Completion) -> dict[str, Any]:
-    """Return what is told of a completion."""
+    """Return a completion's object in the JSON output."""
     line: dict[str, Any] = {
         "prompt" if isinstance(prompt, str) else "messages": prompt,
         "completion": found.text,
@@ -148,7 +148,7 @@ def _object(tokenizer: Tokenizer, prompt: Prompt, found: Completion) -> dict[str
 
 def _token(tokenizer: Tokenizer, drawn: Drawn) -> dict[str, Any]:
     def of(id: int, value: float) -> dict[str, Any]:
-        stream = tokenizer.stream(special=True)  # of a token that continues a text: with its space
+        stream = tokenizer.stream(special=True)  # the token's text within a text: with its space
         return {"id": id, "text": stream.push(id) + stream.end(), "log_probability": value}
 
     told = of(drawn.id, drawn.log_probability)
@@ -168,7 +168,7 @@ def _prompt(given: str, *, escape: bool) -> str:
 
 
 def _prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
-    """Yield where each prompt of a file is, and the prompt. Raises DataError, with the line."""
+    """Yield each prompt of a file with its place. Raises DataError, which names the line."""
     name = "standard input" if str(path) == "-" else str(path)
     if path.suffix in (".jsonl", ".json"):
         found: Iterator[tuple[str, Prompt]] = jsonl.prompts(path)
@@ -197,14 +197,14 @@ def _texts(name: str, content: bytes) -> Iterator[tuple[str, Prompt]]:
 def _ids(
     engine: SequenceEngine[Any], tokenizer: Tokenizer, where: str, prompt: Prompt, chat: bool
 ) -> list[int]:
-    """Return the ids that the model is to read."""
-    if prompt == "" and (chat or not tokenizer.encode(prompt)):  # else there is a BOS to go on from
+    """Return a prompt's ids. Raises ConfigError if it is empty or exceeds the context."""
+    if prompt == "" and (chat or not tokenizer.encode(prompt)):  # a BOS alone would do
         raise ConfigError(f"{where}: it is empty; the model needs at least one token to go on from")
     if chat and isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     try:
         ids = prompt_ids(tokenizer, prompt)
-    except DataError as error:  # of a message, say
+    except DataError as error:  # an invalid message, for example
         raise DataError(f"{where}: {error}") from error
     if len(ids) > engine.context:
         raise ConfigError(

@@ -27,7 +27,7 @@ from toynn.system.printing import size
 
 __all__ = ["add_parser"]
 
-#: Files that say what a folder is, the first of them that it has.
+#: Files that tell the kind of a folder; the first one present decides.
 INSIDE = ("model.gguf", "adapter.gguf", peft.CONFIG, CONFIG, WEIGHTS)
 
 
@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Print one line for each thing that there is to know."""
+    """Print one line for each fact."""
     named = arguments.tokenizer and model_file(arguments.tokenizer)
     lines = _lines(local_path(arguments.path), arguments.seq, arguments.batch, named)
     for name, value in lines:
@@ -59,7 +59,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _lines(path: Path, seq: int | None, batch: int, named: str | None) -> Lines:
-    """Return what there is to say about a path, as text by name."""
+    """Return the facts about a path: names and texts."""
     if path.is_dir():
         found = next((path / name for name in INSIDE if (path / name).is_file()), None)
         if found is None:
@@ -79,9 +79,9 @@ def _lines(path: Path, seq: int | None, batch: int, named: str | None) -> Lines:
 
 
 def describe(file: Source, seq: int | None, batch: int, named: str | None = None) -> Lines:
-    """Return what there is to say about a model's file or folder, as text by name.
+    """Return the facts about a model's file or folder: names and texts.
 
-    ``named`` is a file or folder whose tokenizer goes with it.
+    ``named`` is a file or folder with the tokenizer to use.
     """
     metadata, architecture = file.metadata, file.architecture
     lines = [
@@ -103,13 +103,13 @@ def describe(file: Source, seq: int | None, batch: int, named: str | None = None
 
 
 def _active(file: Source) -> Lines:
-    """Return with how many parameters a token is computed, if there are experts."""
+    """Return the number of parameters that each token uses, if there are experts."""
     if not any(info.name.endswith("_exps.weight") for info in file.tensors.values()):
         return []
     try:
         return [("active parameters", f"{engines.active_parameters(file):,} for each token")]
     except ToynnError:
-        return []  # said of training: why it is not possible
+        return []  # the line about training says why
 
 
 def _tokenizer(file: Source, named: str | None) -> str:
@@ -132,7 +132,7 @@ def _tokenizer(file: Source, named: str | None) -> str:
 
 
 def _training(file: Source, seq: int | None, batch: int) -> Lines:
-    """Return the memory of a training step, or why there is none."""
+    """Return the memory of a training step, or why the model cannot be trained."""
     try:
         memory, length = engines.memory_for(file, seq, batch)
     except ToynnError as error:
@@ -145,7 +145,7 @@ def _training(file: Source, seq: int | None, batch: int) -> Lines:
 
 
 def _adapters(file: Source, opts: RecipeOptions) -> Lines:
-    """Return the memory of training adapters over the file, which stays as it is."""
+    """Return the memory of training adapters over the file."""
     try:
         plain, recomputed = adapters_over(file, opts)
     except ToynnError as error:
@@ -172,7 +172,7 @@ def _adapters(file: Source, opts: RecipeOptions) -> Lines:
 
 
 def _room(read: int, plain: int, recomputed: int) -> Lines:
-    """Return whether what a step reads of a file, and what is beside it, fit into what is free."""
+    """Return whether free memory holds the file's parts that a step reads, and the step itself."""
     free = free_memory()
     if free is None:
         return []
@@ -186,7 +186,7 @@ def _room(read: int, plain: int, recomputed: int) -> Lines:
 
 
 def _new_model(file: Source, length: int, batch: int) -> Lines:
-    """Return the memory of what ``toynn train warm-start`` makes with the file as donor."""
+    """Return the memory of ``toynn train warm-start`` with the file as donor."""
     config, peak = new_model_over(file, length, batch)
     shape = f"width {config.d_model}, {config.n_layers} layers"
     return [

@@ -90,15 +90,15 @@ def _as_csv(row: Row) -> None:
 
 
 class _Pictures:
-    """Reads the pictures that are named, and those in folders that are."""
+    """Read the named pictures, and those in named folders."""
 
     def __init__(self, paths: Sequence[str], config: ViTConfig) -> None:
         self._paths, self._config = paths, config
-        self.others: list[str] = []  # files in folders that are no pictures, and why
+        self.others: list[str] = []  # why files in folders are not pictures
         self.code = 0
 
     def batches(self) -> Iterator[tuple[list[str], list[Picture]]]:
-        """Yield paths and their pictures, some at a time. What is named and is none is said."""
+        """Yield paths and their pictures in batches; print an error for a named file that fails."""
         names: list[str] = []
         pictures: list[Picture] = []
         for path, named in self._files():

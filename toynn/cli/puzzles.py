@@ -1,4 +1,4 @@
-"""``toynn puzzles``: programs with a blank to fill in, checks that say what is wrong."""
+"""``toynn puzzles``: programs with a blank to fill in, and checks that say what is wrong."""
 
 import textwrap
 from argparse import Namespace, RawDescriptionHelpFormatter
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from toynn.errors import ConfigError
 from toynn.system.printing import counted, harmless
 
-if TYPE_CHECKING:  # the case table is imported when it is needed
+if TYPE_CHECKING:  # the case table is imported only when it is needed
     from toynn.testing.puzzles import Puzzle
     from toynn.testing.puzzles.folder import Folder
 
 __all__ = ["add_parser"]
 
 FOLDER = Path("toynn-puzzles")
-#: What can be done with puzzles, and in which words.
+#: Actions, and their help.
 ACTIONS = {
     "list": "write the files that are missing, and list all puzzles",
     "check": "say what is wrong with your answer",
@@ -24,7 +24,7 @@ ACTIONS = {
     "solution": "print the solution (with --spoil)",
     "reset": "write a puzzle's file anew; your old file stays beside it",
 }
-SHOWN = 40  # lines that a program prints, of which more are left out
+SHOWN = 40  # most lines of a program's output that are printed
 
 
 def add_parser(commands: Any) -> None:
@@ -50,12 +50,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("puzzles", nargs="*", metavar="PUZZLE", help=which)
     where = f"folder of your answers (default {FOLDER})"
     parser.add_argument("--dir", type=Path, default=FOLDER, metavar="DIR", help=where)
-    parser.add_argument("--spoil", action="store_true", help="print the solution indeed")
+    parser.add_argument("--spoil", action="store_true", help="confirm: print the solution")
     parser.set_defaults(run=run)
 
 
 def run(arguments: Namespace) -> int:
-    """Do what is asked; return 1 if an answer that is checked is wrong."""
+    """Carry out the action; return 1 if a checked answer is wrong."""
     from toynn.testing.puzzles import find
     from toynn.testing.puzzles.folder import Folder
 

@@ -20,12 +20,12 @@ from toynn.train.metrics import Report, save_figure
 __all__ = ["add_parsers"]
 
 SORTS = ("name", "recipe", "steps", "train", "val", "time")
-#: What a run of toynn may log, by short names; figures of a script's run may have any other.
+#: Short names of what a run of toynn may log; a script's run may log others.
 FIELDS = [each.name for each in fields(Report) if each.name not in ("iteration", "figures")]
 NAMES = tuple(dict.fromkeys(series(name).short for name in (*FIELDS, *PLAIN)))
-WIDTH, HEIGHT = 72, 18  # characters of a chart in the terminal, at most
-LEAST = 24  # characters of a chart in a narrow one; of a run's name, which keeps its end
-#: Columns that a table is without, where it would be wider than the terminal: this first.
+WIDTH, HEIGHT = 72, 18  # most characters of a chart in the terminal
+LEAST = 24  # fewest characters of a chart's width, and of a run's name, which keeps its end
+#: Columns that a table drops, in this order, if it is wider than the terminal.
 DROPPED = ("recipe", "time", "best at", "train loss")
 MARKS = "*o+x#@%&"
 
@@ -57,7 +57,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     parser.set_defaults(run=run_plot, saves="out")
 
-    help_ = "write report.html of a run once more, even of a killed run"
+    help_ = "write report.html of a run again, even of a killed run"
     parser = commands.add_parser("report", help=help_, description=help_, allow_abbrev=False)
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
     parser.set_defaults(run=run_report, saves=True)
@@ -68,7 +68,7 @@ def run_runs(arguments: Namespace) -> int:
     rows = [_row(folder) for folder in _found(arguments.folders or [Path("runs")])]
     if not rows:
         given = ", ".join(map(str, arguments.folders or ["runs"]))
-        raise DataError(f"{given}: no folder of a run in it: none has {METRICS}")
+        raise DataError(f"{given}: expected run folders, which have {METRICS}; got none")
     rows.sort(key=lambda row: _order(row[arguments.sort]))
     if arguments.json:
         for row in rows:
@@ -93,7 +93,7 @@ def run_runs(arguments: Namespace) -> int:
 
 
 def _fitted(cells: Sequence[tuple[str, ...]], room: int) -> Iterator[str]:
-    """Yield the lines of a table, in so many columns; 0: as many as it takes."""
+    """Yield the lines of a table, at most ``room`` characters wide; 0: any width."""
     names, *rest = zip(*cells, strict=True)
     longest = max(map(len, names))
     for dropped in DROPPED:
@@ -112,7 +112,7 @@ def _fitted(cells: Sequence[tuple[str, ...]], room: int) -> Iterator[str]:
 
 
 def _width(cells: Sequence[tuple[str, ...]]) -> int:
-    """Return how wide columns are, with two spaces before each."""
+    """Return the total width of columns, with two spaces before each."""
     return sum(2 + _wide(column) for column in cells)
 
 
@@ -125,7 +125,7 @@ def _shown(value: float | None) -> str:
 
 
 def _best_at(row: dict[str, Any]) -> str:
-    """Return the step whose weights are kept, and what they were chosen by, if not the loss."""
+    """Return the step of the best weights, and the metric that chose them, if not the loss."""
     if row["best_step"] is None:
         return "-"
     by = "" if row["metric"] == "loss" else f" by {row['metric']}"
@@ -137,7 +137,7 @@ def _order(value: Any) -> tuple[bool, Any]:
 
 
 def _found(folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield the folders of runs among folders, and in them. Raises DataError for what is none."""
+    """Yield run folders: the given ones and those inside. Raises DataError for a missing folder."""
     for folder in folders:
         if not folder.is_dir():
             raise DataError(f"{folder}: expected a folder of runs; no such folder exists")
@@ -148,7 +148,7 @@ def _found(folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def _row(folder: Path) -> dict[str, Any]:
-    """Return what the table says of a run."""
+    """Return a run's row of the table."""
     record = Record.read(folder)
     train, best = record.numbers("train_loss"), record.best()
     return {
@@ -202,7 +202,7 @@ def run_plot(arguments: Namespace) -> int:
 
 
 def _unlogged(whats: Sequence[str], logged: Iterable[str]) -> DataError:
-    """Return the error of names of which no run here has a figure."""
+    """Return the error for names that no run here has logged."""
     names = list(dict.fromkeys(series(name).short for name in logged if name != "iteration"))
     near = peers.meant(whats[0], names)
     said = f"no run here has {' or '.join(whats)} in its {METRICS}"
@@ -212,12 +212,12 @@ def _unlogged(whats: Sequence[str], logged: Iterable[str]) -> DataError:
 
 
 def _coloured(curves: Curves, width: int) -> str | None:
-    """Return curves as plotext draws them on a terminal; None where either is not there."""
+    """Return curves as plotext draws them; None without a terminal or without plotext."""
     if not sys.stdout.isatty():
         return None
     try:
         from plotext import figure
-    except ImportError:  # which plotext before 6 raises, too
+    except ImportError:  # plotext before 6 has no figure, which raises this, too
         return None
     figure.clear()
     figure.theme("simple")
@@ -250,7 +250,7 @@ def _picture(panels: dict[str, Curves], out: Path) -> None:
 
 
 def chart(curves: Curves, width: int) -> str:
-    """Return curves as lines of text: a mark a curve, between the least and the greatest value."""
+    """Draw curves in lines of text, each with its mark, scaled from least to greatest value."""
     points = [point for curve in curves.values() for point in curve]
     left, right = min(x for x, _ in points), max(x for x, _ in points)
     low, high = min(y for _, y in points), max(y for _, y in points)

@@ -1,4 +1,4 @@
-"""``toynn selftest``: what this machine computes beside float64, as a report to paste."""
+"""``toynn selftest``: compare this machine's results with float64, as a report to paste."""
 
 from argparse import Namespace
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from toynn.cli.bench import print_limits
 from toynn.jobs.options import BACKEND
 from toynn.system.machine import total_memory
 
-if TYPE_CHECKING:  # the case table is imported when it is needed
+if TYPE_CHECKING:  # the case table is imported only when it is needed
     from toynn.testing.selftest import Found
 
 __all__ = ["add_parser"]
@@ -25,13 +25,13 @@ def add_parser(commands: Any) -> None:
     help_ = "check this installation in a minute; prints a report to paste into an issue"
     parser = commands.add_parser("selftest", help=help_, description=help_, allow_abbrev=False)
     choices = ("cpu", "metal")
-    add(parser, replace(BACKEND, choices=choices, help="what is checked: cpu, or a Mac's GPU"))
+    add(parser, replace(BACKEND, choices=choices, help="backend to check: cpu, or a Mac's GPU"))
     parser.add_argument("--no-speeds", action="store_true", help="leave the timings out")
     parser.set_defaults(run=run)
 
 
 def run(arguments: Namespace) -> int:
-    """Print the report; return 2 if anything is wrong, as where there is no such backend."""
+    """Print the report; return 2 if anything is wrong or the backend is not available."""
     from toynn.testing import selftest
 
     name = arguments.backend

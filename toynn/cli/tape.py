@@ -20,7 +20,7 @@ from toynn.system.printing import harmless, size
 __all__ = ["add_parser"]
 
 NONE, XOR = "none", "xor"
-#: Options of `toynn train` that make another step, where the recipe has them.
+#: Options of `toynn train` that change the step, if the recipe has them.
 SHAPING: tuple[str, ...] = (
     "batch",
     "seq",
@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
     page = "write a page that shows graph, memory and numbers (default: print a table)"
     parser.add_argument("--html", type=Path, metavar="FILE", help=page)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the step as JSON, too")
-    time = "take steps, and show the time of each call beside its roofline (some 10 s)"
+    time = "take steps, and show the time of each call beside its roofline (about 10 s)"
     parser.add_argument("--time", action="store_true", help=time)
     values = "show the numbers before and after each call of a small step"
     parser.add_argument("--values", action="store_true", help=values)
@@ -82,7 +82,7 @@ def run(arguments: Namespace) -> int:
     if arguments.html is not None and (values or arguments.time):
         session, take = step.ready()
         with explorer.unchanged(session) if values else nullcontext():
-            take()  # so that there are inputs
+            take()  # sets the inputs
             more = _times(session, take) if arguments.time else {}
     else:
         _, session = step.recorded()
@@ -122,7 +122,7 @@ def _times(session: Any, take: Any) -> dict[str, Any]:
 
 
 def _compared(step: Any, asked: str | None) -> Iterator[tuple[str, Any]]:
-    """Yield the names and sessions of the variants that are asked for, or all that there are."""
+    """Yield the names and sessions of the requested variants, or of all that the recipe has."""
     for variant in VARIANTS if asked is None else asked.split(","):
         if variant != NONE:
             try:

@@ -1,4 +1,4 @@
-"""``toynn train RECIPE``: words become the options of a job; toynn/jobs/ carries it out."""
+"""``toynn train RECIPE``: parse the options of a job; toynn/jobs/ carries it out."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -13,12 +13,15 @@ from toynn.jobs.options import MOST_USED
 
 __all__ = ["add_parser", "job_of", "words_of"]
 
-#: mlx-lm's and llama.cpp's names of flags.
+#: mlx-lm's and llama.cpp's names of flags, and toynn's.
 ALSO = {each.also: each.flag for options in OPTIONS.values() for each in options if each.also}
 
 
 def add_parser(commands: Any, *, required: bool = True) -> None:
-    """Add the command to the parser's commands; what is required may stand in a file, too."""
+    """Add the command to the parser's commands.
+
+    Without ``required``, required options may come from a file (--config, --resume).
+    """
     parser = commands.add_parser("train", help="train a model", allow_abbrev=False)
     recipes = parser.add_subparsers(required=True, metavar="RECIPE", dest="recipe")
     for name, job in JOBS.items():
@@ -30,10 +33,10 @@ def add_parser(commands: Any, *, required: bool = True) -> None:
 
 
 def train(arguments: Namespace) -> int:
-    """Train as the arguments say; return the exit code."""
+    """Train with these arguments; return the exit code."""
     try:
         job = job_of(arguments)
-        vars(arguments).update(job.given)  # for what is said if the memory is too small
+        vars(arguments).update(job.given)  # for the hint if memory runs out
         return carried_out(job).code
     except ConfigError as error:
         error.args = (as_typed(str(error), OPTIONS[arguments.recipe]),)
@@ -41,16 +44,16 @@ def train(arguments: Namespace) -> int:
 
 
 def job_of(arguments: Namespace) -> Job:
-    """Return the job that the arguments say, with what the file has that they name."""
+    """Return the job of the arguments, and of the file that --config or --resume names."""
     found, recipe = vars(arguments), arguments.recipe
     given = {each.name: found[each.name] for each in OPTIONS[recipe] if each.name in found}
     return made(recipe, given, found.get("typed"))
 
 
 def words_of(words: Sequence[str]) -> list[str]:
-    """Return the words behind ``toynn train``, as flags are called here, with the recipe in front.
+    """Return the words after ``toynn train``: the recipe first, then toynn's names of flags.
 
-    Where none is typed, it is that of the file that --config or --resume names.
+    If no recipe is typed, it comes from the file that --config or --resume names.
     """
     found = [_renamed(word) for word in words]
     config, resume = _value_of(found, "--config"), _value_of(found, "--resume")
@@ -62,13 +65,13 @@ def words_of(words: Sequence[str]) -> list[str]:
 
 
 def _renamed(word: str) -> str:
-    """Return a word as it is called here: some flags are taken by the names of other programs."""
+    """Return a word with toynn's name of a flag in place of another program's name."""
     name, sign, value = word.partition("=")
     return f"{ALSO.get(name, name)}{sign}{value}"
 
 
 def _value_of(words: Sequence[str], option: str) -> str | None:
-    """Return what follows an option, as argparse would take it."""
+    """Return an option's value, as argparse would take it."""
     found = None
     for word, following in zip(words, [*words[1:], None], strict=False):
         if word == option:

@@ -3,9 +3,9 @@
     job = made("gpt2", {"data": "book.txt", "steps": 1000, "out": "runs/book"})
     outcome = carried_out(job)                  outcome.result, outcome.path, outcome.job.recipe
 
-`toynn train` and ``toynn.finetune`` are that. An option is a field of a bundle (toynn/options.py):
-RecipeOptions, LoopOptions, Schedule, AdamW, AdapterOptions, PreferenceOptions, and, here,
-RunOptions, ShapeOptions, TextOptions, PictureOptions and others.
+`toynn train` and ``toynn.finetune`` make and carry out jobs. An option is a field of a dataclass, a
+bundle of options (toynn/options.py): RecipeOptions, LoopOptions, Schedule, AdamW, AdapterOptions,
+PreferenceOptions, and, in this package, RunOptions, ShapeOptions, TextOptions and others.
 """
 
 from toynn.jobs.finetuning import Run, finetune

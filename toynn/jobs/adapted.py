@@ -1,4 +1,4 @@
-"""What an adapter was trained over: its run's folder says it, or PEFT's adapter_config.json."""
+"""Find an adapter's base model, by its run's config.toml or PEFT's adapter_config.json."""
 
 import tomllib
 from pathlib import Path
@@ -16,22 +16,22 @@ RUN_CONFIG = "config.toml"
 
 
 class UnknownBase(ConfigError):
-    """Nothing names the base model of an adapter, or the base is no longer there."""
+    """Nothing names the base model of an adapter, or the base no longer exists."""
 
 
 class Origin(NamedTuple):
-    """The paths of a base model, and of a tokenizer that is not the base's own."""
+    """The paths of a base model, and of its tokenizer if another one was used."""
 
     model: str
     tokenizer: str | None = None
 
 
 def origin_of(adapter: Path) -> Origin:
-    """Return what an adapter was trained over.
+    """Return the base model and tokenizer that an adapter was trained on.
 
-    The adapter is a run's folder, a file in one, or a PEFT folder whose base is a local path.
-    Raises UnknownBase where nothing names the base, and where the base is no longer there;
-    ConfigError where config.toml is damaged.
+    The adapter is a run folder, a file in one, or a PEFT folder whose base is a local path. Raises
+    UnknownBase if nothing names the base or the base no longer exists, ConfigError if config.toml
+    is damaged.
     """
     folder = adapter if adapter.is_dir() else adapter.parent
     run, peft = folder / RUN_CONFIG, folder / PEFT_CONFIG
@@ -56,7 +56,7 @@ def origin_of(adapter: Path) -> Origin:
 
 
 def _of_run(config: Path) -> Origin | None:
-    """Return what config.toml says; None of a run without a base."""
+    """Return the base that config.toml names; None if the run has none."""
     try:
         tables: dict[str, Any] = tomllib.loads(read_bytes(config, ConfigError).decode())
         run, train = tables.get("run", {}), tables.get("train", {})

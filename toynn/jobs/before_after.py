@@ -23,11 +23,10 @@ def before_and_after(
     count: int,
     late: Callable[[], bool] = lambda: False,
 ) -> Iterator[dict[str, str]]:
-    """Yield the first prompts that are held out, if they have prompts, with what is said to them.
+    """Yield the first held-out prompts, with their answers and the texts of both models.
 
-    Of several sources one of each in turn, and of each one at least. ``count`` is how many tokens
-    are written at most; none are begun once it is ``late``. ``frozen`` makes the model
-    without adapters.
+    Several sources take turns, and each has at least one prompt. A text has at most ``count``
+    tokens; no text is begun once ``late`` is true. ``frozen`` makes the model without adapters.
     """
     first = [part[k] for k in range(PROMPTS) for part in valid if k < len(part)]
     asked = [(ids, labels) for ids, labels in first if labels[0] == IGNORED]

@@ -1,12 +1,12 @@
 """config.toml: options of a run, for the options that are not given.
 
-    [run]               recipe = "gpt2"; directory: relative paths are of it; steps: how many the
-                        run was to have, by epochs too; version is not read
+    [run]               recipe = "gpt2"; directory: where relative paths start; steps: how many the
+                        run was to take, also if epochs were given; version is not read
     [train]             options by name: steps = 1500, lr = 0.003, flip = true
-    [data], [model]     what came of them; not read
+    [data], [model]     for information; not read
 
-Options that are given go before those of the file. A run writes its own as it takes it. A file of
-an older run may have old names of options: see ``toynn.options.RENAMED``.
+Given options take precedence over the file's. A run writes its config.toml in the form that
+--config reads. A file of an older run may have old names of options: see ``toynn.options.RENAMED``.
 """
 
 import tomllib
@@ -35,8 +35,9 @@ def read_config(
 ) -> tuple[str, dict[str, Any], Directory]:
     """Return the recipe and the options of the file that --config names, and the run's directory.
 
-    --resume DIR alone means the file in that run's folder. ``recipe`` is the one that is asked for,
-    if one is. Of several processes that read the same, rank 0 does: others may not have the folder.
+    --resume DIR alone means the file in that run's folder. ``recipe`` is the requested one, or
+    None. If several processes read the same file, only rank 0 reads: others may not have the
+    folder.
 
     Raises ConfigError for a file that is damaged, or of another recipe.
     """
@@ -58,7 +59,7 @@ def _read_config(
     tables = _read(path)
     recipe = tables.get("run", {}).get("recipe", asked)
     if recipe is None:
-        raise ConfigError(f"{path}: run.recipe: missing; say it there, or behind `toynn train`")
+        raise ConfigError(f"{path}: run.recipe: missing; set it, or type it after `toynn train`")
     if not isinstance(recipe, str) or recipe not in recipes:
         raise ConfigError(f"{path}: run.recipe: expected one of {_listed(recipes)}; got {recipe!r}")
     if asked not in (None, recipe):
@@ -67,7 +68,7 @@ def _read_config(
     values = renamed(tables.get("train", {}))
     run = tables.get("run", {})
     if resumed is None and _is_derived(run.get("steps", values.get("steps")), values.get("warmup")):
-        del values["warmup"]  # of as many steps it is the same, and of others it fits
+        del values["warmup"]  # derived again from the run's own number of steps
     for name in values:
         if name not in options:
             _refuse(path, f"train.{name}", name, options)
@@ -81,14 +82,14 @@ def _read_config(
 
 
 def _is_derived(steps: Any, warmup: Any) -> bool:
-    """Whether a warmup is that of so many steps where none is typed."""
+    """Whether a warmup is the default one for this number of steps."""
     return type(steps) is int and type(warmup) is int and warmup == usual_warmup(steps)
 
 
 def _config_of(folder: Path) -> Path:
     """Return the config.toml of a run's folder, or of the run that a checkpoint is in."""
     if not folder.exists():
-        raise ConfigError(f"--resume {folder}: there is no such folder of a run")
+        raise ConfigError(f"--resume {folder}: no such run folder exists")
     inside = folder / "config.toml"
     return inside if inside.is_file() else folder.absolute().parent / "config.toml"
 

@@ -10,13 +10,13 @@ from toynn.data.batch import IGNORED
 
 __all__ = ["REST", "STOP", "added", "sums", "unlearned"]
 
-STOP, REST = "stop/loss", "rest/loss"  # of stop tokens, and of all other labels that count
+STOP, REST = "stop/loss", "rest/loss"  # loss on stop tokens, and on all other valid labels
 
 
 def sums(labels: Any, ends: Collection[int], losses: Any = None) -> dict[str, tuple[float, int]]:
-    """Return the sum of the losses of stop tokens, and of the rest, each with how many there are.
+    """Return (sum of losses, count) of stop tokens, and of the rest.
 
-    ``losses`` are those of the labels that count, in their order; without them the sums are 0.
+    ``losses`` are those of the valid labels, in their order; without losses the sums are 0.
     """
     counted = np.asarray(labels)[np.asarray(labels) != IGNORED]
     losses = np.zeros(len(counted)) if losses is None else losses.astype(np.float64)
@@ -26,7 +26,7 @@ def sums(labels: Any, ends: Collection[int], losses: Any = None) -> dict[str, tu
 
 
 def added(found: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
-    """Return what several ``sums`` are together."""
+    """Return the total of several ``sums``."""
     totals = {STOP: (0.0, 0), REST: (0.0, 0)}
     for each in found:
         for name, (total, count) in each.items():
@@ -35,11 +35,12 @@ def added(found: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[f
 
 
 def unlearned(means: Mapping[str, float], counts: Mapping[str, int]) -> bool:
-    """Say whether losses are those of a model that does not learn where to end.
+    """Say whether a model does not learn where to end, by its mean losses.
 
-    It knows other tokens better, and expects a stop token, where one belongs, less than by the
-    share of all labels that are stop tokens: that much it would expect if it knew nothing of where
-    they belong. So stop tokens that cannot be foreseen, behind long documents, do not count.
+    Two conditions must hold. The loss on stop tokens exceeds the loss on the rest. It also exceeds
+    -log(share), where share is the fraction of labels that are stop tokens: that is the loss of a
+    model that predicts stop tokens everywhere alike. So stop tokens that nobody can predict, such
+    as those after long documents, give no warning.
     """
     share = counts[STOP] / (counts[STOP] + counts[REST])
     return means[STOP] > means[REST] and means[STOP] > -log(share)

@@ -1,4 +1,4 @@
-"""Figures of a model: on a text, examples, questions, pictures; beside another model."""
+"""Figures of a model, as `toynn eval` prints them; also its divergence from another model."""
 
 import json
 import math
@@ -40,11 +40,11 @@ __all__ = [
     "seq_of",
 ]
 
-SEQ = 512  # tokens of a window, as at llama-perplexity
-TOP = 5  # likeliest classes, among which the right one may be
+SEQ = 512  # tokens of a window, the default of llama-perplexity
+TOP = 5  # likeliest classes, for top-k accuracy
 AT_ONCE = 64  # pictures
 QUESTION = "question"  # the key that tells questions from examples
-CHOSEN, LABEL = "chosen", "label"  # the keys that tell preferences from them
+CHOSEN, LABEL = "chosen", "label"  # the keys that tell preferences from examples
 
 
 def figures(
@@ -57,11 +57,11 @@ def figures(
     against: Callable[[], SequenceEngine[Any]] | None = None,
     delimiter: str | None = None,
 ) -> dict[str, Any]:
-    """Return perplexity, loss or accuracy of a model, as the data are, by name.
+    """Return the figures of a model by name: perplexity, loss or accuracy, depending on the data.
 
-    ``against`` opens another model, from which the distance is measured. ``delimiter`` stands
-    between a question and its choices, see ``toynn.evaluation.accuracy``. Without ``data`` it is
-    the text that ships with CPython.
+    ``against`` opens another model, to measure the divergence from it. ``delimiter`` stands between
+    a question and its choices, see ``toynn.evaluation.accuracy``. The default of ``data`` is the
+    text that ships with CPython.
 
     Raises ConfigError for a seq beyond the context, DataError for data that cannot be read.
     """
@@ -87,7 +87,7 @@ def figures(
 
 
 def seq_of(given: int | None, context: int) -> int:
-    """Return the tokens of a window or an example at most; ConfigError beyond the context."""
+    """Return the most tokens of a window or example; raise ConfigError beyond the context."""
     if given is not None and given > context:
         raise ConfigError(f"--seq {given}: the model sees at most {context} tokens")
     return given or min(SEQ, context)
@@ -100,7 +100,7 @@ def has_preferences(path: Path) -> bool:
 
 
 def _first_row(path: Path) -> dict[str, Any]:
-    """Return the object on the first line that is not blank; an empty one where there is none."""
+    """Return the object on the first line that is not blank, or an empty one."""
     if path.is_dir():
         return {}
     try:
@@ -110,12 +110,12 @@ def _first_row(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{path}: cannot read: {error.strerror}") from error
     except (ValueError, RecursionError):
-        return {}  # whoever reads it as examples says what is wrong, and where
+        return {}  # reading it as examples will raise the error, with its place
     return row if isinstance(row, dict) else {}
 
 
 class _Bar:
-    """A bar on a terminal: a function to be told how far it is."""
+    """A progress bar on a terminal; call it with the items done and their number."""
 
     def __init__(self, unit: str) -> None:
         stream = Lenient(sys.stderr)
@@ -153,7 +153,7 @@ def _text(
 
 
 def _beside(found: evaluation.Divergence) -> dict[str, Any]:
-    """Return the figures of a model beside another."""
+    """Return the figures of a model and its base, and their divergence."""
     scores = _score(found.model) | _score(found.base, "_base") | _parts(found.stop, found.rest)
     own = {k: v for k, v in vars(found).items() if isinstance(v, float)}
     far = {f"kl_{k}" if k in ("mean", "error", "largest") else k: own[k] for k in own}
@@ -161,7 +161,7 @@ def _beside(found: evaluation.Divergence) -> dict[str, Any]:
 
 
 def _parts(stop: evaluation.Score | None, rest: evaluation.Score | None) -> dict[str, float]:
-    """Return the figures of stop tokens and of the rest; none where all are of one kind."""
+    """Return the figures of stop tokens and of the rest; nothing if either is missing."""
     if stop is None or rest is None:
         return {}
     return _score(stop, "_stop") | _score(rest, "_rest")
@@ -225,10 +225,10 @@ def _accuracy(
 def preference_figures(
     engine: SequenceEngine[Any], tokenizer: Tokenizer, data: Path, seq: int, batch: int = 1
 ) -> dict[str, Any]:
-    """Return the loss of preferences, and rewards, by the names that training has for them.
+    """Return the loss of preferences, and rewards, under the names that training uses.
 
-    ``engine.preference`` says which loss; ``batch`` rows of ``seq`` tokens are read at a time. Each
-    figure is a mean over all preferences of the file, or of a folder's test or validation part.
+    ``engine.preference`` determines the loss; ``batch`` rows of ``seq`` tokens are read at a time.
+    Each figure is a mean over all preferences of a file, or of a folder's test or validation part.
 
     Raises DataError for data that cannot be read, NonFiniteError for a loss that is not finite.
     """
@@ -259,9 +259,9 @@ def picture_figures(
 ) -> dict[str, Any]:
     """Return loss and accuracy of a model on labelled pictures.
 
-    Of a model of more classes also how often the right one is among the ``top`` likeliest. The
-    pictures are the held-out part of the data, or, where they have none, all of them. Without
-    ``data`` they are the digits that `toynn train vit` holds out with --seed 0.
+    A model with more than ``top`` classes also gets its top-``top`` accuracy. The pictures are the
+    held-out part of the data; if there is none, all of them. Without ``data`` they are the digits
+    that `toynn train vit` holds out with --seed 0.
 
     Raises DataError for data that cannot be read or have other classes than the model,
     NonFiniteError for a model whose loss is not finite.
@@ -292,14 +292,14 @@ def picture_figures(
 
 
 def _numbers(engine: ViTEngine, found: ImageData) -> NDArray[np.int32]:
-    """Return the model's number of each class of the data, by their names. Raises DataError."""
+    """Return the model's index of each class of the data, matched by name. Raises DataError."""
     names, own = engine.class_names, found.classes
     if not names and len(own) == engine.config.classes:
         return np.arange(len(own), dtype=np.int32)
     if not names:
         raise DataError(
-            f"{found.name}: {len(own)} classes; the model has {engine.config.classes}, without "
-            "names: expected as many"
+            f"{found.name}: expected {engine.config.classes} classes, as many as the model, which "
+            f"has no names for them; got {len(own)}"
         )
     if unknown := [name for name in own if name not in names]:
         raise DataError(

@@ -3,7 +3,7 @@
     run = toynn.finetune("model.gguf", "chats.jsonl", rank=16, steps=100)
     run.generate("Who lives on the moon? "), run.evaluate("held-out.jsonl"), run.path
 
-It is the same job: its options by their names, its defaults, its checks, its folder.
+It is the same job, with the same options, defaults and checks, and the same run folder.
 """
 
 import contextlib
@@ -40,12 +40,12 @@ Rows = Iterable[Mapping[str, Any]]
 
 
 class Run:
-    """What ``toynn.finetune`` came to: the best adapter, over the model that it is of.
+    """The result of ``toynn.finetune``: the best adapter, with its base model.
 
     Attributes
     ----------
     path
-        The run's folder, as `toynn train lora` leaves it: adapter.gguf, PEFT's two files,
+        The run's folder, as `toynn train lora` writes it: adapter.gguf, PEFT's two files,
         metrics.jsonl, config.toml, checkpoints.
     result
         Losses, steps, tokens and seconds; whether it was interrupted.
@@ -78,24 +78,24 @@ class Run:
         return self.engine.adapter()
 
     def generate(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Return what the model writes behind a prompt, a text or messages.
+        """Return the model's continuation of a prompt, which is a text or messages.
 
         Options are those of ``toynn.generation.complete``: max_tokens, temperature, top_p, seed, ..
 
-        Raises ConfigError for options that make no sense, and prompts that do not fit.
+        Raises ConfigError for options out of range, and for prompts that exceed the context.
         """
         return complete(self.engine, self.tokenizer, prompt, **options).text
 
     def evaluate(self, data: StrPath | None = None, seq: int | None = None) -> dict[str, Any]:
         """Return what `toynn eval` measures: loss and perplexity, or accuracy of questions.
 
-        Of a run of preferences, and on preferences: its loss, margins and accuracy.
+        After training on preferences, data of preferences give loss, margins and accuracy.
 
-        data: a .jsonl file or a text; without one, the loss of the held-out part in training.
-        seq: tokens of a window or of an example at most (512, or the model's context).
+        ``data`` is a .jsonl file or a text; None returns the held-out loss of training. ``seq`` is
+        the most tokens of a window or example (default: 512, or the model's context).
 
-        Raises DataError for data that cannot be read, ConfigError for a seq beyond the context, and
-        without data where nothing was held out.
+        Raises DataError for data that cannot be read. Raises ConfigError for a seq beyond the
+        context, and without data if nothing was held out.
         """
         if data is None:
             if math.isinf(self.result.val_loss):
@@ -113,7 +113,7 @@ class Run:
         return f"Run({path!r}, {found.iterations} steps, loss {found.train_loss:.4f}{valid})"
 
     def _repr_html_(self) -> str:
-        """Return a table, which notebooks show."""
+        """Return a table for notebooks."""
         found = self.result
         valid = f"{found.val_loss:.4f}, at step {found.best_iteration}"
         rows = {
@@ -144,11 +144,11 @@ def finetune(
     model
         A GGUF file, or a folder in Hugging Face's format.
     data
-        A .jsonl file, a folder with train.jsonl, a table or a text: what `--data` takes. Several
-        in a list, or in a mapping to their weights: shares of the rows. Or rows.
+        A .jsonl file, a folder with train.jsonl, a table or a text, as `--data` takes. Give several
+        in a list, or in a mapping to their weights (shares of the rows). Rows are taken, too.
     rows
-        In place of ``data``: mappings with the fields of a line of a .jsonl file, in a list, from
-        an iterator, or a ``datasets.Dataset``. They are kept beside the run's folder, as
+        Instead of ``data``: mappings with the fields of a line of a .jsonl file, in a list, an
+        iterator, or a ``datasets.Dataset``. They are saved beside the run's folder, as
         rows-<hash>.jsonl, so that the run can be resumed.
     out
         The run's folder, a new one; by default runs/lora-<date>-<time>.
@@ -159,9 +159,9 @@ def finetune(
         steps=100, lr=1e-4, batch=2, seq=256, loss="dpo", rslora=True. The defaults are those of the
         command.
 
-    Raises ConfigError for options that there are not or that contradict one another, and what the
-    command calls an error: DataError, GGUFError, AdapterError, NonFiniteError, KeyboardInterrupt
-    where it was stopped before the first step.
+    Raises ConfigError for unknown options and for options that contradict one another. Raises the
+    command's other errors, too: DataError, GGUFError, AdapterError, NonFiniteError;
+    KeyboardInterrupt if it was stopped before the first step.
     """
     if (data is None) == (rows is None):
         raise ConfigError("finetune: give data or rows, one of the two")
@@ -179,9 +179,9 @@ def keywords() -> Iterator[Option]:
 
 
 def _sources(data: Any, beside: Path) -> list[str]:
-    """Return data as they are typed; rows in a file beside the run. Raises ConfigError for others.
+    """Return data as --data takes them; rows are written to a file beside the run's folder.
 
-    Raises DataError for rows that are not JSON.
+    Raises ConfigError for anything else, DataError for rows that are not JSON.
     """
     if isinstance(data, str | PathLike):
         return [fspath(data)]
@@ -199,9 +199,10 @@ def _sources(data: Any, beside: Path) -> list[str]:
 
 
 def _kept(rows: Rows, beside: Path) -> str:
-    """Return the file that rows are written to: by what they say, so that alike rows share one.
+    """Write rows to a file that is named by their hash, so that equal rows share one file.
 
-    Raises ConfigError for what is no row, DataError for a row that is not JSON, or no room.
+    Raises ConfigError for an item that is not a mapping. Raises DataError for a row that is not
+    JSON, and for a folder that cannot be written.
     """
     lines = []
     for number, row in enumerate(rows, 1):
@@ -231,7 +232,7 @@ def _kept(rows: Rows, beside: Path) -> str:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Print nothing, meanwhile."""
+    """Discard everything that the body prints."""
     with (
         open(os.devnull, "w", encoding="utf-8") as nowhere,
         contextlib.redirect_stdout(nowhere),
@@ -241,7 +242,7 @@ def _silence() -> Iterator[None]:
 
 
 def _signature() -> inspect.Signature:
-    """Return what `help` and notebooks show: each option by its name, with its default."""
+    """Return the signature for `help` and notebooks: each option with its default."""
     signature = inspect.signature(finetune)
     *first, _ = signature.parameters.values()
     kind, types = inspect.Parameter.KEYWORD_ONLY, Keywords.__annotations__

@@ -1,14 +1,15 @@
-"""A job: a run of one recipe by its options; run.py calls it, in this order.
+"""A job: a run of one recipe by its options. run.py calls its methods in this order.
 
-fetch       download what options name on the hub
-resolve     fill in what was not given, refuse what contradicts itself
-read        the data, and the model that is started from
-declared    the model without its memory
-realize     the recipe, ready to step
-announce    what is to be trained, on what
-tables      what config.toml says beside the options
-batches, per_epoch, valid, measure      for the loop
-show        what the best weights do; print what else there is to say
+fetch       download files on the hub that options name
+resolve     fill in missing options, refuse contradictory ones
+read        read the data, and the model that the run starts from
+declared    return the model before it takes memory
+realize     return the recipe, ready to step
+announce    print the model and the data
+tables      return config.toml's tables beside the options
+batches, per_epoch, valid, measure      are used by the training loop
+show        show what the best weights do
+epilogue    return the last lines to print
 """
 
 import time
@@ -36,7 +37,7 @@ __all__ = ["Job", "late"]
 
 T = TypeVar("T")
 
-PATIENCE = 5.0  # seconds that a run which was stopped may still take to show what it came to
+PATIENCE = 5.0  # seconds that a stopped run may take to show its results
 
 
 def late(result: Result) -> Callable[[], bool]:
@@ -48,19 +49,19 @@ def late(result: Result) -> Callable[[], bool]:
 class Job(ABC):
     """A run of one recipe.
 
-    ``given`` are values of options by name, as ``Option.checked`` returns them; others are as the
-    recipe has them. ``command`` is what the job was started by, for its report. Raises ConfigError
-    for options that are unknown, missing, or that contradict one another.
+    ``given`` are values of options by name, as ``Option.checked`` returns them; other options have
+    the recipe's defaults. ``command`` is the command that started the job, for its report. Raises
+    ConfigError for options that are unknown, missing, or that contradict one another.
     """
 
     name: ClassVar[str]
     help: ClassVar[str]
-    example: ClassVar[str] = ""  # words behind `toynn train RECIPE`
+    example: ClassVar[str] = ""  # words after `toynn train RECIPE`
     options: ClassVar[tuple[Option, ...]]
-    source: ClassVar[tuple[str, str]] = ("init_from", "model")  # the option that names one; a what
-    unit: str = "tokens"  # of what is trained on, in metrics.jsonl
-    items: str = "tokens"  # the same, in what is printed
-    mixes: bool = False  # training batches are harder than those that are held out
+    source: ClassVar[tuple[str, str]] = ("init_from", "model")  # the option to start from; its kind
+    unit: str = "tokens"  # what metrics.jsonl counts
+    items: str = "tokens"  # what printed lines count
+    mixes: bool = False  # training batches are harder than held-out ones
 
     recipe: Any  # once it is realized
 
@@ -73,21 +74,19 @@ class Job(ABC):
                 f"{self.name} --help`)"
             )
         self.run, self.command = self.take(RunOptions), command
-        self.fresh = False  # whether the folder of the run has a name of our own
-        self.limit: int | None = (
-            None  # steps that are given beside epochs: what ends first, ends it
-        )
-        self.directory = Directory()  # which relative paths of config.toml are of
-        self.beside = Path()  # the folder that the run's is in
-        self.files = ExitStack()  # what is open until the recipe is realized
+        self.fresh = False  # whether toynn chose the name of the run's folder
+        self.limit: int | None = None  # steps given in addition to epochs; the smaller length holds
+        self.directory = Directory()  # where config.toml's relative paths start
+        self.beside = Path()  # the parent of the run's folder
+        self.files = ExitStack()  # files that stay open until the recipe is realized
         self.baselines: dict[str, float] = {}  # losses to compare with, by name
-        self.said: list[str] = []  # lines that are printed once nothing can be refused any more
+        self.said: list[str] = []  # lines to print once all checks have passed
 
-    # -- What the options say ------------------------------------------------------------------
+    # -- Options -------------------------------------------------------------------------------
 
     @classmethod
     def default(cls, name: str) -> Any:
-        """Return the default of an option, where nothing is started from."""
+        """Return the default of an option for a run that starts from scratch."""
         return next(each.default for each in cls.options if each.name == name)
 
     @property
@@ -120,7 +119,7 @@ class Job(ABC):
         }
 
     def recipe_options(self, **more: Any) -> RecipeOptions:
-        """Return what the recipe is realized with."""
+        """Return the options to realize the recipe with."""
         return self.take(RecipeOptions, **more)
 
     def optimizer(self) -> AdamW:
@@ -138,15 +137,15 @@ class Job(ABC):
             found = tuple(each.fetch(word, self.say) for word in words)
             self.given[each.name] = found[0] if isinstance(value, str) else found
 
-    # -- What a recipe says --------------------------------------------------------------------
+    # -- Steps of a run, which recipes define --------------------------------------------------
 
     @abstractmethod
     def resolve(self) -> None:
-        """Fill in what was not given; refuse what contradicts itself."""
+        """Fill in missing options; raise ConfigError for contradictory ones."""
 
     @abstractmethod
     def read(self) -> None:
-        """Read the data; what stays open until ``realize`` goes into ``files``."""
+        """Read the data; files that stay open until ``realize`` go into ``files``."""
 
     @abstractmethod
     def declared(self) -> tuple[Any, int]:

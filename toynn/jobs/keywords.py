@@ -97,7 +97,7 @@ class Keywords(TypedDict, total=False):
     weight_decay: float
     """AdamW's weight decay (default 0)."""
     epochs: float | None
-    """Train for N passes through the data; with steps, until the first of both ends."""
+    """Train for N passes through the data; with steps, the smaller length holds."""
     valid: str | PathLike[str] | None
     """Validate on this file, or hf:OWNER/NAME:SPLIT, instead of rows of data."""
     holdout: float | None
@@ -157,4 +157,4 @@ class Keywords(TypedDict, total=False):
     (default ordered).
     """
     rank_timeout: float
-    """End all MPI ranks if one is waited for so long (default 1800.0; 0: never)."""
+    """End all MPI ranks after waiting so long for one (default 1800.0; 0: never)."""

@@ -1,4 +1,4 @@
-"""``toynn train lora``: from a model's file or folder and data to an adapter of it in a run."""
+"""``toynn train lora``: train an adapter of a model on data, into a run folder."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,13 +37,13 @@ from toynn.train.protocols import Recipe
 
 __all__ = ["LoRAJob"]
 
-NORMAL_STD = 0.02  # of A with --init normal, as of other weights
+NORMAL_STD = 0.02  # standard deviation of A with --init normal
 _SFT = "sft"
 
 
 @dataclass
 class BaseOptions:
-    """The model that adapters are for, and one to go on with."""
+    """The base model, and an adapter to continue from."""
 
     GROUP: ClassVar[str] = "model and data"
 
@@ -61,7 +61,7 @@ class BaseOptions:
         None,
         group="adapter",
         metavar="PATH",
-        once="a run goes on with one (`toynn export` adds them up)",
+        once="a run continues one adapter (`toynn export` adds several up)",
         hashed=True,
     )
     strict: bool = option(STRICT, False, group="adapter", compared=False)
@@ -71,7 +71,7 @@ class LoRAJob(TextJob):
     """``toynn train lora``."""
 
     name = "lora"
-    help = "an adapter of a model in a GGUF file or Hugging Face folder, which is only read"
+    help = "train an adapter of a model in a GGUF file or Hugging Face folder, which is only read"
     example = "--model base.gguf --data chats.jsonl --out runs/chats"
     options = of_run(
         name,
@@ -103,7 +103,7 @@ class LoRAJob(TextJob):
     preference: PreferenceOptions | None = None
 
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
-        """Take the options. Raises ConfigError for those that contradict one another."""
+        """Take the options. Raises ConfigError for contradictory ones."""
         if given.get("adapter") is not None and given.get("model") is None:
             found = origin_of(Path(given["adapter"]))._asdict()
             given = found | {name: each for name, each in given.items() if each is not None}
@@ -120,7 +120,7 @@ class LoRAJob(TextJob):
 
     @cached_property
     def base(self) -> BaseOptions:
-        """What the adapter is for, and one to go on with."""
+        """The base model, and an adapter to continue from."""
         return self.take(BaseOptions)
 
     def resolve(self) -> None:
@@ -136,14 +136,14 @@ class LoRAJob(TextJob):
         seq, said = text.rows_within(self.text.seq, context)
         if said:
             self.say("data", said)
-        self.declared_with(RecipeOptions(t_seq=1))  # what adapters it cannot have
+        self.declared_with(RecipeOptions(t_seq=1))  # raises for adapters that do not fit
         self.read_text(seq)
 
     def open_model(self) -> bases.Base:
         """Open the model, which stays open until the recipe is realized."""
         self.file = bases.open(self.base.model)
         self.files.callback(self.file.close)
-        engine_for(self.file)  # before anything takes time
+        engine_for(self.file)  # raises early for an unknown model
         return self.file
 
     def read_source(self, path: str | None, how: ReadOptions) -> Dataset | PreferenceData:
@@ -153,7 +153,7 @@ class LoRAJob(TextJob):
         return read_preferences(path, self.tokenizer, how, loss=self.preference.loss)
 
     def declared_with(self, options: RecipeOptions) -> Any:
-        """Return an engine of the model with adapters, which is declared and no more."""
+        """Return an engine of the model with adapters, declared only."""
         engine = engine_for(self.file)(self.run.backend)
         if self.base.adapter is None:
             engine.enable_lora(self.take(AdapterOptions))
@@ -166,13 +166,13 @@ class LoRAJob(TextJob):
         return engine
 
     def all_options(self, **more: Any) -> RecipeOptions:
-        """Return the options; a row of pairs has room for two sequences."""
+        """Return the recipe's options; a row of pairs holds two sequences."""
         found = super().all_options(init_scale=NORMAL_STD, **more)
         return replace(found, t_batch=2 * found.t_batch) if self.unit == "pairs" else found
 
     @property
     def measures_ends(self) -> bool:
-        """Whether the loss of stop tokens can be told: not of preferences."""
+        """Whether the loss of stop tokens can be measured; not with preferences."""
         return super().measures_ends and self.preference is None
 
     @property
@@ -180,7 +180,7 @@ class LoRAJob(TextJob):
         """Advice for a model that does not learn stop tokens: adapt the head."""
         if HEAD in self.recipe.engine.adapters:
             return super().advice_on_ends
-        said = "adapt the head, whose rows they are: --targets all-linear,head"
+        said = "adapt the head, which predicts them: --targets all-linear,head"
         said += "" if self.base.adapter is None else ", in a new adapter"
         if not adapters.is_tied(self.file):
             return said
@@ -195,7 +195,7 @@ class LoRAJob(TextJob):
         )
 
     def measure(self, batch: Any) -> Figures:
-        """Return the loss of a batch; of preferences, rewards too."""
+        """Return the loss of a batch; with preferences also rewards."""
         found = dict(super().measure(batch))
         if self.preference is not None and "loss" in found:
             found |= self.recipe.engine.preference.means()
@@ -210,19 +210,19 @@ class LoRAJob(TextJob):
             raise ConfigError("--metric kl: it measures texts and examples, not preferences")
         if "margins" in names and not paired:
             raise ConfigError(f"--metric margins: it needs --loss {', '.join(KINDS)}")
-        if paired:  # which has an accuracy of its own
+        if paired:  # preferences have an accuracy without questions
             self.of_questions = self.of_questions - {"accuracy"}
         super().check_metric()
 
     def extras(self) -> Sequence[Any]:
-        """Return the questions; for --metric kl, texts that the model and its base read."""
+        """Return the questions; for --metric kl also texts to compare with the base on."""
         if "kl" not in self.metrics:
             return super().extras()
-        assert isinstance(self.shown, Dataset)  # by check_metric
+        assert isinstance(self.shown, Dataset)  # check_metric refuses preferences
         return [*super().extras(), *beside(self.shown.valid, self.shown.seq, self._frozen())]
 
     def _frozen(self) -> Any:
-        """Return the model without adapters, computed as the one with them is."""
+        """Return the model without adapters, computed with the same options."""
         with bases.open(self.base.model, check=False) as file:
             return engines.frozen(file, options=self.recipe_options())
 
@@ -238,7 +238,7 @@ class LoRAJob(TextJob):
         return recipe
 
     def announce(self) -> None:
-        """Print the adapters, and how large the file beside them is."""
+        """Print notes on the adapters, and the size of the model's file."""
         super().announce()
         engine = self.recipe.engine
         for name, found in engine.adapters.items():
@@ -246,7 +246,7 @@ class LoRAJob(TextJob):
             columns = found.a.size // (found.b.size // rows)
             if rank > min(rows, columns):
                 said = f"rank {rank} is more than {name} has rows or columns ({rows} x {columns})"
-                print(fact("", f"{said}: a smaller one says as much"))
+                print(fact("", f"{said}: a smaller rank is as expressive"))
                 break
         mapped = engine.session.memory().mapped
         print(fact("", f"beside {mapped / 1e6:.1f} MB of the model's file, which stay mapped"))
@@ -256,7 +256,7 @@ class LoRAJob(TextJob):
                 print(fact("", f"there will be no {what}: {why}"))
 
     def show(self, folder: RunFolder, result: Result) -> str:
-        """Show what the adapter changes on held-out prompts; of texts, what the model writes."""
+        """Show what the adapter changes on held-out prompts; without prompts, a sample."""
         parts, shown = [text.shown_part(part) for _, part in self.parts], []
         if examples := [part for part in parts if isinstance(part, Examples)]:
             given = self._frozen, self.recipe.engine, self.tokenizer, examples
@@ -291,7 +291,7 @@ class LoRAJob(TextJob):
         chat = " --chat" if self.data.chats else ""
         run = in_shell(folder.path)
         yield f"try it      toynn generate --adapter {run}{chat} --prompt ..."
-        if in_llama and not isinstance(self.tokenizer, ByteTokenizer):  # which llama.cpp lacks
+        if in_llama and not isinstance(self.tokenizer, ByteTokenizer):  # llama.cpp has no such one
             if Path(self.base.model).is_dir():
                 named = self.of_tokenizer
                 more = "" if named is None else f" --tokenizer {in_shell(named)}"

@@ -1,4 +1,4 @@
-"""Make the job of any recipe from values of Python or a config.toml."""
+"""Make a job from options that Python gives or a config.toml holds."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ __all__ = ["JOBS", "OPTIONS", "made"]
 JOBS: dict[str, type[Job]] = {
     job.name: job for job in (GPT2Job, FromScratchJob, WarmStartJob, LoRAJob, ViTJob)
 }
-LENGTH = ("steps", "epochs")  # one that is typed replaces both of a file
+LENGTH = ("steps", "epochs")  # if one is given, both of a file are ignored
 OPTIONS = {name: job.options for name, job in JOBS.items()}
 
 
@@ -32,8 +32,8 @@ def _hint(name: str, known: Iterable[str]) -> str:
 def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> Job:
     """Return a job of a recipe. Options that are not given have the recipe's defaults.
 
-    ``config`` and ``resume`` among them name a file, whose options count where they are not given.
-    ``command`` is what the job was started by: without one, what would be typed.
+    The options ``config`` and ``resume`` name a file with defaults for the others. ``command`` is
+    the command that started the job; None: the command line with the same effect.
 
     Raises ConfigError for options that are unknown, missing, out of range, or that contradict one
     another.
@@ -45,7 +45,7 @@ def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> J
             hint = f"{_hint(name, known)}toynn train {recipe} has {names}"
             if RENAMED.get(name) in known:
                 hint = f"it is called {RENAMED[name]} today"
-            raise ConfigError(f"{recipe}: there is no {name!r}; {hint}")
+            raise ConfigError(f"{recipe}: there is no option {name!r}; {hint}")
     values = {name: known[name].checked(value) for name, value in given.items()}
     if command is None:
         typed = ((known[name], value) for name, value in values.items() if value is not None)

@@ -1,4 +1,4 @@
-"""The memory that a run will need, before any of it is taken."""
+"""The memory that a run will need, computed before any is allocated."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from toynn.system.printing import size
 
 __all__ = ["ADAPTER_RANK", "adapters_over", "check_fits", "new_model_over"]
 
-ADAPTER_RANK = 8  # of the adapters whose memory is told
+ADAPTER_RANK = 8  # rank of the adapters whose memory `toynn info` tells
 
 
 def adapters_over(file: Source, options: RecipeOptions) -> tuple[int, int]:
@@ -26,7 +26,7 @@ def adapters_over(file: Source, options: RecipeOptions) -> tuple[int, int]:
 
 
 def new_model_over(donor: Source, length: int, batch: int) -> tuple[LlamaConfig, int]:
-    """Return what ``toynn train warm-start`` makes of a donor, and its peak bytes in training."""
+    """Return the model that ``toynn train warm-start`` makes, and its peak bytes in training."""
     vocab, width = donor.tensors["token_embd.weight"].shape
     d_model, heads, layers = map(WarmStartJob.default, ("d_model", "heads", "layers"))
     d_ff = default_d_ff(d_model)
@@ -38,15 +38,15 @@ def new_model_over(donor: Source, length: int, batch: int) -> tuple[LlamaConfig,
 def check_fits(engine: Any, rows: int, ranks: int = 1) -> None:
     """Raise MemoryError if a training step of a declared engine needs more than is free.
 
-    ``rows`` are those of a batch; ``ranks`` processes of this machine need as much each. What one
-    row keeps of each block at the least is counted first: to record a step of millions of rows
-    takes minutes.
+    ``rows`` are those of a batch; each of ``ranks`` processes on this machine needs as much. A
+    lower bound, one vector per row and block, is checked first: recording a step of millions of
+    rows takes minutes.
     """
     free = free_memory()
     if free is None:
         return
     free //= ranks
-    vectors = [w.size for w in engine.tensors.values() if len(w.shape) == 1]  # gains, as rows are
+    vectors = [w.size for w in engine.tensors.values() if len(w.shape) == 1]  # gains: a row's width
     least = 4 * rows * min(vectors, default=1) * engine.config.n_layers
     needed = least if least > free else engine.step_memory().peak
     if needed > free:

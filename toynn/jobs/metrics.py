@@ -1,6 +1,6 @@
-"""Metrics of a text model besides the loss, during training: one item for each.
+"""Metrics of a text model besides the loss, during training.
 
-An item stands behind the batches to evaluate on, and counts as so many rows.
+An item here follows the evaluation batches; its figures have the weight of its ``rows``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from toynn.evaluation.scores import Causal, log_probabilities, read
 
 __all__ = ["Asked", "Beside", "beside", "measured"]
 
-TEXTS = 16  # held out, that a model and its base are compared on
+TEXTS = 16  # held-out texts on which a model and its base are compared
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Asked:
     rows: ClassVar[int] = 1
 
     def figures(self, engine: Causal) -> Mapping[str, float]:
-        """Return 1 where the right answer scores best, else 0."""
+        """Return 1 if the right answer scores best, else 0, by both scores."""
         found = accuracy(engine, self.tokenizer, [self.question], self.delimiter)
         return {"accuracy": found.summed, "accuracy/normalized": found.normalized}
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A text that is read by a model and its base: how far their expectations are apart."""
+    """A text on which a model's predictions are compared with its base's."""
 
     ids: NDArray[np.int32]
     trained: NDArray[np.bool_]  # the valid rows
@@ -46,11 +46,11 @@ class Beside:
 
     @property
     def rows(self) -> int:
-        """How many rows count."""
+        """Number of valid rows."""
         return int(self.trained.sum())
 
     def figures(self, engine: Causal) -> Mapping[str, float]:
-        """Return the mean KL divergence of the model from its base, and their same top tokens."""
+        """Return the mean KL divergence from the base, and the share of equal top tokens."""
         own, others = (read(each, self.ids)[self.trained] for each in (engine, self.base))
         pairs = zip(log_probabilities(own), log_probabilities(others), strict=True)
         divergence, same = 0.0, 0
@@ -61,7 +61,7 @@ class Beside:
 
 
 def beside(valid: Any, seq: int, base: Causal) -> Iterator[Beside]:
-    """Yield texts that are held out, the first ones: examples, or windows of a long text."""
+    """Yield the first held-out texts: examples, or windows of a long text."""
     if isinstance(valid, Examples):
         for k in range(min(TEXTS, len(valid))):
             ids, labels = valid[k]
@@ -73,5 +73,5 @@ def beside(valid: Any, seq: int, base: Causal) -> Iterator[Beside]:
 
 
 def measured(item: Any, engine: Causal) -> Mapping[str, float] | None:
-    """Return the figures of an item; None for a batch, which is none."""
+    """Return the figures of an item; None for a batch."""
     return item.figures(engine) if isinstance(item, Asked | Beside) else None

@@ -1,4 +1,4 @@
-"""The recipes of ``toynn train`` that make a model of text: gpt2, from-scratch and warm-start."""
+"""Jobs that train all weights of a text model: gpt2, from-scratch and warm-start."""
 
 from abc import abstractmethod
 from argparse import SUPPRESS, ArgumentTypeError
@@ -34,7 +34,7 @@ __all__ = ["FromScratchJob", "GPT2Job", "WarmStartJob", "default_d_ff"]
 
 @dataclass
 class StartOptions:
-    """What a model of text starts from."""
+    """The model that training starts from."""
 
     GROUP: ClassVar[str] = "model and data"
 
@@ -50,7 +50,7 @@ class StartOptions:
 
 @dataclass
 class LlamaOptions:
-    """What a Llama-like model has beside its shape."""
+    """Options of a Llama-like model in addition to ShapeOptions."""
 
     GROUP: ClassVar[str] = "model and data"
 
@@ -76,7 +76,7 @@ class LlamaOptions:
 
 @dataclass
 class DonorOptions:
-    """Whose embeddings a model starts from."""
+    """The donor of the embeddings."""
 
     GROUP: ClassVar[str] = "model and data"
 
@@ -89,15 +89,15 @@ class DonorOptions:
         hashed=True,
     )
     init: str = option(
-        "donor embeddings behind a random projection or a PCA of them, or random ones (scratch) "
-        "(default {default})",
+        "donor: its embeddings with a random projection; pca: with their PCA; scratch: random "
+        "embeddings (default {default})",
         "donor",
         choices=("scratch", "donor", "pca"),
     )
 
 
 def _options(recipe: str, *kinds: type[Any], **more: Any) -> tuple[Option, ...]:
-    """Return the options of a model of text; ``more`` is as of_run takes it."""
+    """Return the options of a text model's recipe; ``more`` are arguments of of_run."""
     words = {
         "of_tokenizer": "bytes, or that of --init-from",
         "without_data": " (default: the language reference that ships with Python)",
@@ -111,8 +111,8 @@ def _options(recipe: str, *kinds: type[Any], **more: Any) -> tuple[Option, ...]:
 class ModelJob(TextJob):
     """A run that trains all weights of a model of text."""
 
-    make: ClassVar[Callable[[str], Any]]  # the recipe, new, on a backend
-    _apart: str | None = None  # the tokenizer, where model.gguf cannot have it
+    make: ClassVar[Callable[[str], Any]]  # makes the recipe on a backend
+    _apart: str | None = None  # the tokenizer, if model.gguf cannot hold it
 
     @abstractmethod
     def new_config(self) -> Any:
@@ -124,7 +124,7 @@ class ModelJob(TextJob):
 
     @cached_property
     def start_from(self) -> StartOptions:
-        """What the run starts from."""
+        """The model that training starts from."""
         return self.take(StartOptions)
 
     @cached_property
@@ -133,7 +133,7 @@ class ModelJob(TextJob):
         return self.take(ShapeOptions)
 
     def resolve(self) -> None:
-        """Fill in what was not given; ConfigError for what contradicts itself."""
+        """Fill in missing options; raise ConfigError for contradictory ones."""
         if self.start_from.init_from is not None:
             self._check_source(Path(self.start_from.init_from))
         self.tokenizer = self._tokenizer()
@@ -147,22 +147,22 @@ class ModelJob(TextJob):
 
     @classmethod
     def reads(cls) -> tuple[str, ...]:
-        """Return the architectures of models that the recipe goes on with."""
+        """Return the architectures that the recipe can continue training."""
         return tuple(type(cls.make("cpu").engine).architectures)
 
     def _check_source(self, path: Path) -> None:
-        """Raise ConfigError where --init-from names no model, or one of another recipe."""
+        """Raise ConfigError if --init-from names no model, or a model of another recipe."""
         with bases.open(text_model(path, "--init-from"), check=False) as file:
             own, arch = self.reads(), file.architecture
         others = [each for each in (GPT2Job, FromScratchJob) if arch in each.reads()]
         if arch not in own and others:
             raise ConfigError(
-                f"--init-from {path}: `toynn train {self.name}` goes on with {', '.join(own)}; "
-                f"this is {arch}: `toynn train {others[0].name} --init-from {path}`"
+                f"--init-from {path}: `toynn train {self.name}` expected one of {', '.join(own)}; "
+                f"got {arch}: use `toynn train {others[0].name} --init-from {path}`"
             )
 
     def _tokenizer(self) -> Tokenizer:
-        """Return the tokenizer that is asked for, or that of the source; else a token is a byte."""
+        """Return the requested tokenizer, or the source's, or else one whose tokens are bytes."""
         named, source = self.of_tokenizer, self.start_from.init_from
         if named is not None and source is None:
             return Tokenizer.of(named)
@@ -176,7 +176,7 @@ class ModelJob(TextJob):
         """Return an engine of the shape that --init-from names, without weights."""
         path, tokens = self.start_from.init_from, self.tokenizer.vocab_size
         declared = type(self).make(self.run.backend).declared_from(path, options)
-        if declared.vocab != tokens and self.of_tokenizer is None:  # else it has enough rows
+        if declared.vocab != tokens and self.of_tokenizer is None:  # a named one was checked
             raise ConfigError(
                 f"--init-from {path}: the model has {declared.vocab} tokens, the tokenizer "
                 f"{tokens}: name a file or folder that has the model's own by --tokenizer"
@@ -191,7 +191,7 @@ class ModelJob(TextJob):
     def declared_with(self, options: RecipeOptions) -> Any:
         """Return an engine of the model, before it takes memory.
 
-        Raises ConfigError where the model has other tokens than the tokenizer.
+        Raises ConfigError if model and tokenizer differ in their number of tokens.
         """
         if self.starts_from_source:
             return self._declared(options)
@@ -212,7 +212,7 @@ class ModelJob(TextJob):
         return recipe  # type: ignore[no-any-return]
 
     def _carry(self, recipe: Any, path: str) -> None:
-        """Let model.gguf have the tokenizer; of a folder it may be one that such files cannot."""
+        """Put the tokenizer into model.gguf; GGUF cannot hold every tokenizer of a folder."""
         try:
             if not Path(path).is_dir() or has_tokenizer(Path(path)):
                 recipe.engine.carry_tokenizer(path)
@@ -221,7 +221,7 @@ class ModelJob(TextJob):
             self.say("tokenizer", f"model.gguf will have none: {error}")
 
     def announce(self) -> None:
-        """Print the model, and how well bytes are told from the one before alone."""
+        """Print the model, and for bytes the loss of a bigram model as a baseline."""
         super().announce()
         train = None if isinstance(self.data, Mixture) else self.data.train
         valid = self.valid()
@@ -230,11 +230,11 @@ class ModelJob(TextJob):
             print(f"baseline    a byte bigram model: validation loss {loss:.4f}")
 
     def tables(self) -> dict[str, Mapping[str, Value]]:
-        """Return what config.toml says of the data and the model."""
+        """Return config.toml's tables of the data and the model."""
         return {**super().tables(), "model": asdict(self.config)}
 
     def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
-        """Yield the loss of the test examples, and how to let the model write."""
+        """Yield the loss of the test examples, and a command to try the model."""
         yield from super().epilogue(folder, result)
         run = in_shell(folder.path)
         more = "" if self._apart is None else f" --tokenizer {in_shell(self._apart)}"
@@ -256,7 +256,7 @@ class GPT2Job(ModelJob):
     make = GPT2
 
     def new_config(self) -> GPT2Config:
-        """Return the shape that the options say."""
+        """Return the shape from the options."""
         shape = self.shape
         return GPT2Config(
             vocab=self.tokenizer.vocab_size,
@@ -283,12 +283,13 @@ class FromScratchJob(ModelJob):
     make: ClassVar[Callable[[str], Any]] = FromScratch
 
     def new_config(self) -> LlamaConfig:
-        """Return the shape that the options say; ConfigError for heads that make none."""
+        """Return the shape from the options; raise ConfigError for heads that do not fit."""
         own = self.take(LlamaOptions)
         width, heads = self.shape.d_model, self.shape.heads
         if width // heads % 2:
             raise ConfigError(
-                f"--heads {heads}: heads of {width // heads} are odd; RoPE rotates pairs"
+                f"--heads {heads}: RoPE rotates pairs, so a head's width must be even; got "
+                f"{width // heads}"
             )
         if own.kv_heads is not None and heads % own.kv_heads:
             raise ConfigError(f"--kv-heads {own.kv_heads} does not divide --heads {heads}")
@@ -308,9 +309,9 @@ class FromScratchJob(ModelJob):
 def _no_start(path: str) -> NoReturn:
     """Refuse --init-from where the model starts from a donor."""
     raise ArgumentTypeError(
-        "a warm start takes a donor's embeddings alone, and draws the rest (--donor). "
-        f"`toynn train from-scratch --init-from {path}` goes on with all weights of a model, that "
-        "of a warm start too"
+        "a warm start takes only a donor's embeddings (--donor); all other weights are random. "
+        f"`toynn train from-scratch --init-from {path}` continues training all weights of a model, "
+        "also of a warm start's"
     )
 
 
@@ -330,11 +331,11 @@ class WarmStartJob(FromScratchJob):
     make = WarmStart
 
     def recipe_options(self, **more: Any) -> RecipeOptions:
-        """Return what the recipe is realized with; the head is a matrix of its own."""
+        """Return the options to realize the recipe with; the head is untied."""
         return super().recipe_options(**more | {"untied": True})
 
     def new_config(self) -> LlamaConfig:
-        """Return the shape that the options say, behind a table as wide as the donor's."""
+        """Return the shape from the options, with a table as wide as the donor's."""
         width = WarmStart.donor_embed_width(self.take(DonorOptions).donor)
         return replace(super().new_config(), donor_d_in=width)
 

@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 REPORTS, NO_REPORT = ("html", *BOARDS), "none"
-#: The heading of the flags that everybody uses first: the first SIX of these that a recipe has.
+#: The heading of the most used flags: the first SIX of FIRST that a recipe has.
 MOST_USED, SIX = "most used", 6
 FIRST = ("model", "donor", "data", "out", "steps", "batch", "lr", "seq", "seed")
-#: Headings of --help in their order, and those of groups that stand under another one.
+#: Headings of --help in their order; and groups that are shown under another heading.
 HEADINGS = (MOST_USED, "model and data", "adapter", "optimization", SAVING, "machine")
 WITHIN = {"weights": "model and data", "preferences": "optimization"}
 
@@ -43,7 +43,7 @@ class RunOptions:
     GROUP: ClassVar[str] = SAVING
 
     epochs: float | None = option(
-        "train for N passes through the data; with --steps, until the first of both ends",
+        "train for N passes through the data; with --steps, the smaller length holds",
         None,
         group="optimization",
         read=real(0, above=True),
@@ -102,7 +102,7 @@ class RunOptions:
         choices=ORDERS,
     )
     rank_timeout: float = option(
-        "end all MPI ranks if one is waited for so long (default {default}; 0: never)",
+        "end all MPI ranks after waiting so long for one (default {default}; 0: never)",
         PATIENCE,
         group="machine",
         read=real(0),
@@ -112,7 +112,7 @@ class RunOptions:
 
     @property
     def reports(self) -> tuple[str, ...]:
-        """The names of what is written of the run."""
+        """The names of the requested reports."""
         return tuple(name for name in self.report.split(",") if name != NO_REPORT)
 
 
@@ -158,7 +158,7 @@ def named(kind: type[Any], name: str) -> Option:
 
 
 BACKEND, THREADS = named(RunOptions, "backend"), named(RecipeOptions, "threads")
-#: Where a model is read that may have no tokenizer.
+#: The default of --tokenizer where an existing model is read.
 OWN = "the model's own"
 TOKENIZER = named(TokenizerOptions, "tokenizer")
 TOKENIZER = replace(TOKENIZER, help=TOKENIZER.help.format(of_tokenizer=OWN))
@@ -173,7 +173,7 @@ def of_run(
     words: Mapping[str, Any] = MappingProxyType({}),
     **own: Any,
 ) -> tuple[Option, ...]:
-    """Return a recipe's options: those of the bundles ``kinds``, then those that all recipes have.
+    """Return a recipe's options: those of the bundles ``kinds``, then those of all recipes.
 
     ``items`` are the rows of a batch; the best weights can be chosen by one of ``metrics``. ``own``
     overrides an option by name: its default, or several fields in a dict. ``without`` names options
@@ -195,7 +195,7 @@ def of_run(
 
 
 def _arranged(options: Sequence[Option]) -> tuple[Option, ...]:
-    """Return options in the order of the headings that they stand under."""
+    """Return options in the order of their headings."""
     known = {each.name: each for each in options}
     first = [known.pop(name) for name in FIRST if name in known][:SIX]
     found = [replace(each, group=MOST_USED) for each in first]

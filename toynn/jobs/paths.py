@@ -28,10 +28,10 @@ __all__ = [
     "text_model",
 ]
 
-#: Is told a line about what was downloaded, under a label.
+#: Takes a label and a line about a download.
 Tell = Callable[[str, str], object]
 RUN = "config.toml"
-#: The recipe whose models are of pictures.
+#: The recipe of picture models.
 PICTURES = "vit"
 
 
@@ -45,19 +45,19 @@ def on_hub(text: str) -> bool:
 
 
 def path_or_name(text: str) -> Path:
-    """Return a model's path as it was typed. Raises ArgumentTypeError for no name on the hub."""
+    """Return a model's path as typed. Raises ArgumentTypeError for a malformed hub name."""
     return Path(model_name(text))
 
 
 def model_name(text: str) -> str:
-    """Return what ``path_or_name`` does, as a text."""
+    """Return what ``path_or_name`` returns, as a string."""
     return _checked(text, lambda: hub.named(text))
 
 
 def data_name(text: str) -> str:
-    """Return data as they were typed, perhaps with a weight.
+    """Return a path of data as typed, perhaps with a weight.
 
-    Raises ArgumentTypeError for no name on the hub.
+    Raises ArgumentTypeError for a malformed hub name.
     """
     return _checked(text, lambda: hub.named(str(path_and_weight(text, "--data")[0]), data=True))
 
@@ -77,9 +77,9 @@ def local_path(path: str | Path) -> Path:
 
 
 def model_file(text: str, _: Tell = silent) -> str:
-    """Return the file that a model's name means: of a run's folder, the model.gguf in it.
+    """Return the path of a model; for a run's folder, the model.gguf in it.
 
-    Raises ConfigError where the hub does not have it.
+    Raises ConfigError if the hub does not have it.
     """
     path = str(local_path(text)) if on_hub(text) else text
     inside = Path(path) / "model.gguf"
@@ -87,11 +87,11 @@ def model_file(text: str, _: Tell = silent) -> str:
 
 
 def local_data(text: str, tell: Tell = silent) -> str:
-    """Return the path of data, with the weight behind it; hf:OWNER/NAME[:SPLIT] is downloaded.
+    """Return the path of data, and its weight after a colon; hf:OWNER/NAME[:SPLIT] is downloaded.
 
-    ``tell`` is told which other splits there are, and what is read where only the cache can say
-    which files there are. Raises ConfigError where the hub does not have
-    it, DataError where it has no such split, or several data sets.
+    ``tell`` gets lines about other splits, and about the files that are read if only the cache can
+    be reached. Raises ConfigError if the hub does not have the data, DataError if it has no such
+    split or several data sets.
     """
     path, weight = path_and_weight(text, "--data")
     if not on_hub(str(path)):
@@ -116,16 +116,16 @@ def local_data(text: str, tell: Tell = silent) -> str:
 
 
 def text_model(path: Path, option: str = "--model") -> Path:
-    """Return the file, or Hugging Face folder, that an option means where it must be of text.
+    """Return the file or Hugging Face folder of a text model that an option names.
 
-    Raises ConfigError for a folder without a model of text.
+    Raises ConfigError for a folder without a text model.
     """
     if not path.is_dir():
         return path
     if any((path / name).exists() for name in ("adapter.gguf", PEFT_CONFIG)):
         raise ConfigError(
-            f"{option} {path}: it has an adapter; name the model that this is for, and the folder "
-            f"as --adapter {path}"
+            f"{option} {path}: this folder has an adapter; name the adapter's base model here, and "
+            f"the folder by --adapter {path}"
         )
     if (path / "model.gguf").exists():
         return path / "model.gguf"
@@ -137,14 +137,14 @@ def text_model(path: Path, option: str = "--model") -> Path:
     if not (path / CONFIG).exists():
         _refuse_unfinished(path, option)
         raise ConfigError(
-            f"{option} {path}: expected a .gguf file, or a folder with model.gguf, as `toynn "
-            f"train` leaves it, or with {CONFIG}, as Hugging Face's have; got a folder without"
+            f"{option} {path}: expected a .gguf file, a run folder with model.gguf, or a Hugging "
+            f"Face folder with {CONFIG}; got a folder without either"
         )
     return path
 
 
 def of_pictures(path: Path) -> bool:
-    """Whether a path means a model of pictures: a run's of vit, or a safetensors file."""
+    """Whether a path is a picture model: a run of vit, or a safetensors file."""
     if path.suffix == ".safetensors" or _recipe(path) == PICTURES:
         return True
     others = any((path / name).exists() for name in ("model.gguf", "adapter.gguf", PEFT_CONFIG))
@@ -152,9 +152,9 @@ def of_pictures(path: Path) -> bool:
 
 
 def picture_model(path: Path, option: str = "--model") -> Path:
-    """Return the safetensors file that an option means where it must be of pictures.
+    """Return the safetensors file of a picture model that an option names.
 
-    Raises ConfigError for what holds a model of text, or no model yet.
+    Raises ConfigError for a text model, and for a run without a model yet.
     """
     kind = "this run" if _recipe(path) is not None else "it"
     if any((path / name).exists() for name in ("adapter.gguf", PEFT_CONFIG)):
@@ -165,8 +165,8 @@ def picture_model(path: Path, option: str = "--model") -> Path:
     of_text = path.suffix == ".gguf" or (path / "model.gguf").exists()
     if of_text or _recipe(path) not in (None, PICTURES) or _has_words(path):
         raise ConfigError(
-            f"{option} {path}: {kind} is a text model, and predict is for models of pictures, as "
-            f"`toynn train vit` leaves them; `toynn generate --model {path}` writes with this one"
+            f"{option} {path}: {kind} is a text model; predict takes picture models of "
+            f"`toynn train vit`. `toynn generate --model {path}` runs a text model"
         )
     if not path.is_dir():
         return path
@@ -174,14 +174,14 @@ def picture_model(path: Path, option: str = "--model") -> Path:
     if not found.exists():
         _refuse_unfinished(path, option)
         raise ConfigError(
-            f"{option} {path}: expected a .safetensors file, or a folder with {found.name}, as "
-            "`toynn train vit` leaves it; got a folder without"
+            f"{option} {path}: expected a .safetensors file, or a run folder of `toynn train vit` "
+            f"with {found.name}; got a folder without"
         )
     return found
 
 
 def _has_words(folder: Path) -> bool:
-    """Whether a folder is a text model's as Hugging Face has them: it has a vocabulary."""
+    """Whether a folder is a text model of Hugging Face: its config.json has a vocabulary."""
     with contextlib.suppress(DataError):
         found = read_object(folder / CONFIG)
         return "vocab_size" in found or "text_config" in found
@@ -189,7 +189,7 @@ def _has_words(folder: Path) -> bool:
 
 
 def _recipe(folder: Path) -> str | None:
-    """Return by which recipe a folder's run was trained; None where it is no run's."""
+    """Return the recipe of a run's folder; None for any other folder."""
     with contextlib.suppress(DataError, ValueError, RecursionError):
         found = tomllib.loads(read_bytes(folder / RUN).decode()).get("run")
         name = found.get("recipe") if isinstance(found, dict) else None
@@ -198,9 +198,9 @@ def _recipe(folder: Path) -> str | None:
 
 
 def _refuse_unfinished(folder: Path, option: str) -> None:
-    """Raise ConfigError for the folder of a run that has not come to its end."""
+    """Raise ConfigError for the folder of a run that has not finished."""
     if _recipe(folder) is not None:
         raise ConfigError(
             f"{option} {folder}: this run has no model yet: it was stopped, or is still running; "
-            f"`toynn train --resume {folder}` goes on with it"
+            f"`toynn train --resume {folder}` continues it"
         )

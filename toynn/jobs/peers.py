@@ -1,4 +1,4 @@
-"""Names that other programs have for commands, flags and values: who types one is told toynn's.
+"""Other programs' names for commands, flags and values, for hints at toynn's names.
 
 The programs are mlx-lm, PEFT, TRL, transformers' Trainer, llama.cpp, ollama, nanoGPT and axolotl.
 """
@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 __all__ = ["CHAT", "COMMANDS", "FLAGS", "VALUES", "meant"]
 
-#: How alike two words are, of 1, where one may be meant by the other.
+#: Least similarity of two words, 0 to 1, for one to be suggested for the other.
 NEAR = 0.7
 
 _COMMANDS = {
@@ -95,15 +95,16 @@ def _by_name(table: dict[str, str]) -> dict[str, str]:
     return {name: own for own, names in table.items() for name in names.split()}
 
 
-#: By the name that others have: toynn's. CHAT is of what is typed in a conversation.
+#: toynn's name by another program's name. CHAT is for commands within a conversation.
 COMMANDS, FLAGS, VALUES = _by_name(_COMMANDS), _by_name(_FLAGS), _by_name(_VALUES)
 CHAT = _by_name(_CHAT)
 
 
 def meant(name: str, known: Iterable[str], *tables: dict[str, str]) -> str | None:
-    """Return the known name that an unknown one means, by other programs' names or the nearest.
+    """Return the known name that an unknown one may mean, or None.
 
-    Other programs' names count where the first word of toynn's is known. None: nothing is near.
+    Other programs' names are tried first, if the first word of toynn's name is known; then the most
+    similar known name.
     """
     names = list(known)
     for table in tables:

@@ -32,7 +32,7 @@ __all__ = ["Outcome", "carried_out"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to, and where; its recipe has the best weights."""
+    """The result of a run, and its folder; the job's recipe has the best weights."""
 
     job: Job
     result: Result
@@ -40,15 +40,15 @@ class Outcome:
 
     @property
     def code(self) -> int:
-        """The exit code: that of the signal which stopped it, if one did."""
+        """The exit code: 128 + the signal that stopped the run, or 0."""
         return 128 + self.result.signal if self.result.signal else 0
 
 
 def carried_out(job: Job) -> Outcome:
-    """Train as the options say; return what came of it.
+    """Train by the job's options; return the outcome.
 
-    Raises ConfigError for options that contradict one another, and whatever reading the data and
-    the model, or a step, calls an error; KeyboardInterrupt if it was stopped before the first one.
+    Raises ConfigError for options that contradict one another, and all errors of reading data and
+    model and of steps. Raises KeyboardInterrupt if it was stopped before the first step.
     """
     start = time.perf_counter()
     run, group = job.run, distributed.current()
@@ -65,7 +65,7 @@ def carried_out(job: Job) -> Outcome:
     _check_machine(job)
     group.patience = 0  # reading takes as long as it takes; Trainer sets --rank-timeout
     with job.files:
-        for turn in (True, False):  # the first process of each machine makes what others find
+        for turn in (True, False):  # the first process of a machine fills the cache for the others
             if (group.local_rank == 0) is turn:
                 job.read()
             group.barrier("the data are read")
@@ -104,9 +104,9 @@ def carried_out(job: Job) -> Outcome:
             print(f"run folder  {folder.path}{resumed}", flush=True)
         trainer.folder = folder
         result = trainer.fit()
-        if folder is None:  # rank 0 has it
+        if folder is None:  # only rank 0 has one
             return Outcome(job, result, Path(run.out or "."))
-        if not result.iterations:  # stopped before there is anything to keep
+        if not result.iterations:  # stopped before the first step: nothing to keep
             raise KeyboardInterrupt(result.signal)
         _finish(job, result, folder, time.perf_counter() - start)
     return Outcome(job, result, folder.path)
@@ -119,10 +119,10 @@ def build(job: Job) -> tuple[Recipe, AdamW, Schedule]:
 
 
 def _resolve(job: Job) -> Checkpoint | None:
-    """Fill in where the run goes to; return where it goes on from, if it is resumed."""
+    """Fill in the run's folder; return the checkpoint of a resumed run."""
     if job.run.resume is not None:
         if job.run.out is not None:
-            raise ConfigError("--out: a run that is resumed goes on in its own folder")
+            raise ConfigError("--out: a resumed run stays in its own folder; leave --out away")
         return find(Path(job.run.resume))
     if job.run.out is None:
         job.run.out, job.fresh = f"runs/{job.name}-{time.strftime('%Y%m%d-%H%M%S')}", True
@@ -130,7 +130,7 @@ def _resolve(job: Job) -> Checkpoint | None:
 
 
 def _resolve_length(job: Job, begun: Begun) -> int | None:
-    """Fill in the steps of so many epochs, or those that end before; return their batches."""
+    """Fill in the steps by --epochs and --steps; return the batches of the epochs."""
     epochs, given = job.run.epochs, job.given
     if epochs is None:
         return None
@@ -156,21 +156,21 @@ def _resolve_warmup(job: Job, begun: Begun) -> None:
 
 
 def _check_machine(job: Job) -> None:
-    """Refuse a backend that there is not; fill in the precision that "auto" stands for."""
+    """Refuse an unavailable backend or report; fill in the precision for "auto"."""
     backends.get(job.run.backend)
     for name in BOARDS.keys() & set(job.run.reports):
         BOARDS[name].check()
     if job.given["precision"] == "auto":
-        # config.toml says which
+        # config.toml gets the precision that was chosen
         job.given["precision"], why = automatic_precision(job.run.backend)
         job.say("precision", f"{job.given['precision']}: {why}")
 
 
 @contextmanager
 def _run_folder(job: Job, found: Checkpoint | None, begun: Begun) -> Iterator[RunFolder]:
-    """Make the run's folder, which goes again if nothing comes of the run; or open a resumed run's.
+    """Make the run's folder, or open a resumed run's. A new folder is removed if the run fails.
 
-    Its config.toml has the flags that the run goes on with.
+    config.toml gets the options that this run uses.
     """
     recipe: dict[str, Value] = {"recipe": job.name, "version": release()}
     if begun.ranks > 1:
@@ -188,7 +188,7 @@ def _run_folder(job: Job, found: Checkpoint | None, begun: Begun) -> Iterator[Ru
 
 
 def _identity(job: Job) -> dict[str, Any]:
-    """Return what must be alike when the run is resumed."""
+    """Return what must be equal when the run is resumed."""
     harmless = {each.name for each in job.options if not each.compared}
     given = {name: value for name, value in job.kept().items() if name not in harmless}
     return {
@@ -200,7 +200,7 @@ def _identity(job: Job) -> dict[str, Any]:
 
 
 def _complete(found: Checkpoint, identity: Mapping[str, Any], job: Job) -> None:
-    """Give a checkpoint the options that there were not when it was saved, by their values then."""
+    """Add options that are newer than a checkpoint to it, with the values that held then."""
     before = found.state["identity"]
     if isinstance(config := before.get("config"), dict):
         known = absent(job.options)
@@ -208,7 +208,7 @@ def _complete(found: Checkpoint, identity: Mapping[str, Any], job: Job) -> None:
 
 
 def _finish(job: Job, result: Result, folder: RunFolder, seconds: float) -> None:
-    """Draw and print what a run came to; its best weights are the recipe's by now."""
+    """Draw and print the result of a run; the recipe has the best weights by now."""
     folder.notes |= job.notes()
     unit = job.items.removesuffix("s")
     if not plot_losses(result.reports, folder.plot, job.baselines, unit, job.mixes):
@@ -223,7 +223,7 @@ def _finish(job: Job, result: Result, folder: RunFolder, seconds: float) -> None
 def _print_result(
     result: Result, more: str, folder: RunFolder, seconds: float, items: str, by: str
 ) -> None:
-    """Print what a run came to; ``more`` is said of its best weights, which were chosen ``by``."""
+    """Print the result; ``more`` is about the best weights, which the metric ``by`` chose."""
     if result.interrupted:
         print(f"stopped     after {result.iterations} steps; the best weights are saved")
         print(f"            go on with: toynn train --resume {in_shell(folder.path)}")

@@ -1,4 +1,7 @@
-"""Steps to look into: of a recipe, a model's file or folder, or a run. Texts are not read."""
+"""Training steps for `toynn tape`: of a recipe, a model's file or folder, or a run.
+
+Data of texts are not read.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,20 +23,20 @@ __all__ = ["RECIPES", "VARIANTS", "Shown", "shown"]
 CONFIG = "config.toml"
 #: Recipes that need no file.
 RECIPES = tuple(name for name in JOBS if not any(each.required for each in OPTIONS[name]))
-#: What a step may be compared with, by name: what is changed.
+#: What may be changed in the steps that a step is compared with.
 VARIANTS = ("checkpointing", "packing", "batch")
 
 
 class Shown:
-    """The step of a job. ``title`` says of what."""
+    """The training step of a job; ``title`` names its recipe, model or run."""
 
     def __init__(self, title: str, make: Callable[..., Job], folder: Path | None = None) -> None:
         self.title, self._make, self._folder = title, make, folder
 
     def recorded(self, variant: str = "") -> tuple[str, Any]:
-        """Return what was changed, in words, and the step, recorded: no memory is taken.
+        """Record the step without allocating its memory; return the change in words, and a session.
 
-        Raises ConfigError where a recipe does not have the variant.
+        Raises ConfigError if the recipe does not have the variant.
         """
         job = self._job()
         if variant == "batch":
@@ -58,10 +61,10 @@ class Shown:
         return said[variant], engine.session
 
     def ready(self) -> tuple[Any, Callable[[], object]]:
-        """Return a session, and what takes a step of it on random inputs.
+        """Return a session, and a function that takes a step on random inputs.
 
-        The weights are those of the run, or the recipe's first ones. Raises ConfigError for a step
-        of preferences.
+        The weights are the run's, or the recipe's initial ones. Raises ConfigError for a step of
+        preferences.
         """
         job = self._job()
         with job.files:
@@ -91,7 +94,7 @@ class Shown:
         return engine.session, step
 
     def _job(self) -> Job:
-        """Return the job, with what it starts from open; pictures are read, texts are not."""
+        """Return the job with its model open; pictures are read, texts are not."""
         job = self._make()
         job.resolve()
         if isinstance(job, LoRAJob):
@@ -102,7 +105,7 @@ class Shown:
 
 
 def _options(job: TextJob, *, packed: bool = False) -> RecipeOptions:
-    """Return what the recipe is realized with, for rows of --seq tokens or the model's context."""
+    """Return the recipe's options, for rows of --seq tokens or the model's context."""
     seq = job.text.seq
     if isinstance(job, LoRAJob):
         key = f"{job.file.architecture}.context_length"
@@ -113,10 +116,10 @@ def _options(job: TextJob, *, packed: bool = False) -> RecipeOptions:
 def shown(what: str, given: Mapping[str, Any]) -> Shown:
     """Return the step of a recipe by name, of a model's file or folder, or of a run.
 
-    ``given`` are options of ``toynn train`` by name, which go before those of a run. Of a model's
-    file it is the step of ``toynn train lora``.
+    ``given`` are options of ``toynn train`` by name; they take precedence over a run's. For a
+    model's file it is the step of ``toynn train lora``.
 
-    Raises ConfigError for what is none of them.
+    Raises ConfigError for anything else.
     """
     path, own = Path(what), dict(given)
     if what in RECIPES:
@@ -131,6 +134,6 @@ def shown(what: str, given: Mapping[str, Any]) -> Shown:
             f"{what}: expected one of {names}, a model's file or folder (for adapters over it), "
             "or a run's folder; there is no such file"
         )
-    # Its data are not read, and so it does not matter which they are.
+    # The data are never read, so any path will do.
     base = {"model": what, "data": what, "batch": 1}
     return Shown(f"adapters over {path.name}", lambda: made("lora", base | own))

@@ -53,13 +53,13 @@ __all__ = [
 ]
 
 EVAL_BATCHES = 16
-SHOWN_BATCHES = 4  # of the training part, where nothing is held out
-SAMPLE_PROMPT = 32  # tokens of a text, which the sample continues; of an example that is all
-EXAMPLE_PROMPT = 8  # tokens: its first ones
+SHOWN_BATCHES = 4  # of the training part, if nothing is held out
+SAMPLE_PROMPT = 32  # tokens of a text that a sample continues
+EXAMPLE_PROMPT = 8  # the same of an example without a prompt
 SAMPLE_TOKENS = 256
 SAMPLE_ON_THE_WAY = 64
 HUGE = 2**62  # bytes: more than any bound
-#: Data of this many bytes and more have their tokens cached on disk, beside the run's folder.
+#: Data of at least this many bytes have their tokens cached on disk, beside the run's folder.
 CACHED = 64_000_000
 TOKENS = "tokens"
 OF_QUESTIONS = frozenset(["accuracy", "accuracy-normalized"])
@@ -67,7 +67,7 @@ METRICS = ("loss", "perplexity", *sorted(OF_QUESTIONS))
 
 
 def delimiter(text: str) -> str:
-    """Return a delimiter as it stands in a text; a line's end and a tab may be typed."""
+    r"""Return a delimiter with typed \n and \t replaced by a line break and a tab."""
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
@@ -79,24 +79,24 @@ def separator(text: str) -> str:
 
 
 def columns_of(text: str | None) -> dict[str, str]:
-    """Return names of fields, each with the column that is meant: of NEW=OLD,..."""
+    """Return the column of each field, from NEW=OLD,..."""
     pairs = [pair.partition("=") for pair in (text or "").split(",") if pair]
     return {new.strip(): old.strip() for new, _, old in pairs}
 
 
 def column_names(text: str) -> str:
-    """Check what columns_of is to read. Raises ArgumentTypeError."""
+    """Return NEW=OLD,... if it is well-formed. Raises ArgumentTypeError."""
     found = columns_of(text)
     if not found or not all(found) or not all(found.values()):
-        raise ArgumentTypeError(f"must be NEW=OLD, several with commas between; got {text!r}")
+        raise ArgumentTypeError(f"must be NEW=OLD, several separated by commas; got {text!r}")
     return text
 
 
 def rows_within(seq: int, context: int) -> tuple[int, str]:
-    """Return the tokens of a row of --seq, and what is said if the model sees fewer."""
+    """Return the tokens of a row, and a note if the model's context is shorter than --seq."""
     if seq <= context:
         return seq, ""
-    return context, f"--seq {seq}: the model sees {context} tokens at most: rows have {context}"
+    return context, f"--seq {seq}: the model's context is {context} tokens: rows have {context}"
 
 
 def share_or_count(text: str) -> float:
@@ -126,7 +126,7 @@ class TextOptions:
         read=data_name,
         fetch=local_data,
         several=sources,
-        once="several stand behind one: --data a.jsonl b.jsonl",
+        once="name several after one flag: --data a.jsonl b.jsonl",
     )
     seq: int = option(
         "{of_seq} (default {default})",
@@ -243,12 +243,12 @@ class TextJob(Job):
     data: Dataset | PreferenceData | Mixture
 
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
-        """Take the options. Raises ConfigError for those that contradict one another."""
+        """Take the options. Raises ConfigError for contradictory ones."""
         super().__init__(given, command)
         if self.given["valid"] is not None and self.given["holdout"] is not None:
             raise ConfigError(
-                f"--holdout {self.given['holdout']:g}: --valid {self.given['valid']} is what is "
-                "validated on: give one"
+                f"--holdout {self.given['holdout']:g}: --valid {self.given['valid']} is the "
+                "validation data already: give one of the two"
             )
         self.t_seq = 0  # tokens of a row, once the data are read
 
@@ -259,7 +259,7 @@ class TextJob(Job):
 
     @property
     def of_tokenizer(self) -> str | None:
-        """The file or folder whose tokenizer is asked for."""
+        """The file or folder whose tokenizer was requested."""
         return self.take(TokenizerOptions).tokenizer
 
     def read_text(self, seq: int) -> None:
@@ -315,7 +315,7 @@ class TextJob(Job):
             )
 
     def _sources(self) -> list[tuple[str | None, float | None]]:
-        """Return the path of each source of data, with its weight, where it is given one."""
+        """Return the path of each source of data, with its weight or None."""
         given = self.text.data
         if not isinstance(given, tuple):
             return [(given, None)]
@@ -360,8 +360,8 @@ class TextJob(Job):
             raise ConfigError("--question-delimiter: it needs --questions, which are not named")
         elif lacking := set(self.metrics) & self.of_questions:
             raise ConfigError(
-                f"--metric {lacking.pop()}: of what? Name lines of JSON with question, choices, "
-                "answer by --questions"
+                f"--metric {lacking.pop()}: it needs questions: name by --questions a .jsonl file "
+                "with question, choices and answer in each line"
             )
 
     def extras(self) -> Sequence[Any]:
@@ -380,7 +380,7 @@ class TextJob(Job):
 
     @property
     def measures_ends(self) -> bool:
-        """Whether the loss of stop tokens can be told from that of other labels."""
+        """Whether the loss of stop tokens can be measured: the tokenizer has some."""
         return bool(self.tokenizer.eog)
 
     @cached_property
@@ -420,7 +420,10 @@ class TextJob(Job):
             yield fact("", self.advice_on_ends)
 
     def _means_of_ends(self, result: Result, batches: Sequence[Any]) -> dict[str, float] | None:
-        """Return the losses of the best weights, as reported or measured now; None: too late."""
+        """Return the losses of the best weights, as reported or measured now.
+
+        None: the run was interrupted, so nothing is measured.
+        """
         names = (ends.STOP, ends.REST)
         for report in reversed(result.reports):
             told = report.figures or {}
@@ -444,7 +447,7 @@ class TextJob(Job):
         return {**super().notes(), "said": list(self.data.notes)}
 
     def _store(self) -> TokenCache | None:
-        """Return the token cache, for much data or by --cache; None keeps tokens in memory."""
+        """Return the token cache if --cache is given or the data are large; None: no cache."""
         folder = self.text.cache
         if folder is None:
             folder = str(self.beside / TOKENS)
@@ -453,7 +456,7 @@ class TextJob(Job):
         return TokenCache(folder, lambda word: print_line(f"toynn: {harmless(word, '')}"))
 
     def check(self) -> None:
-        """Raise where a file that is mapped is no longer the one that was opened."""
+        """Raise an error if a mapped file has changed since it was opened."""
         super().check()
         self.data.check_unchanged()
 
@@ -490,12 +493,12 @@ class TextJob(Job):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The names of what the weights are measured by."""
+        """The names of the metrics; the first selects the best weights."""
         return tuple(self.given["metric"].split(","))
 
     @property
     def shown(self) -> Dataset | PreferenceData:
-        """The data that samples on the way are from: of several sources, the first."""
+        """The data that samples during training use: the first source."""
         return self.parts[0][1]
 
     @property
@@ -511,7 +514,7 @@ class TextJob(Job):
         return self.data.packed
 
     def all_options(self, **more: Any) -> RecipeOptions:
-        """Return what the recipe is realized with, once the data are read or ``t_seq`` is given."""
+        """Return the recipe's options; needs the data, or ``t_seq`` in ``more``."""
         if "t_seq" not in more:
             of_data = {"t_seq": self.data.seq, "packed": self.packed}
             more = {**of_data, "label_losses": self.measures_ends, **more}
@@ -523,7 +526,7 @@ class TextJob(Job):
 
     @abstractmethod
     def realize_with(self, options: RecipeOptions) -> Recipe:
-        """Return the recipe with these options, ready to step; what it starts from is open."""
+        """Return the recipe with these options, ready to step; the source is still open."""
 
     @abstractmethod
     def declared_with(self, options: RecipeOptions) -> Any:
@@ -539,11 +542,11 @@ class TextJob(Job):
         return self.data.batches(self.recipe_options().t_batch, self.recipe_options().seed)
 
     def per_epoch(self) -> float:
-        """Return how many batches have all examples once, or as many tokens as the text."""
+        """Return the number of batches that hold all examples once, or all tokens of a text."""
         return float(self.batches().per_epoch)
 
     def valid(self) -> Sequence[Any]:
-        """Return windows or examples that are held out."""
+        """Return batches of held-out windows or examples."""
         return self._valid
 
     @cached_property
@@ -580,9 +583,9 @@ class TextJob(Job):
         return generate(self.recipe.engine, prompt, count, seed=seed, stop=stop)
 
     def _prompt(self, data: Dataset | PreferenceData) -> list[int]:
-        """Return the beginning of the validation data: a prompt, where there are prompts.
+        """Return the first prompt of the validation data, or the beginning of its text.
 
-        Where none are held out it is that of the training data.
+        If nothing is held out, it comes from the training data.
         """
         if isinstance(data, PreferenceData):
             return data.prompt()
@@ -590,7 +593,7 @@ class TextJob(Job):
         if not isinstance(valid, Examples):
             return [int(id) for id in valid[:SAMPLE_PROMPT]]
         ids, labels = valid[0]
-        before = int(np.argmax(labels != IGNORED))  # rows whose answer is a token of the prompt
+        before = int(np.argmax(labels != IGNORED))  # rows whose label is a token of the prompt
         return [int(id) for id in ids[: before + 1 if before else EXAMPLE_PROMPT]]
 
     @abstractmethod
@@ -610,7 +613,7 @@ class TextJob(Job):
 
 
 def shown_part(data: Dataset | PreferenceData) -> Any:
-    """Return what is held out; where nothing is, what is trained on."""
+    """Return the held-out part; if it is empty, the training part."""
     return data.valid if len(data.valid) else data.train
 
 

@@ -1,18 +1,18 @@
 """Rows of special tokens, in the table of embeddings and in the head, that look untrained.
 
-A base model has rows for tokens that its training never saw: reserved ones, and often those of the
-chat template. A row looks untrained, by the first of these that holds, if
+A base model has rows for tokens that its training never saw: reserved tokens, and often those of
+the chat template. A row looks untrained if one of these holds; the first one is reported:
 
-    zero     its norm is below a tenth of what normal tokens' rows have (the median)
-    alike    it is nearer to the rows of two tokens that nothing uses, or to the mean of normal
-             rows, than a quarter of the distance of two normal rows (the median)
-    drawn    its direction is that of a random vector: of its energy no more lies in the normal
-             rows' K main directions than chance puts there, K / C, and its numbers are Gaussian
+    zero     its norm is below a tenth of the median norm of normal tokens' rows
+    alike    it is nearer to the rows of two unused tokens, or to the mean of normal rows, than a
+             quarter of the median distance between two normal rows
+    drawn    it looks like a random vector: the normal rows' K main directions hold no more of its
+             energy than chance puts there, K / C, and its numbers are Gaussian
 
-Rows that training only pushes away, as no text has their token, move alike; libraries that add
-tokens draw rows, or set them to the mean. Two are asked for, as one may be a copy of a trained row.
-Half of a sample of normal rows gives the main directions, the other half says whether these tell
-trained rows at all.
+Training pushes the rows of tokens that no text has, and it pushes all of them alike. Libraries that
+add tokens draw rows at random or set them to the mean. "alike" needs two rows, since one could be a
+copy of a trained row. Half of a sample of normal rows gives the main directions; the other half
+shows whether these directions recognize trained rows at all.
 Source: Land & Bartolo 2024, arXiv:2405.05417, for rows beside those of unused tokens.
 """
 
@@ -29,11 +29,11 @@ from toynn.formats.tokenizer import Tokenizer, TokenType
 
 __all__ = ["Row", "untrained_rows"]
 
-SAMPLE = 512  # normal tokens, and unused ones, that are compared with
+SAMPLE = 512  # most normal tokens, and unused ones, to compare with
 ZERO, ALIKE = 0.1, 0.25
-DIRECTIONS = 32  # at most; an eighth of the columns
+DIRECTIONS = 32  # at most, and at most an eighth of the columns
 SIGMAS = 4.0
-LEAST = 64  # columns, and normal rows, that are enough to tell directions
+LEAST = 64  # fewest columns, and normal rows, for main directions
 
 Floats = NDArray[np.float64]
 
@@ -49,9 +49,9 @@ class Row(NamedTuple):
 
 
 def untrained_rows(file: Base, tokenizer: Tokenizer, used: Collection[int]) -> list[Row]:
-    """Return which rows of special tokens look untrained, in the table and in a head of its own.
+    """Return the rows of special tokens that look untrained, in the table and in an untied head.
 
-    ``used`` are the ids that the data have. Only the rows that are looked at are dequantized.
+    ``used`` are the ids that the data have. Only the rows that are compared are dequantized.
     """
     ids = sorted(tokenizer.special)
     if not ids:
@@ -86,7 +86,7 @@ def _spaced(ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class _Looks:
-    """What rows of normal tokens (N, C) look like, and those of unused ones (M, C)."""
+    """The properties of rows of normal tokens (N, C) and of unused tokens (M, C)."""
 
     def __init__(self, normal: Floats, unused_ids: NDArray[np.int64], unused: Floats) -> None:
         self._norm = float(np.median(np.linalg.norm(normal, axis=1)))
@@ -105,12 +105,12 @@ class _Looks:
                 self._main = main
 
     def why(self, id: int, row: Floats) -> str:
-        """Return why a row looks untrained; empty: it does not."""
+        """Return why a row looks untrained, or an empty string."""
         if np.linalg.norm(row) < ZERO * self._norm:
             return "nearly 0"
         others = self._unused[self._ids != id]
         if (np.linalg.norm(others - row, axis=1) < ALIKE * self._far).sum() > 1:
-            return "as rows of unused tokens are"
+            return "like rows of unused tokens"
         if np.linalg.norm(row - self._mean) < ALIKE * self._far:
             return "the mean of all rows"
         return "as drawn at random" if self._is_drawn(row) else ""
@@ -125,6 +125,6 @@ class _Looks:
 
 
 def _shares(rows: Floats, main: Floats) -> Floats:
-    """Return which share of the energy of rows (N, C) lies in directions (K, C)."""
+    """Return the share (N,) of the energy of rows (N, C) that lies in directions (K, C)."""
     shares: Floats = ((rows @ main.T) ** 2).sum(axis=1) / np.maximum((rows**2).sum(axis=1), 1e-300)
     return shares

@@ -33,8 +33,8 @@ from toynn.train.protocols import Recipe
 
 __all__ = ["ViTJob"]
 
-FOLDER_SIDE = 64  # pixels; pictures of a folder are scaled anyway
-INIT_SCALE = 50  # over the root of the width: blocks then start with a std of 1 / that root
+FOLDER_SIDE = 64  # pixels; pictures of a folder are always scaled
+INIT_SCALE = 50  # times 0.02 / sqrt(d_model): the std of new block matrices is 1 / sqrt(d_model)
 EVAL_BATCH = 64
 SHOWN = 12  # pictures of a report
 SHOWN_SIDE = 64  # their largest side, in pixels
@@ -42,7 +42,7 @@ SHOWN_SIDE = 64  # their largest side, in pixels
 
 @dataclass
 class PictureOptions:
-    """The pictures of a job, and how they are changed while it trains."""
+    """The pictures of a job, and how training augments them."""
 
     GROUP: ClassVar[str] = "model and data"
 
@@ -51,7 +51,7 @@ class PictureOptions:
         "scikit-learn's handwritten digits)",
         None,
         metavar="PATH",
-        once="a run learns from one: put the pictures of both below one folder",
+        once="a run has one data set: put all pictures below one folder",
     )
     flip: bool = option("mirror half of the pictures (default: {default})", False, negated=True)
     crop: bool = option(
@@ -78,7 +78,7 @@ class PictureOptions:
 
 @dataclass
 class ViTOptions:
-    """What a vision transformer has beside its shape, and what it starts from."""
+    """Options of a vision transformer in addition to ShapeOptions, and what it starts from."""
 
     GROUP: ClassVar[str] = "model and data"
 
@@ -142,7 +142,7 @@ class ViTJob(Job):
         heads={"source": "may"},
     )
     unit, items = "images", "pictures"
-    _commonest = 0.0  # accuracy of who always says the commonest class
+    _commonest = 0.0  # accuracy of always predicting the commonest class
 
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
         super().__init__(given, command)
@@ -150,18 +150,18 @@ class ViTJob(Job):
         self.mixes = bool(self.pictures.mixup or self.pictures.label_smoothing)
 
     def resolve(self) -> None:
-        """Fill in what was not given; refuse what contradicts itself."""
+        """Do nothing: the defaults of options suffice."""
 
     def read(self) -> None:
-        """Read the pictures; ConfigError for texts."""
+        """Read the pictures; raise ConfigError for texts."""
         path, seed = self.pictures.data, self.recipe_options().seed
         if path is None:
             self.data = ImageData.digits(seed)
             return
         if Path(path).suffix in (".jsonl", ".json", ".txt", ".csv", ".parquet"):
             raise ConfigError(
-                f"--data {path}: these are texts, and vit learns pictures: a folder "
-                "with one of them for each class, .npz, MNIST's or CIFAR-10's files"
+                f"--data {path}: expected pictures: a folder with one folder per class, .npz, or "
+                "files of MNIST or CIFAR-10; got texts"
             )
         skip = self.pictures.skip_unreadable
         self.data = ImageData.read(path, seed, skip_unreadable=skip)
@@ -185,12 +185,12 @@ class ViTJob(Job):
         return engine, engine.t_batch * (engine.config.n_patches + 1)
 
     def _source(self) -> Path:
-        """Return the file that --init-from means."""
+        """Return the file that --init-from names."""
         path = Path(str(self.vit.init_from))
         return path / "model.safetensors" if path.is_dir() else path
 
     def _told(self) -> dict[str, Any]:
-        """Return what the file that the model starts from does not say, or may be another."""
+        """Return the options that complete or override the file that training starts from."""
         own = self.vit
         return {"image": own.image_size, "n_heads": self.given["heads"], "act": own.act}
 
@@ -247,30 +247,30 @@ class ViTJob(Job):
         super().announce()
 
     def tables(self) -> dict[str, Mapping[str, Value]]:
-        """Return what config.toml says of the pictures and the model."""
+        """Return config.toml's tables of the pictures and the model."""
         data = self.data
         pictures: dict[str, Value] = {
             "name": self.directory.word(data.name),
             "sha256": self._digest(),
             "train": len(data.train),
             "held_out": len(data.valid),
-            "mean": 0.5,  # x / 255, less the mean, divided by the std
+            "mean": 0.5,  # inputs are (x / 255 - mean) / std
             "std": 0.5,
             "classes": data.classes,
         }
         return {"data": pictures, "model": asdict(self.recipe.engine.config)}
 
     def notes(self) -> dict[str, Any]:
-        """Return the accuracy to compare with, too."""
+        """Add the accuracy of the commonest class."""
         return {**super().notes(), "commonest": self._commonest}
 
     def _digest(self) -> str | None:
-        """Return what tells one file or folder of pictures from another: of these, the listing."""
+        """Return the digest of a file of pictures; for a folder, the digest of its listing."""
         path = self.pictures.data
         return None if path is None else (listing if Path(path).is_dir() else digest)(path)
 
     def batches(self) -> RandomImages:
-        """Return random pictures, changed at random."""
+        """Return random pictures, augmented at random."""
         own, data, options = self.pictures, self.data, self.recipe_options()
         augment = Augment(
             crop=-(-self.recipe.engine.config.image // 8) if own.crop else 0,
@@ -282,15 +282,15 @@ class ViTJob(Job):
         return RandomImages(pictures, classes, options.t_batch, options.seed, augment)
 
     def per_epoch(self) -> float:
-        """Return how many batches have every picture once."""
+        """Return the number of batches that hold every picture once."""
         return len(self.data.train) / self.recipe_options().t_batch
 
     def valid(self) -> HeldOut:
-        """Return pictures that are held out."""
+        """Return the held-out pictures."""
         return self._held_out
 
     @cached_property
-    def _held_out(self) -> HeldOut:  # which keeps what it has read
+    def _held_out(self) -> HeldOut:  # cached, because it keeps the pictures that it has read
         return HeldOut(self._fitted(self.data.valid), EVAL_BATCH, self.pictures.eval_pictures)
 
     def _fitted(self, part: Part) -> Fitted:
@@ -302,7 +302,7 @@ class ViTJob(Job):
         return classify.loss_and_accuracy(self.recipe.engine.logits(batch.inputs), batch.labels)
 
     def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
-        """Yield how to try the model: on a file that is held out, or on all pictures of arrays."""
+        """Yield a command to try the model, on a held-out file or on the data's arrays."""
         run, found = in_shell(folder.path), self.data.valid.pictures
         if isinstance(found, Files):
             yield f"try it      toynn predict --model {run} {in_shell(found.paths[0])}"
@@ -312,7 +312,7 @@ class ViTJob(Job):
         yield f"try it      toynn eval --model {run}{data}"
 
     def show(self, folder: RunFolder, result: Result) -> str:
-        """Show which classes are taken for which; return how many pictures are right."""
+        """Show the confusion matrix; return the accuracy."""
         data = self.data
         matrix, pictures = _judged(self.recipe.engine, self.valid(), data.classes)
         right, shown = int(np.trace(matrix)), int(matrix.sum())
@@ -326,7 +326,7 @@ class ViTJob(Job):
 
 
 def _head_said(engine: ViTEngine) -> str:
-    """Say what became of the head of the model that is started from."""
+    """Say whether the source's head is kept, in part kept, or new."""
     kept, names = engine.kept_classes, engine.class_names
     if len(kept) == len(names):
         return "the head is kept: the model has classes of the same names"
@@ -341,7 +341,7 @@ def _head_said(engine: ViTEngine) -> str:
 
 
 def _default_patch(image: int) -> int:
-    """Return the smallest divisor of a picture's side from an eighth of it (2 to 16) on."""
+    """Return the smallest divisor of a picture's side from an eighth of it (2 to 16) upwards."""
     least = min(max(2, -(-image // 8)), 16)
     patch = next((p for p in range(least, image // 2 + 1) if image % p == 0), None)
     if patch is None:
@@ -355,9 +355,9 @@ def _default_patch(image: int) -> int:
 def _judged(
     engine: Any, valid: HeldOut, classes: tuple[str, ...]
 ) -> tuple[NDArray[np.int64], list[dict[str, str]]]:
-    """Return the confusion matrix of the pictures held out, and some of them, judged.
+    """Return the confusion matrix of the held-out pictures, and some pictures with their classes.
 
-    Half of those are the first mistakes, if there are so many.
+    Half of these are the first mistakes, if there are enough.
     """
     labels, predicted = [], []
     wrong: list[dict[str, str]] = []
@@ -377,7 +377,7 @@ def _judged(
 
 
 def _small(picture: NDArray[np.uint8]) -> bytes:
-    """Return the PNG of a picture, of each pixel so many that its side is at most SHOWN_SIDE."""
+    """Return the PNG of a picture; pixels are skipped so that its side is at most SHOWN_SIDE."""
     step = -(-picture.shape[0] // SHOWN_SIDE)
     return png(picture[::step, ::step])
 

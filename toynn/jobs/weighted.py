@@ -1,4 +1,4 @@
-"""PATH:WEIGHT, for adapters that are added up and data that are mixed."""
+"""PATH:WEIGHT, for adapters to add up and data to mix."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ STRICT = "fail, instead of warn, if an adapter was trained on another model"
 
 
 def path_and_weight(text: str, option: str) -> tuple[Path, float | None]:
-    """Parse PATH or PATH:WEIGHT. What is a file or a folder as a whole is a path.
+    """Parse PATH or PATH:WEIGHT. If the whole text names an existing file or folder, it is a path.
 
-    Raises ConfigError for a weight that is infinite or no number, "nan".
+    Raises ConfigError for a weight that is infinite or "nan".
     """
     path, colon, number = text.rpartition(":")
     if not colon or not path or Path(text).exists():
@@ -24,20 +24,21 @@ def path_and_weight(text: str, option: str) -> tuple[Path, float | None]:
     except ValueError:
         return Path(text), None
     if not math.isfinite(weight):
-        raise ConfigError(f"{option} {text}: expected a finite number behind the colon")
+        raise ConfigError(f"{option} {text}: expected a finite number after the colon")
     return Path(path), weight
 
 
 def source_names(paths: list[Path]) -> list[str]:
-    """Return what paths are called: by their last part, where that tells them apart."""
+    """Return short names for paths: the last part, if that tells them apart."""
     names = [path.name for path in paths]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
 def sources(words: Sequence[str], option: str = "--data") -> str | tuple[str, ...]:
-    """Return the path of data, or, of several, all of them as they were given.
+    """Return the path of data; for several, all words as given.
 
-    Raises ConfigError for weights that are none, or not of all, and for a path that is there twice.
+    Raises ConfigError for weights that are not above 0 or missing for some paths, and for a path
+    that is named twice.
     """
     found = [path_and_weight(word, option) for word in words]
     paths, weights = [path for path, _ in found], [weight for _, weight in found]
@@ -47,8 +48,8 @@ def sources(words: Sequence[str], option: str = "--data") -> str | tuple[str, ..
     if None in weights and any(weight is not None for weight in weights):
         bare = words[weights.index(None)]
         raise ConfigError(
-            f"{option} {bare}: it has no weight, and others have: give one to each "
-            f"({bare}:0.5), or to none for shares as large as the data"
+            f"{option} {bare}: it has no weight, but others have one: give each a weight "
+            f"({bare}:0.5), or none, for shares by the size of the data"
         )
     if len(set(paths)) < len(paths):
         twice = next(path for k, path in enumerate(paths) if path in paths[:k])

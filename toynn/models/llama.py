@@ -3,11 +3,9 @@
     x += W_o attention(rotate(W_q n), rotate(W_k n), W_v n)     n = rmsnorm(x)
     x += W_down (silu(W_gate n) * W_up n)                       n = rmsnorm(x)
 
-Three lines at the end of this file declare the differences.
-llama: RoPE rotates interleaved channels, because GGUF orders the rows of W_q and W_k so. The other
-two rotate channels half a head apart.
-qwen2: files always have biases of q, k and v.
-qwen3: each head of q and k is normalised before RoPE.
+Three lines at the end of this file declare the differences. llama: RoPE rotates interleaved
+channels, because GGUF orders the rows of W_q and W_k so; the others rotate channels half a head
+apart. qwen2: files always have biases of q, k and v. qwen3: q and k are normalised by head.
 Sources: Touvron et al. 2023, arXiv:2302.13971; Qwen Team 2024, arXiv:2407.10671, and 2025,
 arXiv:2505.09388; grouped-query attention: Ainslie et al. 2023, arXiv:2305.13245.
 """
@@ -79,15 +77,10 @@ class LlamaConfig:
         "none", "linear", "yarn", or "llama3": pair i's frequency is divided by rope_factors[i].
     rope_factor
         Ratio of the new context to the original one, with linear and yarn.
-    original_context
-        The context before yarn stretched it; 0 means ``context``.
-    beta_fast, beta_slow
-        Yarn keeps the frequencies of pairs that rotate beta_fast times or more in
-        original_context. It divides those of pairs that rotate beta_slow times or fewer.
-    yarn_magnitude
-        An extra factor of yarn's magnitude.
-    yarn_cut
-        Whether yarn's ramp between the two betas is cut to whole pairs.
+    original_context, beta_fast, beta_slow, yarn_magnitude, yarn_cut
+        For yarn. The original context (0 means ``context``). Pairs that rotate beta_fast times or
+        more in it keep their frequencies; those that rotate beta_slow times or fewer have them
+        divided. An extra factor of its magnitude. Whether its ramp is cut to whole pairs.
     output_bias, mlp_bias
         Whether attention's output matrix has a bias; whether the MLP's matrices have biases.
     """
@@ -211,14 +204,10 @@ class Llama(SequenceModel[LlamaConfig]):
         zero_biases=frozenset(names(ATTENDED)),  # attention_bias adds one here, too
     )
 
-    #: Whether q and k are normalised over their whole width instead of head by head.
-    wide_norms = False
-    #: Whether q and k are normalised after RoPE instead of before.
-    norms_behind = False
-    #: Whether the other norms are LayerNorm instead of RMSNorm.
-    centred = False
-    #: The name of the norm before the MLP.
-    mlp_norm = "ffn_norm"
+    wide_norms = False  #: Whether q and k are normalised over their whole width, not head by head.
+    norms_behind = False  #: Whether q and k are normalised after RoPE, not before.
+    centred = False  #: Whether the other norms are LayerNorm, not RMSNorm.
+    mlp_norm = "ffn_norm"  #: The name of the norm before the MLP.
     narrows = True
     #: Whether the configuration has rope_channels: RoPE may rotate a part of each head.
     partial = False
