@@ -278,8 +278,8 @@ def test_a_run_starts_from_a_model(recipe, name, form, models, text, tmp_path):
     [
         (["gpt2", "--init-from", "gpt2-words.gguf"], "no vocabulary and 300 tokens"),
         (["gpt2", "--init-from", "gpt2-words"], "the model has 300 tokens, the tokenizer 256"),
-        (["gpt2", "--init-from", "qwen2-bytes.gguf"], "this is qwen2: `toynn train from-s"),
-        (["from-scratch", "--init-from", "gpt2-bytes"], "this is gpt2: `toynn train gpt2 --"),
+        (["gpt2", "--init-from", "qwen2-bytes.gguf"], "got qwen2: use `toynn train from-s"),
+        (["from-scratch", "--init-from", "gpt2-bytes"], "got gpt2: use `toynn train gpt2 --"),
         (["from-scratch", "--init-from", "nothing"], "nothing: cannot read: No such file"),
         (
             ["from-scratch", "--init-from", "."],

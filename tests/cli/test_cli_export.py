@@ -53,7 +53,7 @@ def files(tmp_path):
         ("--to hf --model base.gguf --adapter run --out new", "`toynn fuse`"),
         ("--to hf --model base.gguf --out run", "run: already exists; name a new folder"),
         ("--to hf --model base.gguf --out run --overwrite", "is not replaced (--overwrite)"),
-        ("--to hf --model run --out new", "it has an adapter; name the model"),
+        ("--to hf --model run --out new", "this folder has an adapter; name the adapter's base"),
         ("--to hf --model pictures --out new", "expected a .gguf file, a run folder with model.g"),
         ("--to hf --model none --out new", "cannot read: No such file"),
         ("--to hf --model run/adapter.gguf --out new", "adapter"),
@@ -77,7 +77,7 @@ def test_an_adapter_that_one_form_alone_can_hold(files, tmp_path, capsys):
     assert main([*words, files["new"], "--to", "gguf"]) == 2
     assert "write a PEFT folder, or merge it" in capsys.readouterr().err
     assert main(["generate", "--model", files["run"], "--prompt", "x"]) == 2
-    assert "it has an adapter; name the model" in capsys.readouterr().err
+    assert "this folder has an adapter; name the adapter's base" in capsys.readouterr().err
 
 
 def test_a_warm_start_says_what_goes_on_instead(files, capsys):

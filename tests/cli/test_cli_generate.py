@@ -425,7 +425,7 @@ def test_bad_prompts_are_named(model, tmp_path, capsys):
     assert run(model, "--json", "--out", model) == 2
     assert "it is there already" in error_line(capsys)
     assert run(model, "--stop", "") == 2
-    assert "stop texts must be texts" in error_line(capsys)
+    assert "stop must be a list of non-empty texts" in error_line(capsys)
 
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])

@@ -102,7 +102,7 @@ def test_a_measure_of_what_is_not_there_is_refused(run, monkeypatch, capsys):
         (
             [],
             [" yes", "no"],
-            'with " " between, and nothing behind a question that ends in whitespace (1)',
+            'with " " between, or nothing after a question that ends in whitespace (1)',
         ),
         (["--question-delimiter", ""], ["yes", "no"], 'with "" between'),
         (["--question-delimiter", " "], [" yes", " no"], 'with " " between'),

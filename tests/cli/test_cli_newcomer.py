@@ -101,7 +101,7 @@ def test_files_of_another_kind(files, capsys):
     bpe_file(files / "vocab.gguf")
     lora = ["train", "lora", "--model", "base.gguf", "--data", "text.txt"]
     for words, message in (
-        (["predict", "--model", "base.gguf", "x.png"], "base.gguf: it is a text model, and"),
+        (["predict", "--model", "base.gguf", "x.png"], "base.gguf: it is a text model; predict"),
         (
             ["train", "vit", "--data", "some.jsonl"],
             "expected pictures: a folder with one folder per class",
@@ -140,7 +140,7 @@ def test_a_folder_of_another_kind_is_named_and_what_reads_it(files, capsys):
         ("begun", "this run is a text model"),
         ("begun-vit", "this run has no model yet: it was stopped, or is still running; `toynn "
          "train --resume begun-vit`"),
-        ("bad", "expected a .safetensors file, or a folder with model.safetensors"),
+        ("bad", "expected a .safetensors file, or a run folder of `toynn train vit` with"),
         ("none", "none: cannot read"),
     ):  # fmt: skip
         assert main(["predict", "--model", folder, "x.png"]) == 2
@@ -280,7 +280,7 @@ def test_lines_fit_into_a_terminal(files, capsys):
             ["lora", "--model", "base.gguf", "--loss", "dpo", "--metric", "kl"],
             "--metric kl: it measures texts",
         ),
-        (["gpt2", "--init-from", "base.gguf"], "this is llama: `toynn train from-scratch --init-"),
+        (["gpt2", "--init-from", "base.gguf"], "got llama: use `toynn train from-scratch --init-"),
         (["gpt2", "--init-from", "empty"], "--init-from empty: expected a .gguf file, a run"),
     ],
 )

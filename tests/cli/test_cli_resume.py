@@ -299,7 +299,7 @@ def test_a_refused_resume_leaves_the_folder_as_it_was(name, here, tmp_path, caps
         (["--backend", "reference"], "backend: 'cpu' then, 'reference' now"),
         (["--precision", "high"], "matmul precision: '"),
         (["--early-stopping", "0", "--grad-accum", "3"], "config.grad_accum: 2 then, 3 now"),
-        (["--out", "x"], "goes on in its own folder"),
+        (["--out", "x"], "stays in its own folder"),
         (["--data", "none"], "none"),
     ):
         if name == "vit" and words[0] == "--metric":

@@ -233,7 +233,7 @@ def test_a_delimiter_stands_between_question_and_choice(tmp_path, question, give
     assert evaluation.delimited(found, given) == said
     both = [*found, *found, evaluation.Question("\n", ("a", "b"), 0)]
     if given is None and not question.endswith("\n"):
-        some = ", and nothing behind a question that ends in whitespace (1)"
+        some = ", or nothing after a question that ends in whitespace (1)"
         assert evaluation.delimited(both, None) == said + some
 
 

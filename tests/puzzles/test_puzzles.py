@@ -111,7 +111,7 @@ def test_a_slow_answer_is_told_its_share():
     [
         ("softmax", "return", "retrun", r"line 15: retrun y.*\ninvalid syntax"),
         ("softmax", "return y", "dy *= 2\n    return y", r"backward changed its argument dy"),
-        ("softmax", "def backward", "def forward", r"no function backward any more"),
+        ("softmax", "def backward", "def forward", r"no longer has the function backward"),
         ("softmax", "return y", "y", r"dx is None.*a return is missing"),
         ("softmax", "return y", "raise SystemExit(3)\n    y", r"line 15: raise SystemExit\(3\)"),
         (
@@ -121,7 +121,7 @@ def test_a_slow_answer_is_told_its_share():
             r"3 values. It returned one ndarray",
         ),
         ("linear", "db = dy.sum(axis=0)", "db = ...", r"db is still `\.\.\.`"),
-        ("linear", "db = dy.sum(axis=0)", "db = [[1], [1, 2]]", r"db is no array"),
+        ("linear", "db = dy.sum(axis=0)", "db = [[1], [1, 2]]", r"db is not an array"),
         ("packing", "return ids,", "return ids * 1.0,", r"ids has dtype float64; .* whole numbers"),
         ("linear", "dy.sum(axis=0)", "dy.sum(axis=0)[:, None]", r"keepdims"),
         ("by_curve", "return losses", "return 'a'", r"cannot use what .*\nValueError: could"),
@@ -183,7 +183,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert main(["puzzles", "check", "1"]) == 1
     out = capsys.readouterr().out
     assert out == "Puzzle 1, a linear layer, backward: not yet\n" + (
-        "dx is still `...`: this blank is to be filled in.\n"
+        "dx is still `...`: fill in this blank.\n"
     )
     Path("toynn-puzzles/01_linear.py").write_text("print('a\x1b[2J')\n" + find("1").solution)
     assert main(["puzzles", "check", "linear"]) == 0

@@ -284,7 +284,7 @@ def test_arrays_that_do_not_fit(opened, donor):
         ShapeError, match=r"upload_donor: expected shape \(24, 32\).*got \(30, 32\)"
     ):
         opened.upload_donor(TABLE)
-    with pytest.raises(ShapeError, match=r"upload_lens: expected \(16, 32\).*got \(32, 16\)"):
+    with pytest.raises(ShapeError, match=r"upload_lens: expected shape \(16, 32\).*got \(32, 16\)"):
         opened.upload_lens(np.zeros((WIDTH, D)))
     with pytest.raises(ShapeError, match="finite"):
         opened.upload_donor(NAN[:VOCAB])

@@ -6,7 +6,7 @@
     accuracy(engine, tokenizer, read_questions("quiz.jsonl"))
     lm_eval.simple_evaluate(model=LM("model.gguf", adapter="adapter.gguf"), tasks=[...])
 
-Figures are in nats. An engine is any for sequences, trained or frozen.
+Figures are in nats. Any engine for sequences will do, trained or frozen.
 """
 
 from typing import Any
@@ -47,7 +47,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Make ``LM``, the class for lm-eval, when it is asked for: lm-eval takes seconds to import."""
+    """Make ``LM``, the class for lm-eval, on first use: importing lm-eval takes seconds."""
     if name == "LM":
         from toynn.evaluation.harness import lm_class
 

@@ -1,11 +1,12 @@
 """Multiple choice: the answer that a model finds likeliest.
 
-    score(choice) = sum of log p over the choice's tokens, behind the question
-    length-normalized: that, divided by the number of its characters
+    score(choice) = sum of log p over the choice's tokens, after the question
+    length-normalized: score / number of the choice's characters
 
-Source: Gao et al., the Language Model Evaluation Harness, doi:10.5281/zenodo.12608602: its acc and
-acc_norm. A question and a choice are joined by a delimiter, its target_delimiter, which belongs to
-the choice: by default a space, and nothing behind a question that ends in whitespace.
+These are acc and acc_norm of the Language Model Evaluation Harness: Gao et al.,
+doi:10.5281/zenodo.12608602. A delimiter (the harness's target_delimiter) joins a question and a
+choice, and belongs to the choice. By default it is a space, or nothing after a question that ends
+in whitespace.
 """
 
 import json
@@ -38,7 +39,7 @@ SPACE = " "  # lm-eval's default between question and choice
 
 
 class Encoder(Protocol):
-    """What turns texts into ids: a tokenizer."""
+    """The methods of a tokenizer that encode."""
 
     @property
     def bos(self) -> int | None:
@@ -57,7 +58,7 @@ class Encoder(Protocol):
 
 
 class Question(NamedTuple):
-    """A question, what may be answered, and the number of the right answer."""
+    """A question, its choices, and the index of the right one."""
 
     question: str
     choices: tuple[str, ...]
@@ -66,7 +67,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Shares of the questions whose right answer scored best, and how many there were."""
+    """Shares of the questions whose right answer scored best, and the number of questions."""
 
     summed: float
     normalized: float
@@ -76,8 +77,8 @@ class Accuracy:
 def read_questions(path: str | Path) -> list[Question]:
     """Read lines of {"question": ..., "choices": [...], "answer": ...}.
 
-    The answer is a number from 0, a letter from A, or the text of a choice. Raises DataError, with
-    file and line.
+    The answer is an index from 0, a letter from A, or the text of a choice. Raises DataError, which
+    names file and line.
     """
     lines = read_bytes(path).split(b"\n")
     questions = [
@@ -125,11 +126,11 @@ def _answer(where: str, choices: Sequence[str], answer: Any) -> int:
 def log_likelihood(
     engine: Causal, tokenizer: Encoder, context: str, continuation: str
 ) -> tuple[float, bool]:
-    """Return log p of a continuation behind a context, and whether each of its tokens is likeliest.
+    """Return log p of a continuation after a context, and whether all its tokens are the likeliest.
 
-    Spaces at the end of the context belong to the continuation, as the two are one text to the
-    tokenizer. Without a context the continuation stands behind BOS, or EOS where there is none. Of
-    a text beyond the model's context the beginning is left out.
+    Spaces at the end of the context count to the continuation, because the tokenizer reads both as
+    one text. Without a context the continuation follows BOS, or EOS if there is no BOS. A text that
+    exceeds the model's context is cut at its beginning.
 
     Raises DataError if the continuation alone exceeds the context.
     """
@@ -137,7 +138,7 @@ def log_likelihood(
     if spaces:
         context, continuation = context[:-spaces], context[-spaces:] + continuation
     whole, split = _encoded(tokenizer, context + continuation), 0
-    if context:  # of which the continuation may have merged with the last token
+    if context:  # its last token may have merged with the continuation
         split = min(len(_encoded(tokenizer, context)), len(whole) - 1)
     if split == 0:
         whole = [beginning(tokenizer), *_encoded(tokenizer, context + continuation, special=False)]
@@ -154,9 +155,9 @@ def log_likelihood(
 
 
 def beginning(tokenizer: Encoder) -> int:
-    """Return the token that stands before a text with nothing before it: BOS, or else EOS.
+    """Return the token to put before a text without a context: BOS, or else EOS.
 
-    Raises ConfigError where there is neither.
+    Raises ConfigError if there is neither.
     """
     first = tokenizer.bos if tokenizer.bos is not None else tokenizer.eos
     if first is None:
@@ -172,7 +173,7 @@ def _encoded(tokenizer: Encoder, text: str, *, special: bool = True) -> list[int
 
 
 def delimiter_of(question: str, given: str | None) -> str:
-    """Return what stands between a question and its choices: what is given, or the default."""
+    """Return the delimiter between a question and its choices: the given one, or the default."""
     if given is not None:
         return given
     return "" if question[-1:].isspace() else SPACE
@@ -186,7 +187,7 @@ def delimited(questions: Sequence[Question], given: str | None) -> str:
         return between
     if bare == len(questions):
         return "with nothing between: all questions end in whitespace"
-    return f"{between}, and nothing behind a question that ends in whitespace ({bare:,})"
+    return f"{between}, or nothing after a question that ends in whitespace ({bare:,})"
 
 
 def accuracy(
@@ -197,9 +198,9 @@ def accuracy(
     *,
     progress: Progress = silent,
 ) -> Accuracy:
-    """Return how many questions a model answers right, by both scores.
+    """Return the share of questions that a model answers right, by both scores.
 
-    ``delimiter`` stands between question and choice. None: a space, or nothing behind whitespace.
+    ``delimiter`` stands between question and choice. None: a space, or nothing after whitespace.
     """
     summed = normalized = 0
     for done, (question, choices, answer) in enumerate(questions, 1):

@@ -1,8 +1,8 @@
-"""The Kullback-Leibler divergence of a model's expectations from another model's.
+"""The Kullback-Leibler divergence of a model's predictions from another model's.
 
     KL = sum_v p(v) (log p(v) - log q(v))      p: the base's probabilities, q: the model's
 
-Over the same rows of the same windows as the perplexity, or over the tokens with loss of examples.
+It is measured on the same rows of the same windows as perplexity, or on examples' tokens with loss.
 Source: llama.cpp, tools/perplexity, --kl-divergence; Kullback & Leibler 1951,
 doi:10.1214/aoms/1177729694.
 """
@@ -32,20 +32,20 @@ __all__ = ["Divergence", "divergence", "example_divergence"]
 
 @dataclass(frozen=True)
 class Divergence:
-    """A model beside a base: both scores, and how their expectations differ, in nats.
+    """A model compared with a base: both scores, and the divergence, in nats.
 
     Attributes
     ----------
     model, base
         Their scores over the same tokens.
     mean, error, largest
-        Of the KL divergence, and the standard error of its mean.
+        Mean KL divergence, the standard error of the mean, and the largest divergence.
     same_top, same_top_error
-        Share of the rows in which both expect the same token most, and its standard error.
+        Share of the rows in which both models' likeliest tokens agree, and its standard error.
     rms_delta_p
-        Root of the mean square of q(token) - p(token), of the tokens that came.
+        Root mean square of q(token) - p(token) over the actual tokens.
     stop, rest
-        Of examples, the model's scores over stop tokens and over the others; None without such.
+        For examples, the model's scores over stop tokens and over the rest; None if there are none.
     """
 
     model: Score
@@ -103,7 +103,7 @@ def _compared(
     progress: Progress,
     ends: Collection[int] = (),
 ) -> Divergence:
-    """Compare models over texts: of each its ids, the rows that count, and what comes behind."""
+    """Compare models over texts; each is given by its ids, its valid rows, and their labels."""
     kl: list[Floats] = []
     own: list[Floats] = []
     others: list[Floats] = []

@@ -1,8 +1,8 @@
-"""A model as lm-eval takes it: ``lm_eval.simple_evaluate(model=toynn.evaluation.LM(...))``.
+"""A model for lm-eval: ``lm_eval.simple_evaluate(model=toynn.evaluation.LM(...))``.
 
-lm-eval (the Language Model Evaluation Harness) has three kinds of requests: the likelihood of a
-continuation, the likelihood of a whole text, and a generation that ends at certain texts.
-Source: Gao et al., doi:10.5281/zenodo.12608602; its guide to new models.
+lm-eval is the Language Model Evaluation Harness. It has three kinds of requests: the likelihood of
+a continuation, the likelihood of a whole text, and a generation that ends at certain texts. Source:
+Gao et al., doi:10.5281/zenodo.12608602; its guide to new models.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ from toynn.generation.completion import complete
 
 __all__ = ["Requests", "lm_class"]
 
-MAX_TOKENS = 256  # of a generation, where the task does not say
+MAX_TOKENS = 256  # of a generation, if the task does not say
 
 
 class Requests:
-    """Answers to lm-eval's requests, by a model and, if given, an adapter of it.
+    """Answer lm-eval's requests with a model and, if given, an adapter.
 
-    ``tokenizer`` is the path of one in place of the model's own.
+    ``tokenizer`` is the path of a tokenizer to use instead of the model's own.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Requests:
             self.engine = engines.frozen(file, found)
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Return log p of each (context, continuation), and whether it is what greedy would say."""
+        """Return log p of each (context, continuation), and whether greedy decoding gives it."""
         return [log_likelihood(self.engine, self.tokenizer, *request.args) for request in requests]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Return log p of each (text,), token by token behind BOS.
+        """Return log p of each (text,), all tokens after BOS.
 
-        A text beyond the model's context is read in windows: each token is counted once, with as
-        many before it as its window has.
+        A text that exceeds the model's context is read in windows. Each token counts once, after
+        the tokens before it in its window.
         """
         return [self._rolling(request.args[0]) for request in requests]
 
@@ -68,7 +68,7 @@ class Requests:
         return total
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Return what the model writes behind each context, up to one of the texts of ``until``."""
+        """Return the model's continuation of each context, up to one of the texts of ``until``."""
         return [self._generated(*request.args) for request in requests]
 
     def _generated(self, context: str, options: dict[str, Any]) -> str:
@@ -92,7 +92,7 @@ class Requests:
 
 @cache
 def lm_class() -> type[Any]:
-    """Return the class: lm-eval takes only children of its own. Raises ConfigError without it."""
+    """Return the class; lm-eval wants a subclass of its own LM. Raises ConfigError without it."""
     try:
         from lm_eval.api.model import LM as Base
     except ImportError as error:

@@ -2,10 +2,10 @@
 
     perplexity = exp(mean of -log p(token | those before it))
 
-llama.cpp's way: windows of L tokens that do not overlap, each begun with BOS in place of its first
-token where the model wants one, and of each only the answers from row L / 2 on, which have
-at least half a window before them. What is left over behind the last whole window does not count.
-Source: llama.cpp, tools/perplexity.
+llama.cpp's way: the text is cut into windows of L tokens that do not overlap. BOS replaces the
+first token of each window if the model wants a BOS. Only predictions from row L / 2 on count,
+because these have at least half a window before them. Tokens after the last whole window do not
+count. Source: llama.cpp, tools/perplexity.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -43,7 +43,7 @@ def silent(done: int, of: int) -> None:
 
 @dataclass(frozen=True)
 class Score:
-    """The mean loss of so many tokens, in nats, and its standard error."""
+    """The mean loss of ``tokens`` tokens, in nats, and its standard error."""
 
     loss: float
     error: float
@@ -61,14 +61,14 @@ class Score:
 
 
 class TextScore(NamedTuple):
-    """Scores of a text: over the second halves of its windows, and over all answers."""
+    """Scores of a text: over the second halves of its windows, and over all predictions."""
 
     second_halves: Score
     every: Score
 
 
 def score(found: Iterable[Floats]) -> Score:
-    """Return the mean of many losses. Raises DataError if there are none."""
+    """Return the score of losses. Raises DataError if there are none."""
     count, total, squares = 0, 0.0, 0.0
     for some in found:
         count += len(some)
@@ -84,9 +84,9 @@ def score(found: Iterable[Floats]) -> Score:
 def text_windows(
     ids: NDArray[np.int32], length: int, bos: int | None
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-    """Yield the windows of a text: what is read (L,), and its answers (L - 1,).
+    """Yield the windows of a text: ids to read (L,), and labels (L - 1,).
 
-    Raises ConfigError for a text of less than two windows, as llama.cpp does.
+    Raises ConfigError for a text of less than two windows, which llama.cpp refuses, too.
     """
     if length < 4:
         raise ConfigError(f"perplexity: a window has at least 4 tokens; got {length}")
@@ -113,8 +113,8 @@ def perplexity(
 ) -> TextScore:
     """Return the scores of a text of ids, read in windows of ``length`` tokens.
 
-    ``bos`` stands for the first token of each window, if it is given. ``progress`` is told after
-    each window how many are done, and of how many.
+    ``bos``, if given, replaces the first token of each window. ``progress`` is called after each
+    window with the number of windows done and in all.
     """
     every: list[Floats] = []
     for window, answers in text_windows(ids, length, bos):
@@ -126,7 +126,7 @@ def perplexity(
 class ExampleScore(NamedTuple):
     """Scores of examples: over all tokens with loss, over stop tokens, and over the rest.
 
-    None where there are no such tokens.
+    A score is None if there are no such tokens.
     """
 
     every: Score
@@ -144,8 +144,8 @@ def example_scores(
 ) -> ExampleScore:
     """Return the scores of ``toynn.data.examples.Examples``, of stop tokens and of others.
 
-    ``ends`` are the stop tokens. Each example is read by itself, the shortest first, so that few
-    tapes are compiled.
+    ``ends`` are the stop tokens. Each example is read alone, the shortest first, so that few tapes
+    are compiled.
     """
     lengths = [len(examples[index].ids) for index in range(len(examples))]
     every: list[Floats] = []
@@ -162,7 +162,7 @@ def example_scores(
 def stop_and_rest(
     found: Sequence[Floats], answers: Sequence[NDArray[np.int32]], ends: Collection[int]
 ) -> tuple[Score | None, Score | None]:
-    """Return the scores of the losses whose answers are among ``ends``, and of the others."""
+    """Return the scores of the losses whose labels are in ``ends``, and of the others."""
     pairs = [(some, np.isin(a, list(ends))) for some, a in zip(found, answers, strict=True)]
     parts = [[some[e] for some, e in pairs], [some[~e] for some, e in pairs]]
     stop, rest = (score(part) if any(map(len, part)) else None for part in parts)

@@ -2,8 +2,8 @@
 
     log p(v) = z[v] - max(z) - log sum_u exp(z[u] - max(z))      z: the logits, in float64
 
-Sequences are read whole, in lengths of a few sizes, so that few tapes are compiled: what fills a
-sequence up comes behind it, where a causal model does not see it.
+Sequences are padded to a few lengths, so that few tapes are compiled. The padding comes last, where
+a causal model does not see it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ __all__ = ["Causal", "Floats", "log_probabilities", "losses", "read"]
 Floats = NDArray[np.float64]
 SHORTEST = 32  # tokens of the shortest tape
 FILLER = 0
-ROWS = 64  # of which log-probabilities exist at once
+ROWS = 64  # rows whose log-probabilities are computed at once
 
 
 class Causal(Protocol):
@@ -27,19 +27,19 @@ class Causal(Protocol):
 
     @property
     def context(self) -> int:
-        """How many tokens it sees at most."""
+        """Most tokens that the model sees."""
 
     def logits(self, ids: ArrayLike, batch: int | None = None) -> NDArray[np.float32]:
         """Return logits (len(ids), V) of flat ids."""
 
     def check_unchanged(self) -> None:
-        """Raise where a file that is mapped is no longer the one that was opened."""
+        """Raise an error if a mapped file has changed since it was opened."""
 
 
 def read(engine: Causal, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.float32]:
     """Return logits (len(ids), V) of one sequence. Raises ConfigError for one beyond the context.
 
-    Raises NonFiniteError where they are NaN or infinite, and what ``check_unchanged`` raises.
+    Raises NonFiniteError for NaN or infinite logits, and the errors of ``check_unchanged``.
     """
     tokens = np.asarray(ids, np.int32)
     if not 0 < len(tokens) <= engine.context:
@@ -62,7 +62,7 @@ def read(engine: Causal, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.float3
 
 
 def log_probabilities(logits: NDArray[np.float32]) -> Iterator[tuple[slice, Floats]]:
-    """Yield log p (n, V) of some rows of logits at a time, and which rows they are."""
+    """Yield log p (n, V) of a few rows of logits at a time, each with its slice of rows."""
     for first in range(0, len(logits), ROWS):
         rows = slice(first, first + ROWS)
         z = logits[rows].astype(np.float64)

@@ -1,7 +1,7 @@
 """The page: JSON, a style sheet and a script in one file.
 
-What data files say (names of weights) is data and stays data: the JSON has no <, > and &, the
-script writes texts as texts, and the policy of the page runs this one script, by its hash.
+Texts from data files, such as names of weights, cannot become code. The JSON has no <, > and &, the
+script inserts texts as text, and the page's policy allows only this script, by its hash.
 """
 
 import base64
@@ -21,7 +21,7 @@ from toynn.graph.described import described, numbered, sources
 __all__ = ["Page", "page", "write"]
 
 FOLDER = Path(__file__).parent
-#: What the memory view of a tape that is only compared with needs of a node and a tensor.
+#: Fields of nodes and tensors that the memory view needs, for tapes that are only compared.
 NODE = ("op", "segment", "section")
 TENSOR = ("name", "bytes", "role", "buffer", "offset", "first", "last", "writers")
 HEIGHT = 720  # pixels, in a notebook
@@ -53,7 +53,7 @@ class Page:
     html: str
 
     def write(self, path: str | PathLike[str]) -> Path:
-        """Write the page to a file. Raises CheckpointError where it cannot be written."""
+        """Write the page to a file. Raises CheckpointError if it cannot be written."""
         write_atomically(Path(path), self.html.encode())
         return Path(path)
 
@@ -66,7 +66,7 @@ class Page:
 
 
 def write(found: Any, path: str | PathLike[str], **more: Any) -> Path:
-    """Write the page of a session, recipe or engine to a file; ``more`` is as ``page`` takes it."""
+    """Write the page of a session, recipe or engine; ``more`` are arguments of ``page``."""
     return page(found, **more).write(path)
 
 
@@ -82,14 +82,20 @@ def page(
 ) -> Page:
     """Return the page of the training step of a session, recipe or engine.
 
-    ``values`` runs the step once more, on the inputs that it has, and shows the numbers before and
-    after each call; weights and moments are put back. ``follow`` names one of them to begin with,
-    "blk.0.attn_q.weight[3,5]". ``seconds`` and ``bounds`` (the least seconds, and what sets them)
-    are of each node: see toynn.testing.roofline. ``beside`` are others by name, to compare the
-    memory with; a step need only be recorded for that.
+    values
+        Run the step again on its current inputs, and show the numbers before and after each call.
+        Weights and moments are restored.
+    follow
+        A number to show first: "blk.0.attn_q.weight[3,5]".
+    seconds, bounds
+        For each node its seconds, and its least seconds with what limits it: see
+        toynn.testing.roofline.
+    beside
+        Other sessions, recipes or engines by name, to compare the memory with. They need only be
+        recorded.
 
-    Raises ConfigError for values of too large a step, and for a number to follow that there is not;
-    LifecycleError for a session that is closed, or values of a step that cannot run.
+    Raises ConfigError for values of too large a step, and if the number to follow does not exist.
+    Raises LifecycleError for a closed session, and for values of a step that cannot run.
     """
     session = _session_of(found)
     tape = session.tape
@@ -129,14 +135,14 @@ def _session_of(found: Any) -> Any:
 
 
 def _told(session: Any) -> dict[str, Any]:
-    """Return the tape of a session as data, with its places, and the memory of all."""
+    """Return a session's tape as data, with the tensors' places and the session's memory."""
     memory = session.memory()
     found = described(session.tape, session.places())
     return found | {"memory": asdict(memory) | {"peak": memory.peak}}
 
 
 def _slim(told: dict[str, Any]) -> dict[str, Any]:
-    """Return what the memory view needs of a tape: its nodes, and what is in the arena."""
+    """Return the parts of a tape that the memory view needs: its nodes, and the arena's tensors."""
     boxes = [t for t in told["tensors"] if "base" not in t and t.get("buffer") == "arena"]
     cut = {
         "nodes": [{key: node[key] for key in NODE} for node in told["nodes"]],
@@ -146,7 +152,7 @@ def _slim(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _embedded(data: Any) -> str:
-    """Return JSON that may stand in HTML: of ASCII, without what could end or begin an element."""
+    """Return JSON that is safe in HTML: ASCII without <, > and &."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

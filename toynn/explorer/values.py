@@ -1,4 +1,4 @@
-"""The numbers of one step: what each node finds in memory, and what it leaves there."""
+"""The numbers of one step: memory before and after each node."""
 
 import base64
 import re
@@ -14,22 +14,22 @@ from toynn.graph.tensor import Role, Tensor
 
 __all__ = ["MOST", "followed", "recorded", "unchanged"]
 
-MOST = 1 << 20  # numbers in a page: some 6 MB
+MOST = 1 << 20  # most numbers in a page: about 6 MB
 
 _UPDATED = (Role.PARAMETER, Role.MOMENT)
 _ELEMENT = re.compile(r"(?P<name>.+?)\[(?P<index>\d+(?:\s*,\s*\d+)*)\]")
 
 
 def recorded(session: Any, numbers: dict[Tensor, int]) -> dict[str, Any]:
-    """Run the step of a session once more on the inputs that it has; return its numbers.
+    """Run the step of a session again on its current inputs; return its numbers.
 
-    ``numbers`` are those of the tape's tensors. ``versions`` are contents of tensors, each
-    [tensor, base64 of its float32 or int32 numbers]; ``nodes`` say for each node that ran which
-    version of each tensor was there before it and after it. Weights and moments are put back;
-    gradients are those of this step.
+    ``numbers`` gives each tensor of the tape an index. The result has two lists. ``versions`` are
+    contents of tensors, each [tensor, base64 of its float32 or int32 numbers]. ``nodes`` gives for
+    each node that ran the version of each tensor before and after it. Weights and moments are
+    restored; gradients are those of this step.
 
-    Raises ConfigError for a step of more than MOST numbers, or a backend that runs whole segments
-    only; LifecycleError for a session that cannot run yet, or with micro-batches that wait.
+    Raises ConfigError for a step of more than MOST numbers, and for a backend that only runs whole
+    segments. Raises LifecycleError for a session that cannot run yet or has pending micro-batches.
     """
     tape = session.tape
     size = sum(root.size for root in tape.roots)
@@ -56,7 +56,7 @@ def recorded(session: Any, numbers: dict[Tensor, int]) -> dict[str, Any]:
         roots = dict.fromkeys(t.root for t in seen if t is not None)
         if done:
             written.update(roots)
-        else:  # what an activation's memory has before it is written is of other tensors
+        else:  # before it is written, an activation's memory holds other tensors
             roots = {t: None for t in roots if t.role is not Role.ACTIVATION or t in written}
         found = {str(numbers[root]): version_of(root, read(root)) for root in roots}
         if done:
@@ -67,16 +67,16 @@ def recorded(session: Any, numbers: dict[Tensor, int]) -> dict[str, Any]:
     with unchanged(session):
         if session.pending:
             raise LifecycleError("values: micro-batches wait for an update: run(to='apply') first")
-        session.reset(moments=False)  # so that it is seen who writes gradients
+        session.reset(moments=False)  # so that the page shows which node writes a gradient
         session.run(look=look)
     return {"versions": versions, "nodes": nodes}
 
 
 @contextmanager
 def unchanged(session: Any) -> Iterator[None]:
-    """Put weights and moments back after steps that are taken here. Takes a copy of them.
+    """Restore weights and moments, which are copied first, after the body has taken steps.
 
-    Until then no other thread uses the session: LifecycleError there.
+    Other threads that use the session meanwhile get LifecycleError.
     """
     with session.exclusively("looking at a step", signals=True):
         updated = [tensor for tensor in session.tape.roots if tensor.role in _UPDATED]
@@ -89,9 +89,9 @@ def unchanged(session: Any) -> Iterator[None]:
 
 
 def followed(element: str, numbers: dict[Tensor, int]) -> dict[str, Any]:
-    """Return which number of which tensor "blk.0.attn_q.weight[3,5]" is.
+    """Return the tensor and the index that "blk.0.attn_q.weight[3,5]" names.
 
-    Raises ConfigError where the tape has no such tensor, or the tensor no such number.
+    Raises ConfigError if the tape has no such tensor, or the tensor no such index.
     """
     found = _ELEMENT.fullmatch(element.strip())
     if found is None:

@@ -1,8 +1,8 @@
 """Texts from a model: sampling of a token, tokens one by one, and whole completions.
 
-sampling    which token comes next: temperature, top-k, top-p, penalties
-drawing     a model reads a prompt, then each token that was drawn
-completion  the tokens as a text, up to a token or a text that ends it
+sampling    choose the next token: temperature, top-k, top-p, penalties
+drawing     let a model read a prompt, then each token that was drawn
+completion  turn the tokens into a text, up to a stop token or stop text
 """
 
 from toynn.generation.completion import Completion, complete, complete_all

@@ -1,4 +1,4 @@
-"""A model's completion as a text: up to a token or text that ends it, or to its length.
+"""A model's completion as a text, up to a stop token, a stop text, or a length.
 
 complete(engine, tokenizer, "Once upon a time", max_tokens=50, stop=["The end"]).text
 complete(engine, tokenizer, [{"role": "user", "content": "Hello"}]).text
@@ -26,14 +26,14 @@ class Stream(Protocol):
     """Ids to text, one by one."""
 
     def push(self, id: int) -> str:
-        """Return the text that an id completes."""
+        """Add an id; return the text that is complete with it."""
 
     def end(self) -> str:
-        """Return what still waits."""
+        """Return the rest of the text."""
 
 
 class Tokenizer(Protocol):
-    """What turns texts into ids, and ids into texts."""
+    """The methods of a tokenizer that encode and decode."""
 
     @property
     def eos(self) -> int | None:
@@ -58,20 +58,20 @@ class Tokenizer(Protocol):
 
 
 class Stops:
-    """Texts that end a generation. What may become one of them is held back until it is clear.
+    """Texts that end a generation. Text that may begin a stop text is held back.
 
-    Raises ConfigError for what are no texts, or empty ones.
+    Raises ConfigError for stop texts that are empty or not strings.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
         if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
-            raise ConfigError(f"generate: stop texts must be texts, and not empty; got {texts!r}")
+            raise ConfigError(f"generate: stop must be a list of non-empty texts; got {texts!r}")
         self._texts, self._held = tuple(texts), ""
-        #: whether one of them came
+        #: whether a stop text came
         self.found = False
 
     def push(self, text: str) -> str:
-        """Return what may be shown of a text that came: all before the first stop text."""
+        """Add a text; return the text that may be shown now, up to the first stop text."""
         held = self._held + text
         ends = [at for stop in self._texts if (at := held.find(stop)) >= 0]
         if ends or self.found:
@@ -82,23 +82,23 @@ class Stops:
         return held[: len(held) - keep]
 
     def end(self) -> str:
-        """Return what was held back, when nothing more comes."""
+        """Return the text that was held back, since no more text comes."""
         held, self._held = self._held, ""
         return held
 
     @staticmethod
     def _overlap(text: str, stop: str) -> int:
-        """Return how much of the text's end a stop text begins with."""
+        """Return the length of the longest end of the text that begins the stop text."""
         most = min(len(text), len(stop) - 1)
         return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What a model wrote.
+    """A model's completion.
 
-    ``ended`` says by what: "token" (one that ends a generation), "stop" (a stop text), "length" or
-    "interrupt". ``drawn`` are the tokens, those of a stop text too.
+    ``ended`` is the reason of its end: "token" (a stop token), "stop" (a stop text), "length" or
+    "interrupt". ``drawn`` are all tokens, including those of a stop text.
     """
 
     text: str
@@ -108,9 +108,9 @@ class Completion:
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """Return the ids that a model is to read before it goes on: of a text, or of messages.
+    """Return the ids of a prompt, which is a text or messages.
 
-    Raises ConfigError where there are none.
+    Raises ConfigError if there are none.
     """
     if not isinstance(prompt, str):
         return tokenizer.encode_chat(prompt)
@@ -123,7 +123,7 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
 
 
 class _Written:
-    """The text of a completion that grows by a token at a time."""
+    """A completion that grows by a token at a time."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class _Written:
         return self._stops.found
 
     def end(self, by: Ended = "token") -> Completion:
-        """Return what was written. What ended it is plain, but for an interrupt."""
+        """Return the completion. The reason of its end is known here, except for an interrupt."""
         if not self._stops.found:
             self._tell(self._stops.push(self._stream.end()))
         if not self._stops.found:
@@ -163,7 +163,7 @@ class _Written:
 
 
 def _given(tokenizer: Tokenizer, prompt: Prompt | Sequence[int]) -> list[int]:
-    """Return the ids of a text or a conversation; ids as they are."""
+    """Return the ids of a text or messages; ids are returned unchanged."""
     if isinstance(prompt, str) or any(isinstance(part, Mapping) for part in prompt):
         return prompt_ids(tokenizer, prompt)  # type: ignore[arg-type]
     return list(prompt)  # type: ignore[arg-type]
@@ -181,14 +181,14 @@ def complete(
     interruptible: bool = False,
     **how: Unpack[SamplingOptions],
 ) -> Completion:
-    """Return what a model writes behind a text, a conversation, or ids.
+    """Return a model's continuation of a text, messages, or ids.
 
-    ``stop`` are texts that end it and are left out; so are the tokenizer's own tokens for that. For
-    temperature, seed and the like see ``toynn.generation.Sampling``; for reader
-    ``toynn.generation.generate``. ``show`` is told the text as it comes. If ``interruptible``,
-    Ctrl-C ends the completion and is no error.
+    ``stop`` are texts that end it; they are left out, like the tokenizer's own stop tokens. For
+    temperature, seed and the like see ``toynn.generation.Sampling``; for ``reader`` see
+    ``toynn.generation.generate``. ``show`` gets the text as it comes. If ``interruptible``, Ctrl-C
+    ends the completion without an error.
 
-    Raises ConfigError for an empty prompt, and values out of range.
+    Raises ConfigError for an empty prompt, and for values out of range.
     """
     sampling = Sampling(**how)
     ids = _given(tokenizer, prompt)
@@ -216,13 +216,13 @@ def complete_all(
     interruptible: bool = False,
     **how: Unpack[SamplingOptions],
 ) -> Iterator[Completion]:
-    """Yield what a model writes behind each of many prompts, in their order.
+    """Yield a model's continuation of each of many prompts, in their order.
 
-    ``batch`` of them are written at a time: where one ends, the next begins. Each is drawn by a
-    generator of its own from the same seed, as ``complete`` would draw it; but a product of several
-    rows is summed in another order than one of a single row, so that a token may come out otherwise
-    where two are about as likely. If ``interruptible``, Ctrl-C ends those that have begun, and
-    there are no further ones. Otherwise as ``complete``.
+    ``batch`` completions are written at a time; when one ends, the next begins. Each has its own
+    random generator with the same seed, as in ``complete``. A token can still differ from
+    ``complete`` where two tokens are about equally likely, because products of several rows are
+    summed in another order. If ``interruptible``, Ctrl-C ends the completions that have begun, and
+    no others follow. For all other arguments see ``complete``.
 
     Raises ConfigError for a batch below 1, an empty prompt, and values out of range.
     """
@@ -240,7 +240,7 @@ def complete_all(
     if not begun:
         return iter(())
     longest = max(map(len, texts)) + max_tokens
-    room = min(engine.context, 1 << (longest - 1).bit_length())  # few sizes: memory is used again
+    room = min(engine.context, 1 << (longest - 1).bit_length())  # few sizes, so memory is reused
     reader = BatchReader(engine, min(batch, len(begun)), room)
     return _together(reader, begun, interruptible)
 
@@ -265,7 +265,7 @@ class _Answer:
 def _together(
     reader: BatchReader, answers: Sequence[_Answer], interruptible: bool
 ) -> Iterator[Completion]:
-    """Write answers, as many at a time as are read together; yield them in their order."""
+    """Write ``reader.batch`` answers at a time; yield them in their order."""
     places: dict[int, _Answer] = {}
     begun = told = 0
     try:

@@ -1,9 +1,8 @@
 """Generation: a model continues a sequence of tokens, one token at a time.
 
-The model reads the prompt, and then each token that was drawn (``Sampling`` says how): what it
-read before is in its cache. When its context is full it reads the newer half of it again, as a new
-sequence, and goes on; so a generation ends at ``max_tokens`` or at a token of ``stop``, and not by
-itself.
+The model reads the prompt, then each token that was drawn (``Sampling`` says how); its cache holds
+what it read before. When the context is full, the model reads the newer half of the tokens again as
+a new sequence, and goes on. So a generation ends only at ``max_tokens`` or at a token of ``stop``.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -39,18 +38,18 @@ class Decoder(Protocol):
 
 
 class BatchDecoder(Protocol):
-    """Several sequences that a model reads together, by their numbers."""
+    """Several sequences that a model reads together, by their indices."""
 
-    chunk: int  # tokens of a sequence that are read at once
+    chunk: int  # most tokens of a sequence per read
 
     def past(self, number: int) -> int:
-        """Return how many tokens of a sequence were read so far."""
+        """Return the number of tokens of a sequence that were read so far."""
 
     def rewind(self, number: int) -> None:
         """Begin a sequence anew."""
 
     def read(self, pieces: Mapping[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
-        """Read what comes next in some of them; return the logits (V,) of what follows each."""
+        """Read the next tokens of some sequences; return the logits (V,) after each piece."""
 
 
 class Engine(Protocol):
@@ -58,7 +57,7 @@ class Engine(Protocol):
 
     @property
     def context(self) -> int:
-        """How many tokens it sees at most."""
+        """Most tokens that the model sees."""
 
     def decoder(self) -> Decoder:
         """Begin a sequence."""
@@ -68,27 +67,27 @@ class BatchEngine(Engine, Protocol):
     """A causal model that reads several sequences together."""
 
     def batch_decoder(self, batch: int, room: int) -> BatchDecoder:
-        """Begin so many sequences, of at most so many tokens."""
+        """Begin ``batch`` sequences of at most ``room`` tokens."""
 
 
 def _known(read: Sequence[int], ids: Sequence[int]) -> int:
-    """Return how many of ids need not be read again: all that were, or none."""
+    """Return how many of ids need not be read again: all of ``read``, or none."""
     return len(read) if len(read) < len(ids) and ids[: len(read)] == read else 0
 
 
 class Reader:
-    """What a model has read, from one generation to the next: a conversation is read once."""
+    """Keeps what a model has read between generations, so that a conversation is read once."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._decoder: Decoder | None = None
-        self._ids: list[int] = []  # that the decoder has read
+        self._ids: list[int] = []  # what the decoder has read
 
     def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits (V,) of the token behind ids, of which only the new ones are read.
+        """Return the logits (V,) of the token after ids; only the new ids are read.
 
-        Where they do not begin with those that were read before, a new sequence is begun; so it is
-        where a read was interrupted, and the decoder is elsewhere than was noted.
+        A new sequence is begun if ids do not start with those that were read before, or if the last
+        read was interrupted (the decoder's position then differs from the one noted here).
         """
         ids = list(ids)
         known = _known(self._ids, ids)
@@ -100,17 +99,17 @@ class Reader:
 
 
 class BatchReader:
-    """What a model has read of several sequences, a chunk of each at a time."""
+    """Keeps what a model has read of several sequences; reads a chunk of each at a time."""
 
     def __init__(self, engine: BatchEngine, batch: int, room: int) -> None:
         self._decoder, self.batch = engine.batch_decoder(batch, room), batch
         self._ids: list[list[int]] = [[] for _ in range(batch)]
 
     def read(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
-        """Read on in the sequences that are wanted; return logits of those read to their end.
+        """Read a chunk of each wanted sequence; return logits for those read to their end.
 
-        Call it again for the rest: so no long prompt delays the others. As ``Reader.read`` it
-        begins a sequence anew whose read was interrupted.
+        Call it again for the rest. So a long prompt does not delay the other sequences. Like
+        ``Reader.read`` it begins a sequence anew if its last read was interrupted.
         """
         pieces = {}
         for number, ids in wanted.items():
@@ -133,9 +132,9 @@ class Drawn(NamedTuple):
     id
         The token.
     log_probability
-        Its own among all tokens, in nats, as the model has it: before temperature and penalty.
+        The token's log probability in nats, before temperature and penalty.
     likeliest
-        The tokens that the model found the likeliest, with theirs, as many as were asked for.
+        The likeliest tokens with their log probabilities, as many as were requested.
     """
 
     id: int
@@ -144,10 +143,10 @@ class Drawn(NamedTuple):
 
 
 class Drawing:
-    """A sequence that is being continued: what the model is to see, and what is drawn from that.
+    """A sequence that is being continued.
 
-    For its arguments see ``draw``. ``seen`` are the tokens to be read before the next is drawn;
-    ``ended`` says that there is no next.
+    For its arguments see ``draw``. ``seen`` are the tokens to read before the next one is drawn;
+    ``ended`` is True once no token follows.
 
     Raises ConfigError for values out of range.
     """
@@ -172,11 +171,11 @@ class Drawing:
 
     @property
     def seen(self) -> list[int]:
-        """The tokens that the model sees: all, or, where its context was full, the newer ones."""
+        """The tokens that the model sees: all, or the newer ones after the context was full."""
         return self._ids[self._begin :]
 
     def take(self, logits: NDArray[np.float32]) -> Drawn | None:
-        """Draw the next token from logits (V,); return None where it is one that ends it."""
+        """Draw the next token from logits (V,); return None if it is a stop token."""
         token = self._sampling.pick(logits, self._ids, self._random)
         self._left -= 1
         self.ended = token in self._stop or not self._left
@@ -203,13 +202,11 @@ def generate(
 ) -> Iterator[int]:
     """Yield up to max_tokens new tokens that continue the prompt, as they come.
 
-    A token of ``stop`` ends the generation and is not among them. A prompt longer than the context
-    is seen by its end alone. For temperature, seed and the like see
-    ``toynn.generation.Sampling``. With the ``reader`` of a generation before, what both
-    prompts begin with is not read again.
+    A token of ``stop`` ends the generation and is not yielded. Of a prompt longer than the context
+    only the end is read. For temperature, seed and the like see ``toynn.generation.Sampling``. With
+    the ``reader`` of an earlier generation, a prompt that continues it is read from there on.
 
-    Raises ConfigError for values out of range, NonFiniteError where the model's logits are not
-    finite.
+    Raises ConfigError for values out of range, NonFiniteError if the model's logits are not finite.
     """
     drawn = draw(engine, prompt_ids, max_tokens, Sampling(**how), stop=stop, reader=reader)
     return (each.id for each in drawn)
@@ -224,10 +221,9 @@ def draw(
     stop: Collection[int] = frozenset(),
     reader: Reader | None = None,
 ) -> Iterator[Drawn]:
-    """Yield what ``generate`` does, with what the model expected.
+    """Yield the tokens of ``generate`` with their log probabilities.
 
-    Raises ConfigError for values out of range, NonFiniteError where the model's logits are not
-    finite.
+    Raises ConfigError for values out of range, NonFiniteError if the model's logits are not finite.
     """
     drawing = Drawing(prompt_ids, max_tokens, sampling, context=engine.context, stop=stop)
     reader = Reader(engine) if reader is None else reader
@@ -257,5 +253,5 @@ def sample(
     stop: Collection[int] = frozenset(),
     **how: Unpack[SamplingOptions],
 ) -> list[int]:
-    """Return as a list what ``generate`` yields. Raises what it raises."""
+    """Return the tokens of ``generate`` as a list. Raises its errors."""
     return list(generate(engine, prompt_ids, max_tokens, stop=stop, **how))

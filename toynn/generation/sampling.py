@@ -1,6 +1,6 @@
 """Sampling of the next token: temperature, top-k, top-p, min-p and penalties.
 
-    penalty     logit <- logit / c where logit > 0, else logit c     for tokens that came lately
+    penalty     logit <- logit / c where logit > 0, else logit c     for recent tokens
     p = softmax(logits / temperature)    over the tokens that top_k, top_p and min_p leave
 
 The order is that of transformers: penalty, temperature, top_k, top_p, min_p; llama.cpp applies the
@@ -23,7 +23,7 @@ __all__ = ["Sampling", "SamplingOptions", "log_softmax", "require_count"]
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The arguments of ``Sampling``, as functions that draw tokens pass them on."""
+    """The arguments of ``Sampling``, for functions that pass them on."""
 
     temperature: float
     top_k: int
@@ -86,9 +86,9 @@ class Sampling:
     def pick(
         self, logits: NDArray[np.float32], before: Sequence[int], random: np.random.Generator
     ) -> int:
-        """Return the token drawn from logits (V,) behind the tokens before.
+        """Return a token drawn from logits (V,); ``before`` are the tokens so far.
 
-        Raises NonFiniteError where the logits are not finite.
+        Raises NonFiniteError if the logits are not finite.
         """
         if not np.isfinite(logits).all():
             raise NonFiniteError(
@@ -112,9 +112,9 @@ class Sampling:
     def distribution(
         self, logits: NDArray[np.float32]
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """Return the tokens that take part, and their probabilities, at a temperature above 0.
+        """Return the tokens that can be drawn, and their probabilities, at a temperature above 0.
 
-        Of equally likely ones at its edge top_k keeps all, top_p those of the lower ids.
+        If tokens at the limit are equally likely, top_k keeps all of them, top_p the lower ids.
         """
         ids = np.arange(len(logits))
         if 0 < self.top_k < len(logits):
@@ -124,10 +124,10 @@ class Sampling:
             p = np.exp((scores - scores.max()) / self.temperature)
         p /= p.sum()
         if self.top_p < 1:
-            # Most tokens need no sorting: those below this bound have less than 1 - top_p together.
+            # Tokens below this bound have less than 1 - top_p in all, so they need no sorting.
             likely = np.flatnonzero(p >= (1 - self.top_p) / len(p))
             order = likely[np.argsort(-p[likely], kind="stable")]
-            before = np.cumsum(p[order]) - p[order]  # of the tokens that are likelier
+            before = np.cumsum(p[order]) - p[order]  # total of the likelier tokens
             order = order[before < self.top_p]
             ids, p = ids[order], p[order] / p[order].sum()
         if self.min_p > 0:
@@ -145,7 +145,7 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def require_count(name: str, value: object) -> None:
-    """Raise ConfigError for what is no whole number of at least 0."""
+    """Raise ConfigError unless a value is a whole number of at least 0."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     _require(whole and int(value) >= 0, name, "a whole number, 0 or above", value)  # type: ignore[call-overload]
 

@@ -1,4 +1,4 @@
-"""Run folders, read, and their page: report.html.
+"""Read run folders, and write their page: report.html.
 
 record = Record.read("runs/mine")      config.toml, metrics.jsonl, samples, run.json
 record.numbers("val_loss")             [(0, 5.41), (250, 2.02), ...]

@@ -1,4 +1,4 @@
-"""Curves as SVG that stands in a page: readable in light and dark, by lines of style.py's colours.
+"""Curves as inline SVG, in style.py's colours, readable in light and dark mode.
 
 chart("loss", {"training": points, "validation": points}, {"byte bigram": 2.46})
 """
@@ -12,15 +12,15 @@ __all__ = ["chart", "short"]
 
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 30  # room around the curves
-POINTS = 400  # of a curve that are drawn; of more, the least and the greatest of each stretch
-DOTTED = 40  # a curve of no more points shows each of them
-LETTER = 6.6  # width of a letter of a legend
+POINTS = 400  # most points of a curve; a longer curve keeps the extremes of each stretch
+DOTTED = 40  # a curve of at most so many points has a dot for each
+LETTER = 6.6  # width of a letter in a legend
 
 Point = tuple[float, float]
 
 
 def short(value: float) -> str:
-    """Return a number in few letters: 12k, 2.5, 3e-05."""
+    """Return a number in few characters: 12k, 2.5, 3e-05."""
     if value != 0 and not 1e-3 <= abs(value) < 1e9:
         return f"{value:.3g}"
     for unit, one in (("M", 1e6), ("k", 1e3)):
@@ -34,9 +34,10 @@ def chart(
     curves: Mapping[str, Sequence[Point]],
     levels: Mapping[str, float] | None = None,
 ) -> Markup:
-    """Return curves over the iterations; ``levels`` are lines across, dotted. One has points.
+    """Return a chart of curves over the iterations; ``levels`` are dotted horizontal lines.
 
-    Where all of it is above 0, a click shows it on a logarithmic scale: no script is needed.
+    At least one curve has points. If all values are above 0, a click shows a logarithmic scale; no
+    script is needed.
     """
     levels = levels or {}
     ys = [y for curve in curves.values() for _, y in curve] + list(levels.values())
@@ -98,7 +99,7 @@ def _drawing(
 
 def _dot(at: Point, k: int, name: str, point: Point) -> Markup:
     said = tag("title", f"{name} {point[1]:.6g} at step {point[0]:.0f}")
-    # A circle of its own element, for what is said when the mouse is over it.
+    # The group holds a title, which browsers show when the mouse is over the circle.
     return tag("g", said, tag("circle", cx=at[0], cy=at[1], r=3, class_=f"dot c{k % 4}"))
 
 
@@ -113,7 +114,7 @@ def _legend(names: Sequence[str], curves: int) -> list[Markup]:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return round numbers, about so many, with both ends between the first and the last."""
+    """Return about ``most`` round numbers; the first and the last enclose low and high."""
     span = high - low
     if span <= 0 or not math.isfinite(span):
         span = abs(high) or 1.0
@@ -125,9 +126,9 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return 1, 2 or 5 times powers of ten, about so many, with both ends between the outermost.
+    """Return 1, 2 and 5 times powers of ten that enclose low and high.
 
-    Of many decades whole powers alone, or every so manyth.
+    For many decades only powers of ten, or every n-th of them.
     """
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     last = max(last, first + 1)
@@ -141,7 +142,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def thinned(curve: Sequence[Point], most: int = POINTS) -> list[Point]:
-    """Return a curve of no more than so many points, with its peaks."""
+    """Return at most ``most`` points of a curve, its peaks among them."""
     if len(curve) <= most:
         return list(curve)
     size = math.ceil(len(curve) / (most // 2))

@@ -1,4 +1,4 @@
-"""Commands that go on with a run, by the files in its folder."""
+"""Commands that continue or use a run, by the files in its folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ __all__ = ["commands"]
 
 
 def commands(record: Record) -> Iterator[tuple[str, str]]:
-    """Yield what can be done next, and the command for it."""
+    """Yield what can be done next, each with its command."""
     folder = record.path
     run, train = _quoted(folder), record.table("train")
     by_command = record.recipe is not None and (folder / CONFIG).is_file()

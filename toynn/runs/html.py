@@ -2,8 +2,8 @@
 
     tag("td", name, class_="name")      <td class="name">&lt;script&gt;</td>
 
-Only what ``tag`` returned is taken as it is; any other text is escaped, and loses its control
-characters and what turns the order of letters.
+Only what ``tag`` returned is inserted unchanged. Any other text is escaped, and loses its control
+characters, also those that reverse the order of letters.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ EMPTY = frozenset(["meta", "img", "line", "rect", "circle", "polyline", "br"])
 
 
 class Markup(str):
-    """HTML that is done."""
+    """Finished HTML, which is not escaped again."""
 
 
 def text(value: object) -> Markup:
@@ -30,12 +30,12 @@ def text(value: object) -> Markup:
 
 
 def join(*parts: object) -> Markup:
-    """Return texts and HTML behind one another; a None is nothing."""
+    """Return texts and HTML joined; None is left out."""
     return Markup("".join(text(part) for part in parts if part is not None))
 
 
 def tag(name: str, /, *inside: object, **attributes: Any) -> Markup:
-    """Return an element. Of an attribute's name a last underscore goes, others become dashes."""
+    """Return an element. In attribute names a last underscore is removed, others become "-"."""
     said = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{text(value)}"'
         for key, value in attributes.items()

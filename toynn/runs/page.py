@@ -1,6 +1,6 @@
 """report.html: a run's options, curves, samples and costs, and commands to go on.
 
-One page, which opens from the disk: its style and pictures are in it, it has no scripts, and its
+It is one page that opens from disk. Its style and pictures are inside, it has no scripts, and its
 policy forbids it to load anything.
 """
 
@@ -25,24 +25,24 @@ __all__ = ["REPORT", "page", "write_report"]
 REPORT = "report.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 MIXED = (
-    "The training loss is that of mixed pictures with mixed labels (mixup, label smoothing), which "
-    "no model brings to 0; the validation loss is that of pictures as they are. So the first stays "
-    "above the second, also where nothing is wrong."
+    "The training loss is measured on mixed pictures with mixed labels (mixup, label smoothing), "
+    "where no model can reach 0. The validation loss is measured on plain pictures. So the first "
+    "stays above the second, even if nothing is wrong."
 )
-#: Charts that stand first, and last; and what a curve that is of no part is called.
+#: The first and the last charts; and labels of curves that have no training or validation part.
 FIRST, LAST = ("train_loss",), ("learning_rate", "grad_norm", PER_SECOND)
 LABELS = {
     "learning_rate": "of the step",
     "grad_norm": "before clipping",
     PER_SECOND: "while training",
 }
-DROPPED = "The training loss is taken with dropout, the validation loss without."
+DROPPED = "The training loss is measured with dropout, the validation loss without."
 
 
 def write_report(folder: str | PathLike[str]) -> Path:
-    """Write the page of a run into its folder; return where it is.
+    """Write the page of a run into its folder; return its path.
 
-    Raises DataError for a folder of no run, CheckpointError where it cannot be written.
+    Raises DataError for a folder without a run, CheckpointError if it cannot be written.
     """
     record = Record.read(folder)
     try:
@@ -58,7 +58,7 @@ def write_report(folder: str | PathLike[str]) -> Path:
 
 
 def page(record: Record) -> str:
-    """Return the page. Raises what comes of notes that no run has written."""
+    """Return the page. Notes that no run has written may raise any error."""
     name = record.path.absolute().name or "run"
     sections = [
         ("Curves", _curves(record)),
@@ -108,7 +108,7 @@ def _top(record: Record, name: str) -> Markup:
 
 
 def _tiles(record: Record) -> Iterator[Markup]:
-    """Yield the figures that say most."""
+    """Yield the most important figures."""
 
     def tile(value: str, what: str) -> Markup:
         return tag("div", tag("b", value), tag("span", what), class_="tile")
@@ -132,7 +132,7 @@ def _tiles(record: Record) -> Iterator[Markup]:
 
 
 def _curves(record: Record) -> Markup | None:
-    """Return the charts: losses, what else was measured, rate, norm, speed."""
+    """Return the charts: losses, other metrics, learning rate, gradient norm, speed."""
     found: dict[str, dict[str, Series]] = {family: {} for family in FIRST}
     for each in map(series, record.names()):
         known = each.held_out or "/" in each.family or each.family in FIRST + LAST
@@ -164,7 +164,7 @@ def _explained(record: Record) -> Iterator[Markup]:
 
 
 def _written(record: Record) -> Markup | None:
-    """Return samples in the order of steps; prompts with what was expected; the last text."""
+    """Return prompts with expected texts, samples in the order of steps, and the last sample."""
     parts: list[Markup] = []
     for prompt in record.notes.get("prompts") or ():
         parts.append(tag("h3", prompt["prompt"]))
@@ -175,7 +175,9 @@ def _written(record: Record) -> Markup | None:
     if record.sample and "prompts" not in record.notes:
         parts += [tag("h3", "the best weights, at the end"), tag("pre", record.sample)]
     if parts and not record.samples and "sample_every" in record.table("train"):
-        hint = "With --sample-every N a run writes on its way, too, and this page shows it."
+        hint = (
+            "With --sample-every N a run also writes samples while it trains; this page shows them."
+        )
         parts.append(tag("p", hint, class_="soft"))
     return join(*parts) if parts else None
 

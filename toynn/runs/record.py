@@ -1,4 +1,4 @@
-"""A run folder, read, complete or not."""
+"""Read a run folder, complete or not."""
 
 import json
 import tomllib
@@ -28,7 +28,7 @@ Points = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Record:
-    """What a folder says of its run; fields of missing or broken files are empty.
+    """The contents of a run folder; fields of missing or broken files are empty.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Record:
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> "Record":
-        """Read a folder. Raises DataError where no run has reported anything."""
+        """Read a folder. Raises DataError if there are no reports."""
         folder = Path(path)
         reports = [
             line
@@ -78,9 +78,9 @@ class Record:
         )
 
     def numbers(self, name: str) -> Points:
-        """Return (iteration, value) of a field, where it is a finite number.
+        """Return (iteration, value) of a field wherever it is a finite number.
 
-        A name that begins with "_" is an ending: of speed, the unit differs.
+        A name that begins with "_" matches the ends of fields: names of speed begin with a unit.
         """
         points = []
         for report in self.reports:
@@ -91,7 +91,7 @@ class Record:
         return points
 
     def names(self) -> list[str]:
-        """Return the fields that are numbers somewhere, in the order in which they came."""
+        """Return the fields that have numbers, in the order of their first report."""
         found: dict[str, None] = {}
         for report in self.reports:
             found |= {key: None for key, value in report.items() if _is_number(value)}
@@ -104,25 +104,25 @@ class Record:
 
     @property
     def recipe(self) -> str | None:
-        """What was trained, by the name of ``toynn train``; None of a script's run."""
+        """The recipe of ``toynn train``; None for a script's run."""
         name = self.table("run").get("recipe")
         return name if isinstance(name, str) else None
 
     @property
     def steps(self) -> int:
-        """How many steps were taken."""
+        """Number of steps taken."""
         return max(int(report["iteration"]) for report in self.reports)
 
     @property
     def planned(self) -> int | None:
-        """How many there were to be; None where no one says."""
+        """Number of steps planned; None if unknown."""
         said = (self.table("run"), self.table("train"), self.notes)
         found = (table["steps"] for table in said if isinstance(table.get("steps"), int))
         return next(found, None)
 
     @property
     def seconds(self) -> float | None:
-        """How long it took until the last report."""
+        """Seconds until the last report."""
         times = self.numbers("time")
         return times[-1][1] if times else None
 
@@ -130,7 +130,7 @@ class Record:
     def state(self) -> tuple[bool, str]:
         """Whether all is well, and how the run ended, as far as its folder tells."""
         said = str(self.notes.get("state"))
-        if said not in STATES:  # of a run without notes, or that had no time to write them
+        if said not in STATES:  # the run was killed, or is older than the notes
             is_whole = self.planned is not None and self.steps >= self.planned
             return (True, "done") if is_whole else (False, "running, or stopped before its end")
         why = self.notes.get("why")
@@ -138,16 +138,16 @@ class Record:
 
     @property
     def metric(self) -> str:
-        """What the best weights are chosen by: "loss", where no one says."""
+        """The metric that chose the best weights; "loss" if unknown."""
         by = self.table("best_by")
-        name = by.get("metric", by.get("measure"))  # as older runs have it
+        name = by.get("metric", by.get("measure"))  # "measure" in older runs
         return name if isinstance(name, str) else "loss"
 
     def best(self) -> tuple[int, float] | None:
         """Return (iteration, validation loss) of the weights that are kept, by ``metric``."""
         losses, by = dict(self.numbers("val_loss")), self.table("best_by")
         step, figure = by.get("step"), by.get("figure")
-        if not isinstance(step, int) or step not in losses:  # of a run that has not ended
+        if not isinstance(step, int) or step not in losses:  # the run has not ended
             points = self.numbers(figure) if isinstance(figure, str) else []
             sign = -1 if points and by.get("more") is True else 1
             points = [point for point in points or losses.items() if point[0] in losses]
@@ -156,7 +156,7 @@ class Record:
 
 
 def lines_of(content: bytes) -> list[dict[str, Any]]:
-    """Return the objects among lines of JSON; a line that is none is left out."""
+    """Return the objects among lines of JSON; other lines are left out."""
     found = []
     for line in content.splitlines():
         try:
@@ -169,7 +169,7 @@ def lines_of(content: bytes) -> list[dict[str, Any]]:
 
 
 def _bytes(path: Path) -> bytes:
-    """Return what is in a file, which need not be there."""
+    """Return the contents of a file; b"" if it cannot be read."""
     try:
         return read_bytes(path)
     except DataError:
@@ -189,4 +189,4 @@ def _is_step(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) <= float_info.max  # an integer may be beyond all floats
+    return number and abs(value) <= float_info.max  # an integer may exceed every float

@@ -1,4 +1,4 @@
-"""Names of what a run logs: a short name and a plain one for each field of metrics.jsonl.
+"""A short name and a plain one for each field of metrics.jsonl.
 
 series("val_base/kl")    .short "kl", .plain "KL divergence from the base", .held_out True
 """
@@ -9,7 +9,7 @@ __all__ = ["PER_SECOND", "PLAIN", "Series", "series"]
 
 HELD_OUT = "val_"
 PER_SECOND = "_per_second"
-#: Short names that are not the field's own last word.
+#: Short names that differ from the field's last word.
 SHORT = {
     "train_loss": "loss",
     "val_loss": "val",
@@ -19,7 +19,7 @@ SHORT = {
     "stop/loss": "stop",
     "rest/loss": "rest",
 }
-#: What is logged, by the field without "val_", in words of its own.
+#: Plain names, by the field without "val_".
 PLAIN = {
     "train_loss": "loss",
     "learning_rate": "learning rate",
@@ -49,7 +49,7 @@ class Series(NamedTuple):
     family
         The quantity, without "val_": the same for the training batches and the held-out part.
     short
-        How ``toynn plot --what`` calls it.
+        The name in ``toynn plot --what``.
     plain
         The quantity in plain words, for a report.
     held_out
@@ -64,16 +64,16 @@ class Series(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The plain name, and that it is of the held-out part, if it is."""
+        """The plain name, with "validation" for the held-out part."""
         return f"{self.plain}, validation" if self.held_out else self.plain
 
     def called(self, name: str) -> bool:
-        """Whether it is what a name means: the short one, the family's, or the field's."""
+        """Whether a name means this series: its short name, its field, or a family like "a/b"."""
         return name in (self.short, self.field) or (name == self.family and "/" in name)
 
 
 def series(field: str) -> Series:
-    """Return what a field is called."""
+    """Return the names of a field."""
     held_out = field.startswith(HELD_OUT)
     family = field.removeprefix(HELD_OUT)
     family = "train_loss" if family == "loss" else family

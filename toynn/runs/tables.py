@@ -1,4 +1,4 @@
-"""The tables of report.html: what was run and on what, memory, time by op, classes and pictures."""
+"""The tables of report.html: the run and its machine, memory, time by op, classes and pictures."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from toynn.system.printing import size
 
 __all__ = ["confusion", "memory", "pictures", "profile", "what_was_run"]
 
-CLASSES = 32  # of a matrix; of more, the commonest mistakes are listed
+CLASSES = 32  # most classes of a matrix; for more, the commonest mistakes are listed
 MISTAKES = 20
 OPS = 24
 MEMORY = {
@@ -22,7 +22,7 @@ MEMORY = {
 
 
 def _pairs(title: str, entries: Mapping[str, Any]) -> Markup | None:
-    """Return names and values, if there are any."""
+    """Return a card of names and values, if there are any."""
     rows: list[tuple[object, ...]] = [(key, _shown(value)) for key, value in entries.items()]
     if not rows:
         return None
@@ -74,7 +74,7 @@ def memory(record: Record) -> Markup | None:
     rows: list[tuple[object, ...]] = [
         (what, _bar(count / largest), size(count)) for what, count in counts.items()
     ]
-    note = "What is mapped is read from the file as it is needed, and is no memory of the process."
+    note = "Mapped bytes are read from the file as needed; they are not memory of the process."
     more = tag("p", note, class_="soft") if found.get("mapped") else None
     return join(table((), rows, words=2), more)
 
@@ -109,7 +109,7 @@ def _bar(share: float) -> Markup:
 
 
 def confusion(record: Record) -> Markup | None:
-    """Return the matrix of the pictures held out; of many classes, the commonest mistakes."""
+    """Return the confusion matrix of held-out pictures; for many classes, a list of mistakes."""
     found = record.table("confusion")
     if not found:
         return None
@@ -138,14 +138,14 @@ def confusion(record: Record) -> Markup | None:
 
 
 def _counted(count: int, share: float, right: bool) -> Markup:
-    """Return a cell, the fuller the more of its row is in it."""
+    """Return a cell whose colour is stronger for a larger share of its row."""
     colour = "--good" if right else "--bad"
     style = f"background:color-mix(in srgb, var({colour}) {60 * share:.0f}%, transparent)"
     return tag("td", count or "", style=style if count else None)
 
 
 def pictures(record: Record) -> Markup | None:
-    """Return some of the pictures held out, with their class and what they are taken for."""
+    """Return some of the held-out pictures, with their class and the predicted one."""
     shown = []
     for picture in record.notes.get("pictures") or ():
         right = picture["class"] == picture["taken_for"]

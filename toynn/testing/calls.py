@@ -1,4 +1,4 @@
-"""Call a kernel from Python as a row of the case table says, check it, time it."""
+"""Call a kernel from Python as the case table describes, check it, time it."""
 
 import time
 from types import ModuleType
@@ -22,7 +22,7 @@ def invoke(
 ) -> dict[str, Array]:
     """Call a kernel on copies, or on the arrays in ``replaced`` themselves; return its outputs.
 
-    ``module`` is the op's at another level than the one in use.
+    ``module`` is the op's module at another ISA level; None: the level in use.
     """
     arrays = {name: array.copy() for name, array in call.arrays.items()} | replaced
     _kernel(op, call, module)(**arrays, **_options(call, accumulate), n_threads=n_threads)
@@ -41,7 +41,7 @@ def check(op: str, call: Call, outputs: dict[str, Array]) -> None:
 
 
 def times(op: str, call: Call, n_threads: int, least: float = 0.1) -> list[float]:
-    """Return the seconds of each of five calls or more, which together take ``least`` or more."""
+    """Return the seconds of each call: at least five calls, and ``least`` seconds in all."""
     arrays = {name: array.copy() for name, array in call.arrays.items()}
     kernel, options = _kernel(op, call), _options(call, accumulate=False)
     spent: list[float] = []

@@ -3,8 +3,9 @@
     numeric[i] = <dy, f(x + eps e_i) - f(x - eps e_i)> / (2 eps)
     required     |analytic[i] - numeric[i]| <= atol largest + rtol |numeric[i]|
 
-``largest`` is the largest gradient found, over all arrays: a gradient that should be zero may be
-wrong by a rounding error of the others. Elements are a sample, and always one of the steepest.
+``largest`` is the largest gradient over all arrays: a gradient that should be zero may still have
+the rounding errors of the others. Only a sample of elements is checked; the steepest element of
+each array is always among them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +98,7 @@ def _check_op(op: str, options: _Options) -> None:
 
 
 def _compare_kernel(label: str, op: str, call: Call, options: _Options) -> None:
-    """Compare by the same rule as all else: a case's own tolerance is for its own numbers."""
+    """Compare a kernel with its reference by gradcheck's rule, not by the case's tolerance."""
     got = invoke(op, call)
     for name, expected in call.expected.items():
         error = np.abs(got[name] - expected)
@@ -145,7 +146,7 @@ def _check_function(function: Function, inputs: Sequence[Any], options: _Options
 
 
 def _exact(x: Any) -> Array:
-    """Return a copy: float64, or integers as they are."""
+    """Return a copy, floats as float64."""
     array = np.array(x)
     return array.astype(np.float64) if array.dtype.kind == "f" else array
 
@@ -158,7 +159,7 @@ def _compare(
     analytic: Mapping[Any, Array],
     options: _Options,
 ) -> None:
-    """Move elements of ``inputs`` in place, look at ``function()``, compare with ``analytic``."""
+    """Move elements of ``inputs`` in place; compare ``function()``'s changes with ``analytic``."""
     rng = np.random.default_rng(options.seed)
     found: list[tuple[Any, int, float, float]] = []
     for key, gradient in analytic.items():
@@ -186,7 +187,7 @@ def _named(key: Any) -> str:
 
 
 def _chosen(gradient: Array, samples: int | None, rng: np.random.Generator) -> list[int]:
-    """Return indices: of the steepest element, and of others at random."""
+    """Return the index of the steepest element, and random others."""
     if samples is None or gradient.size <= samples:
         return list(range(gradient.size))
     steepest = int(np.abs(gradient).argmax())
@@ -197,7 +198,7 @@ def _chosen(gradient: Array, samples: int | None, rng: np.random.Generator) -> l
 def difference_quotient(
     function: Callable[[], Any], dy: Array, x: Array, i: int, eps: float
 ) -> float:
-    """Return d sum(dy function()) / d x[i], x being flat: element i is moved up and down by eps."""
+    """Return d sum(dy function()) / d x[i] for flat x, by moving element i up and down by eps."""
     start = x[i]
     x[i] = start + eps
     above = np.array(function())

@@ -1,4 +1,4 @@
-"""A call of the op-case table as a launch: on any backend, as a program of that one launch."""
+"""Run a call of the op-case table on any backend, as a program of one launch."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from toynn.testing.cases import CASES, Array, Call, cached_attention
 
 __all__ = ["OPS", "entries", "run"]
 
-#: The ops of the table that programs call.
+#: The ops of the table that compiled programs can call.
 OPS = [op for op in CASES if getattr(getattr(kernels, op), "entries", None)]
 
 
@@ -25,7 +25,7 @@ def entries() -> Iterator[tuple[str, Signature]]:
 def run(backend: Backend, op: str, call: Call, accumulate: bool = False) -> dict[str, Array]:
     """Run a call on any backend but the CPU's; return its outputs by name.
 
-    A cache of keys is kept in the order of (B, KV, S, D) there.
+    Such backends store the cache of keys as (B, KV, S, D), without blocks.
     """
     signature = kernels.find(f"{op}.{call.entry}").signature
     arrays = {key: np.array(array) for key, array in call.arrays.items()}

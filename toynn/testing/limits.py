@@ -1,8 +1,8 @@
-"""The limits of this machine, measured, and the limit that binds a kernel: the roofline.
+"""The measured limits of this machine, and the limit of a kernel: the roofline.
 
 A kernel that does F flops on arrays of N bytes takes at least F / (rate of multiply-adds) and at
-least N / (rate of memory); the larger of the two is its limit. Source: Williams, Waterman &
-Patterson 2009, doi:10.1145/1498765.1498785. The loops are those of toynn/_kernels/limits.pyx.
+least N / (rate of memory). The larger of the two times is its limit. Source: Williams, Waterman &
+Patterson 2009, doi:10.1145/1498765.1498785. The measuring loops are in toynn/_kernels/limits.pyx.
 """
 
 import time
@@ -16,13 +16,13 @@ from toynn._kernels import limits as loops
 
 __all__ = ["SIZES", "Bound", "Limits", "Rates", "measure"]
 
-#: Bytes of all arrays of a memory loop together: from a cache of one core to memory itself.
+#: Total bytes of a memory loop's arrays: from a core's cache to main memory.
 SIZES = tuple(2**power for power in range(16, 29, 2))
 
-SECONDS = 0.08  # for each loop, over and over; the best counts
-ROUNDS = 200_000  # of multiply-adds in a call: about a millisecond
-TILE_ROUNDS = 20_000  # likewise, in tiles
-MOVED = 2**25  # bytes that a call of a memory loop moves at least, likewise
+SECONDS = 0.08  # for each loop, which is repeated; the best rate counts
+ROUNDS = 200_000  # of multiply-adds in a call, about a millisecond
+TILE_ROUNDS = 20_000  # the same in tiles
+MOVED = 2**25  # least bytes that a call of a memory loop moves, about a millisecond
 
 
 class Bound(NamedTuple):
@@ -36,7 +36,7 @@ class Bound(NamedTuple):
 class Rates:
     """Best rates on a number of threads: flop/s, and bytes/s by size and loop.
 
-    ``bfloat16`` is 0 where no pairs are multiplied, ``tiles`` without AMX.
+    ``bfloat16`` is 0 if the CPU cannot multiply pairs of bfloat16, ``tiles`` is 0 without AMX.
     """
 
     float32: float
@@ -45,9 +45,9 @@ class Rates:
     tiles: float = 0.0
 
     def peaks(self, precision: str | None) -> dict[str, float]:
-        """Return the rates at which a product of a precision may be computed; None: what is none.
+        """Return the rates that a product may use at a precision; None: not a product.
 
-        In tiles "highest" takes six products of bfloat16 parts for one, "high" three.
+        In tiles, "highest" takes six products of bfloat16 parts instead of one, "high" three.
         """
         found = {"float32": self.float32}
         if precision is not None:
@@ -57,7 +57,7 @@ class Rates:
         return found
 
     def memory_for(self, nbytes: int) -> float:
-        """Return the best rate of any loop over arrays as large as these."""
+        """Return the best rate of any memory loop over at least ``nbytes`` bytes."""
         size = next((size for size in self.memory if size >= nbytes), max(self.memory))
         return max(self.memory[size].values())
 
@@ -79,10 +79,10 @@ class Limits:
         calls: int = 1,
         precision: str | None = None,
     ) -> Bound:
-        """Return the least time of so much work on so many threads, in so many equal calls.
+        """Return the least time of this work on ``n_threads`` threads, in ``calls`` equal calls.
 
-        ``precision`` is that of a product, None for other work. Between one thread and all, a rate
-        is taken to grow with the threads until it is that of all.
+        ``precision`` is a product's precision, None for other work. Between one thread and all, a
+        rate is assumed to grow with the threads up to the rate of all threads.
         """
         one, all_ = self.one.peaks(precision), self.all.peaks(precision)
         peaks = {name: _between(n_threads, one[name], all_[name]) for name in one}
@@ -98,7 +98,7 @@ def _between(n_threads: int, one: float, all_: float) -> float:
 
 
 def measure(n_threads: int, seconds: float = SECONDS, sizes: tuple[int, ...] = SIZES) -> Limits:
-    """Measure the limits for one thread and for ``n_threads``: some five seconds in all."""
+    """Measure the limits for one thread and for ``n_threads``; takes about five seconds."""
     one = _rates(1, seconds, sizes)
     return Limits(n_threads, one, _rates(n_threads, seconds, sizes) if n_threads > 1 else one)
 
@@ -118,7 +118,7 @@ def _rates(n_threads: int, seconds: float, sizes: tuple[int, ...]) -> Rates:
 
 
 def _memory(size: int, n_threads: int, seconds: float) -> dict[str, float]:
-    """Rates of the loops over arrays of ``size`` bytes together."""
+    """Return the rates of the loops over arrays of ``size`` bytes in all."""
     floats, repeats = size // 4, max(1, MOVED // size)
     x = np.ones(floats, np.float32)
     (y, half), (z, a, b) = np.split(x, 2), np.split(x[: floats // 3 * 3], 3)
@@ -130,7 +130,7 @@ def _memory(size: int, n_threads: int, seconds: float) -> dict[str, float]:
 
 
 def _best(work: Callable[[], int], seconds: float) -> float:
-    """Return the highest rate among three calls or more; each says how much it did."""
+    """Return the highest rate among at least three calls; each returns the work that it did."""
     rates: list[float] = []
     end = time.perf_counter() + seconds
     while len(rates) < 3 or time.perf_counter() < end:

@@ -1,6 +1,6 @@
 """A LoRA step over a quantized file: shapes, files of random weights, the recipe.
 
-The weights are random: a step takes as long whatever they are. Rank 8, all linear layers.
+Weights are random, since their values do not change the time of a step. Rank 8, all linear layers.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Time contestants in turns within one run, so that a burst of other load strikes all of them.
+"""Time contestants in turns within one run, so that a burst of other load hits all of them.
 
-Each turn is an untimed call, to wake the contestant's threads, and a few timed ones.
+A turn is an untimed call, which wakes the contestant's threads, and a few timed calls.
 """
 
 import time
@@ -11,11 +11,11 @@ __all__ = ["Contestants", "race", "turn"]
 Contestants = dict[str, Callable[[], object]]
 
 REST = 0.02  # seconds between turns: idle threads of another runtime spin for about 10 ms
-TURN = 0.02  # seconds that a turn lasts at least, after its untimed call
+TURN = 0.02  # least seconds of a turn's timed calls
 
 
 def turn(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Return the seconds of each call in one turn, by a clock."""
+    """Return the seconds of each timed call in one turn."""
     time.sleep(REST)
     call()
     times: list[float] = []
@@ -29,9 +29,9 @@ def turn(call: Callable[[], object], clock: Callable[[], float] = time.perf_coun
 def race(
     contestants: Contestants, rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Return the seconds of all calls of each contestant, alternating.
+    """Let contestants alternate; return the seconds of all calls of each.
 
-    With ``time.process_time`` they do not count what else the machine does, but add up threads.
+    With ``time.process_time`` as the clock, other load does not count, but threads add up.
     """
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):

@@ -1,7 +1,7 @@
-"""The forward segment of a tape in float64: what its kernels should compute.
+"""The forward segment of a tape in float64: the right results of its kernels.
 
-Between kernels too: the reference backend rounds there to float32, of which no difference quotients
-can be taken.
+Values between kernels are float64, too. The reference backend rounds them to float32, which is too
+coarse for difference quotients.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ __all__ = ["forward"]
 
 
 def forward(tape: Tape, values: Mapping[Tensor, Array]) -> dict[Tensor, Array]:
-    """Return ``values`` (float64; integers as they are) and all that the forward nodes write.
+    """Return ``values`` and everything that the forward nodes write, in float64 or integers.
 
     ``values`` holds each weight and input that the nodes read.
     """

@@ -1,4 +1,4 @@
-"""Kernels beside the limits of the machine: each one checked, timed, and held against its bound."""
+"""Kernels and the machine's limits: each kernel is checked, timed, and compared with its bound."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class Row:
     shape: str
     threads: int
     calls: int  # per step; 1 in the table of kernels
-    seconds: float  # of all these calls
+    seconds: float  # all calls together
     flops: int
     nbytes: int
     share: float  # least possible time / time
@@ -47,10 +47,10 @@ def kernel_rows(
     precision: str = "highest",
     shapes: Collection[str] | None = None,
 ) -> Iterator[Row]:
-    """Check and time every entry of these ops at the named shapes of the case table, or at some.
+    """Check and time every entry of these ops at the case table's bench shapes.
 
-    A call gets as many of ``limits.n_threads`` threads as a program would give it. Raises
-    AssertionError if a result is not within the case's tolerance.
+    ``shapes`` limits them to some. A call gets as many of ``limits.n_threads`` threads as a
+    training step would give it. Raises AssertionError if a result exceeds the case's tolerance.
     """
     for op in ops:
         for shape, sizes in CASES[op].bench.items():
@@ -76,16 +76,16 @@ def _kernel_row(
 
 
 def _takes_precision(entry: str) -> bool:
-    """Return whether an entry multiplies in a precision that its caller says."""
+    """Return whether an entry takes a precision."""
     op, _, name = entry.partition(".")
-    entries = getattr(getattr(kernels, op), "entries", {})  # quants, random: functions alone
+    entries = getattr(getattr(kernels, op), "entries", {})  # quants, random: plain functions
     return name in entries and "precision" in entries[name].signature.scalars
 
 
 def step_rows(
     shape: str, step: Callable[[], object], session: Any, limits: Limits, tries: int = 5
 ) -> list[Row]:
-    """Return the kernels of the fastest of some steps of a session, slowest first."""
+    """Return the kernels of the fastest of ``tries`` steps, the slowest kernel first."""
     steps = [_one_step(step, session) for _ in range(tries)]
     fastest = min(steps, key=lambda rows: sum(ms for _, _, ms, _, _ in rows))
     return [
@@ -98,9 +98,9 @@ def step_rows(
 
 
 def least_seconds(session: Any, limits: Limits) -> float:
-    """Return the roofline of a session's training step: what its nodes take at their limits.
+    """Return the roofline of a session's training step: the time of its nodes at their limits.
 
-    Raises ValueError where rows come in segments: what attention takes then depends on what is fed.
+    Raises ValueError for rows with segments: attention's work then depends on the batch.
     """
     tape = session.tape
     if any(node.at_most for node in tape.nodes):
@@ -112,8 +112,8 @@ def least_seconds(session: Any, limits: Limits) -> float:
 def bounds(session: Any, limits: Limits) -> list[Bound]:
     """Return the least time of each node of a session's tape, and what sets it.
 
-    Each node takes its flops at the rate of its precision, or its bytes at the rate of the cache or
-    memory that so many lie in, whichever is longer.
+    Each node needs its flops at the rate of its precision, or its bytes at the rate of the cache or
+    memory that holds so many, whichever takes longer.
     """
     found = []
     for node in session.tape.nodes:
@@ -125,7 +125,7 @@ def bounds(session: Any, limits: Limits) -> list[Bound]:
 
 
 def node_seconds(step: Callable[[], object], session: Any, tries: int = 5) -> list[float]:
-    """Return the time of each node of a session's tape: the least of some steps, after a first."""
+    """Return the least time of each node over ``tries`` steps, after one untimed step."""
     step()
     least = [float("inf")] * len(session.tape.nodes)
     before = session.times()

@@ -1,4 +1,4 @@
-"""A self-test: kernels, steps of each recipe, a run that is killed and goes on; speeds."""
+"""A self-test: kernels, steps of each recipe, a run that is killed and resumed; speeds."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ from toynn.testing.launches import OPS, run
 __all__ = ["STEPS", "Found", "beside", "kernels", "recipes", "resumed", "speeds"]
 
 STEPS = 3
-CLOSE = 1e-5  # of losses, relative
+CLOSE = 1e-5  # relative tolerance of losses
 T = 16
 SIZES: dict[str, Any] = {
     "vocab": 61,
@@ -40,7 +40,7 @@ SIZES: dict[str, Any] = {
 
 
 class Found(NamedTuple):
-    """What came of one check: whether it is right, and what is to be said of it."""
+    """The result of one check: its name, whether it is right, and a message."""
 
     name: str
     right: bool
@@ -48,14 +48,14 @@ class Found(NamedTuple):
 
 
 def beside(name: str) -> str:
-    """Return the backend that one of this name is compared with."""
+    """Return the backend that a backend is compared with."""
     return "reference" if name == "cpu" else "cpu"
 
 
 def kernels(name: str) -> Iterator[Found]:
-    """Run each call of the op-case table on a backend of this name; yield one line for each op.
+    """Run each call of the op-case table on a backend; yield a result for each op.
 
-    On the CPU that is each level of the instruction set that is built and that the CPU has.
+    On the CPU this covers each ISA level that is built and that the CPU supports.
     """
     if name == "cpu":
         yield from _kernels_of_levels()
@@ -68,7 +68,7 @@ def kernels(name: str) -> Iterator[Found]:
                 try:
                     check(op, call, run(backend, op, call))
                     calls += 1
-                except BackendUnavailable:  # blocks of a type that it does not read
+                except BackendUnavailable:  # a quantized type that it does not read
                     passed_over += 1
                 except (AssertionError, BackendError) as error:
                     wrong = wrong or f"{shape}: {error}"
@@ -94,7 +94,7 @@ def _kernels_of_levels() -> Iterator[Found]:
 
 
 def recipes(name: str) -> Iterator[Found]:
-    """Train each recipe a few steps here and ``beside``; yield what their losses are."""
+    """Train each recipe a few steps on this backend and ``beside``; yield the results."""
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows: it is mapped
         for recipe, train in _RECIPES.items():
             try:
@@ -111,7 +111,7 @@ def recipes(name: str) -> Iterator[Found]:
 def _text(recipe: Any, first: int = 0) -> list[float]:
     rng = np.random.default_rng(2)
     adamw = AdamW.for_lora() if first else AdamW.for_from_scratch()
-    adamw.lr = 1e-6 if first else adamw.lr  # else rounding grows with each step of an adapter
+    adamw.lr = 1e-6 if first else adamw.lr  # small for adapters: rounding grows with each step
     losses = []
     for k in range(first, first + STEPS):
         ids, labels = rng.integers(0, SIZES["vocab"], (2, T), np.int32)
@@ -173,7 +173,7 @@ _RECIPES: dict[str, Callable[[str, Path], list[float]]] = {
 
 # -- Saved, killed, resumed ------------------------------------------------------------------------
 
-RUN_STEPS, SAVED = 240, 40  # of a run, and between checkpoints
+RUN_STEPS, SAVED = 240, 40  # steps of a run, and between checkpoints
 PATIENCE = 600.0  # seconds for a run: most take one or two
 
 #: A small GPT-2 on bytes.
@@ -184,9 +184,9 @@ _RUN = [
 
 
 def resumed(name: str) -> Iterator[Found]:
-    """Train in another process, kill it behind a checkpoint, and resume; yield what came of it.
+    """Train in another process, kill it after a checkpoint, and resume; yield the result.
 
-    The weights have the bits of a run that was never killed.
+    The weights must equal those of a run that was never killed, bit for bit.
     """
     with TemporaryDirectory(ignore_cleanup_errors=True) as given:
         folder = Path(given)
@@ -211,7 +211,7 @@ def resumed(name: str) -> Iterator[Found]:
 
 
 def _command(*flags: str) -> dict[str, Any]:
-    """Return what begins `toynn train` in a process whose words all go to one pipe."""
+    """Return the arguments of Popen for `toynn train`, with all output in one pipe."""
     return {
         "args": [sys.executable, "-m", "toynn", "train", *flags],
         "stdin": subprocess.DEVNULL,
@@ -224,18 +224,18 @@ def _command(*flags: str) -> dict[str, Any]:
 
 
 def _trained(*flags: str) -> str:
-    """Train to the end; return what is said. Raises TimeoutExpired."""
+    """Train to the end; return the output. Raises TimeoutExpired."""
     return str(subprocess.run(**_command(*flags), timeout=PATIENCE).stdout)
 
 
 def _killed(out: Path, *flags: str) -> str:
-    """Kill a run once it has a whole checkpoint; say where. One that ends before is as good."""
+    """Kill a run once it has a complete checkpoint; return where. A run may also end before."""
     end = time.monotonic() + PATIENCE
     with subprocess.Popen(**_command(*flags)) as process:
         try:
             while process.poll() is None and time.monotonic() < end:
                 if found := sorted(out.glob("checkpoint-*/complete.json")):
-                    return f"killed behind {found[0].parent.name}"
+                    return f"killed after {found[0].parent.name}"
                 time.sleep(0.002)
             if process.poll() is None:
                 return f"killed after {PATIENCE:.0f} s without a whole checkpoint"
@@ -248,7 +248,7 @@ def _killed(out: Path, *flags: str) -> str:
 
 
 def speeds(name: str, side: int = 1024, d_model: int = 256) -> Iterator[str]:
-    """Yield lines about a product of matrices, a copy, and a training step; medians of 5 runs."""
+    """Yield lines about a matrix product, an elementwise op, and a training step; medians of 5."""
     for precision in ("highest", "medium"):
         s = Session(name, matmul_precision=precision)
         x, w = s.input("x", (side, side)), s.parameter("w", (side, side))
@@ -274,7 +274,7 @@ def speeds(name: str, side: int = 1024, d_model: int = 256) -> Iterator[str]:
 
 
 def _seconds(s: Session, inputs: list[Any], output: Any) -> float:
-    """Return the median time of a run of a session, until its output is there."""
+    """Return the median time of a session's run, including the download of its output."""
     s.finalize_weights()
     s.realize()
     for tensor in inputs:

@@ -50,7 +50,7 @@ SHAPES = {
 def contestants(
     shape: Shape, n_threads: int, *, recipe: Any = None, torch: bool = True
 ) -> Contestants:
-    """Return one step of each contestant on the same ids: PyTorch's in bfloat16 too, if medium."""
+    """Return one step of each contestant on the same ids; at medium also PyTorch in bfloat16."""
     ids, labels = draw(shape)
     set_num_threads(n_threads)
     found = {"toynn": toynn_step(recipe or gpt2_recipe(shape), ids, positions(shape), labels)}
@@ -62,13 +62,13 @@ def contestants(
 
 
 def draw(shape: Any) -> Array:
-    """Ids and labels (2, B T)."""
+    """Return ids and labels (2, B T)."""
     rng = np.random.default_rng(0)
     return rng.integers(0, shape.vocab, (2, shape.B * shape.T), np.int32)
 
 
 def positions(shape: Any) -> Array:
-    """0 .. T-1 in each sequence."""
+    """Return positions (B T,): 0 .. T-1 in each sequence."""
     return np.tile(np.arange(shape.T, dtype=np.int32), shape.B)
 
 
@@ -102,7 +102,7 @@ def torch_step(
 ) -> Callable[[], object]:
     """Return the same step in PyTorch: fused AdamW, gradients set to None.
 
-    ``inputs`` are ids (B T,) for a model of (B, T), or a call that returns what the model takes.
+    ``inputs`` are ids (B T,) for a model of (B, T), or a function that returns the model's input.
     """
     import torch
 
@@ -128,7 +128,7 @@ def torch_step(
 
 
 def torch_gpt2(shape: Shape) -> Any:
-    """Return GPT-2 as one writes it in PyTorch, with its fused attention and a tied head."""
+    """Return GPT-2 in plain PyTorch, with its fused attention and a tied head."""
     import torch
     from torch import nn
 

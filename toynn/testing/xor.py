@@ -1,4 +1,4 @@
-"""Two weights that learn the exclusive or, as in README: the smallest step to look into."""
+"""Two weights that learn the exclusive or, as in README: the smallest step for `toynn tape`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,18 +15,18 @@ CORNERS = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]], np.float32)
 
 
 class Xor:
-    """The step, as toynn/jobs/tapes.py shows steps: twelve kernel calls."""
+    """A step of twelve kernel calls, with the methods of toynn.jobs.tapes.Shown."""
 
     title = "XOR"
 
     def recorded(self, variant: str = "") -> tuple[str, Any]:
-        """Return what was changed, which is nothing, and the step. ConfigError for a variant."""
+        """Record the step; return "as it is" and a session. Raises ConfigError for a variant."""
         if variant:
             raise ConfigError(f"--compare {variant}: XOR is recorded in one way only")
         return "as it is", self.ready()[0]
 
     def ready(self) -> tuple[Any, Callable[[], object]]:
-        """Return a session, and what takes a step of it."""
+        """Return a session, and a function that takes a step."""
         draw, s = np.random.default_rng(7).normal, Session()
         w1, w2 = s.parameter("w1", draw(size=(8, 2))), s.parameter("w2", draw(size=(2, 8)))
         x, labels = s.input("x", (4, 2)), s.input("labels", (4,), "i32")

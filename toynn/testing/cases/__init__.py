@@ -1,4 +1,4 @@
-"""The table of op cases: one file per kernel, the same row for tests, gradient checks and bench."""
+"""The table of op cases: one file per kernel, read by tests, gradient checks and benchmarks."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""What a row of the op-case table is."""
+"""The rows of the op-case table, and functions that make them."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -35,11 +35,11 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a kernel from Python, and what it must give.
+    """One call of a kernel from Python, and the expected outputs.
 
-    ``arrays`` are its array arguments by name, in order, outputs first. An output starts as NaN,
-    or, where it is an input too (a weight that is updated), as given in ``initial``.
-    ``expected`` holds the float64 reference of every output, or its bytes.
+    ``arrays`` are the array arguments by name, in order, outputs first. An output starts as NaN; an
+    output that is an input too (a weight that is updated) is listed in ``initial``. ``expected``
+    holds the float64 reference of every output, or its bytes.
     """
 
     entry: str
@@ -48,12 +48,12 @@ class Call:
     options: dict[str, Any] = field(default_factory=dict)
     initial: tuple[str, ...] = ()  # outputs that are inputs too
     loses_nan: Mapping[str, str] = field(default_factory=dict)  # input: why its NaN may get lost
-    without: tuple[str, ...] = ()  # outputs that are None: nobody wants them
-    op: str = ""  # OpCase fills it in
+    without: tuple[str, ...] = ()  # outputs that nobody wants: None is passed
+    op: str = ""  # OpCase sets it
 
     @property
     def kernel(self) -> Entry | None:
-        """The entry that is called; None: a function that no program calls."""
+        """The kernel's entry; None for a function that only Python calls."""
         entry: Entry | None = getattr(kernels, self.op).entries.get(self.entry)
         return entry
 
@@ -71,7 +71,7 @@ class Call:
 
     @property
     def free(self) -> tuple[str, ...]:
-        """Names of the arrays whose shape no other array fixes, and no number of the signature."""
+        """Names of the arrays whose shape neither another array nor the signature fixes."""
         if self.kernel is None:
             return tuple(self.arrays) if len(self.arrays) == 1 else ()
         signature = self.kernel.signature
@@ -84,7 +84,7 @@ class Call:
         )
 
     def named(self) -> tuple[dict[str, int], dict[str, float]]:
-        """Return all sizes and options by the names of the kernel."""
+        """Return all sizes and options by their names in the kernel's signature."""
         assert self.kernel is not None, f"{self.op}.{self.entry} has no sizes"
         given = {**self.arrays, **self.options, **dict.fromkeys(self.without)}
         _, sizes, options = self.kernel.resolve(**given)
@@ -105,12 +105,15 @@ class Call:
 class OpCase:
     """One op: float64 reference, shapes, tolerance with its reason, named shapes for timing.
 
-    ``calls(rng, **sizes)`` makes the inputs (float32) and returns a Call of each entry. Tests of
-    the contract take the first of ``shapes`` with no empty array and one of more than 32 elements.
-    ``function`` and ``gradients`` are the float64 forward and its analytic gradient, for the check
-    by finite differences: ``function(inputs, **sizes) -> y`` and
-    ``gradients(inputs, dy, **sizes) -> {"d" + name: gradient}`` for each differentiable input.
-    ``rough`` is the tolerance with a precision below "highest"; 0: the kernels take no precision.
+    ``calls(rng, **sizes)`` makes float32 inputs and returns a Call of each entry. Tests of the
+    kernel contract use the first of ``shapes`` that has no empty array and one array of more than
+    32 elements.
+
+    ``function`` and ``gradients`` are the forward pass and its analytic gradient in float64, for
+    the check by finite differences. Their signatures are ``function(inputs, **sizes) -> y`` and
+    ``gradients(inputs, dy, **sizes) -> {"d" + name: gradient}``, for each differentiable input.
+
+    ``rough`` is the tolerance at a precision below "highest"; 0: the kernels take no precision.
     """
 
     op: str
@@ -133,9 +136,9 @@ class OpCase:
         object.__setattr__(self, "calls", calls)
 
     def work(self, call: Call, shape: Sizes) -> tuple[int, int]:
-        """Return the flops and bytes of a call at a shape: what its op counts on a tape.
+        """Return the flops and bytes of a call at a shape, as its op counts them on a tape.
 
-        Of what no tape has, flops are 0 and bytes those of each array, read or written once.
+        For a kernel that no tape calls, flops are 0 and each array's bytes count once.
         """
         op = ops.TABLE.get(f"{self.op}.{call.entry}")
         if op is None:
@@ -154,9 +157,10 @@ def call(
     without: tuple[str, ...] = (),
     **options: Any,
 ) -> Call:
-    """Make a Call: outputs like ``expected`` but NaN (or as in ``initial``), then the inputs.
+    """Make a Call. Outputs have the shapes of ``expected``, and start as NaN or as in ``initial``.
 
-    Floats are rounded to float32, integers to int32 (an output: -1); bytes stay bytes (255).
+    Floats become float32 and integers int32; bytes stay bytes. Unwritten integers start as -1,
+    unwritten bytes as 255.
     """
     start = initial or {}
     outputs: dict[str, Array] = {
@@ -168,11 +172,11 @@ def call(
 
 
 def reference(kernel: str, arrays: Mapping[str, Array], sizes: Mapping[str, Any]) -> Outputs:
-    """Return what the float64 reference of a kernel writes.
+    """Return the outputs of a kernel's float64 reference.
 
-    It takes what it names of the arrays, and of ``sizes``: sizes and options, the words of which
-    may be words. The defaults of the others are those of the signature; a tensor that may be
-    missing is None.
+    The reference takes the arrays, sizes and options that it names; ``sizes`` holds both of the
+    latter, and options may be given by their words. Missing options have the signature's defaults;
+    a missing optional tensor is None.
     """
     known = KERNELS[kernel]
     signature = known.signature
@@ -195,11 +199,11 @@ def derived(
     without: tuple[str, ...] = (),
     **more: Any,
 ) -> Call:
-    """Make the call of a kernel by its signature: what it reads of ``given``, what it writes.
+    """Make the call of a kernel by its signature; it reads its inputs from ``given``.
 
-    It writes what the reference computes from the same numbers, as the kernel has them: float32.
-    ``exact``: arrays of the reference that differ, such as dequantized weights. ``sizes``
-    and ``more`` are sizes and options of the reference; those behind "|" are the kernel's, too.
+    Expected outputs come from the reference on the same float32 numbers. ``exact`` replaces arrays
+    for the reference, such as dequantized weights. ``sizes`` and ``more`` are sizes and options of
+    the reference; those after "|" in the signature are passed to the kernel, too.
     """
     entry = kernel.partition(".")[2]
     signature, scalars = KERNELS[kernel].signature, {**(sizes or {}), **more}
@@ -239,13 +243,22 @@ def differentiable(
     more: Callable[..., list[Call]] | None = None,
     calls: Callable[..., list[Call]] | None = None,
 ) -> OpCase:
-    """Return the case of an op with a forward entry and those of its gradient.
+    """Return the case of an op with a forward entry and entries for its gradient.
 
-    ``inputs(rng, **sizes)`` are those of the forward. What the backward reads of it, and the
-    gradient of its first output, follow by name. ``options`` returns those of a shape; ``without``
-    which outputs of the backward nobody wants; ``loses_nan`` of which inputs of an entry a NaN may
-    get lost, and why; ``more(rng, inputs, sizes)`` further calls; ``calls(rng, **sizes)``, if
-    given, all of them. What else there is of a shape, such as its segments, is for ``inputs``.
+    inputs
+        ``inputs(rng, **sizes)`` returns the forward pass's inputs. It also gets what else a shape
+        has, such as segments. What backward reads follows by name: the forward pass's inputs and
+        outputs, and the gradient of its first output.
+    options
+        Returns the options at a shape.
+    loses_nan
+        Returns, for an entry and a shape, the inputs whose NaN may get lost, and why.
+    without
+        Returns the outputs of backward that nobody wants.
+    more
+        ``more(rng, inputs, sizes)`` returns further calls.
+    calls
+        ``calls(rng, **sizes)``, if given, returns all calls.
     """
     kernels = [entry if "." in entry else f"{op}.{entry}" for entry in backward]
     signatures = [KERNELS[kernel].signature for kernel in kernels]
@@ -264,7 +277,7 @@ def differentiable(
         return {name: found[name] for name in found if name.removeprefix("d") in given}
 
     def there(known: Mapping[str, Array]) -> list[str]:
-        """Return the kernels whose inputs there are: sinks may be none."""
+        """Return the kernels whose inputs are all given; sinks may be missing."""
         return [
             kernel
             for kernel, signature in zip(kernels, signatures, strict=True)
@@ -299,12 +312,12 @@ def differentiable(
 
 
 def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Array:
-    """Return normal numbers in float32."""
+    """Return float32 numbers from N(0, scale)."""
     return (scale * rng.standard_normal(shape)).astype(np.float32)
 
 
 def widened(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return floats as float64, and integers as they are."""
+    """Return the arrays with floats as float64, and integers unchanged."""
     return {k: v.astype(np.float64) if v.dtype.kind == "f" else v for k, v in arrays.items()}
 
 
@@ -317,14 +330,14 @@ def _letters(spec: TensorSpec) -> set[str]:
 
 
 def _stored(value: Array) -> type[np.generic]:
-    """Return the type in which a kernel takes an array."""
+    """Return the dtype in which kernels take an array."""
     if value.dtype == np.uint8:
         return np.uint8
     return np.float32 if value.dtype.kind == "f" else np.int32
 
 
 def _unwritten(value: Array) -> Array:
-    """Return what an output holds before the call."""
+    """Return the contents of an output before the call."""
     if value.dtype.kind in "iu":
         return np.full_like(value, 255 if value.dtype == np.uint8 else -1)
     return np.full(value.shape, np.nan)

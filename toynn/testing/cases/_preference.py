@@ -1,4 +1,4 @@
-"""What the cases of dpo, orpo and kto share: a loss of sums of pairs, and its gradient."""
+"""The shared case of dpo, orpo and kto: a loss of sums over sequences, and its gradient."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,9 +12,9 @@ def preference_case(
     options: dict[str, Any],
     unread: Mapping[str, str],
 ) -> OpCase:
-    """Return the case of a loss over S sequences, of which the first n count.
+    """Return the case of a loss over S sequences, of which only the first n are valid.
 
-    ``unread`` says which inputs have values that nothing depends on, and where.
+    ``unread`` names the inputs with values that the loss does not depend on, and where they are.
     """
     return differentiable(
         op,

@@ -1,4 +1,4 @@
-"""Cases of ops that make each element of y from one of x, which their backward reads again."""
+"""Cases of elementwise ops, whose backward reads x again."""
 
 import numpy as np
 
@@ -16,9 +16,9 @@ def unary(
     shapes: tuple[dict[str, int], ...] = SHAPES,
     spread: int = 16,
 ) -> OpCase:
-    """Return the case of such an op.
+    """Return the case of an elementwise op.
 
-    x lies around 0 and, every fourth one, ``spread`` times as far out: where y is flat or straight.
+    x lies around 0; every fourth element is ``spread`` times as large, where y is flat or straight.
     """
 
     def inputs(rng: np.random.Generator, n: int, **_: int) -> dict[str, Array]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from toynn.testing.cases._case import Array, Sizes, differentiable, normal
 
-#: What backward writes where only some gradients are wanted: "wanted" says which of these.
+#: Outputs of backward if only some gradients are wanted; a shape's "wanted" is an index here.
 WANTED = (
     "dq dk dv delta",
     "dq delta",
@@ -17,7 +17,7 @@ WANTED = (
     "dk dv delta",
 )
 
-#: Of segments: one row, less than a block and as few rows as bfloat16 takes, whole blocks, more.
+#: Lengths of segments: one row, less than a block, the fewest for bfloat16, whole blocks, more.
 LENGTHS = (1, 33, 64, 2, 70, 32, 128, 5, 145)
 
 
@@ -43,7 +43,7 @@ def _inputs(
 
 
 def segment_starts(B: int, T: int, segments: int) -> Array:
-    """Return the first row of each row's segment; ``segments`` says with which length to begin."""
+    """Return the first row of each row's segment; lengths begin at LENGTHS[segments - 1]."""
     first = np.empty((B, T), np.int32)
     for b in range(B):
         row, i = 0, segments - 1 + b
@@ -55,7 +55,7 @@ def segment_starts(B: int, T: int, segments: int) -> Array:
 
 
 def _options(sizes: Sizes) -> dict[str, float]:
-    """Where a shape has a scale, it is that many times the default."""
+    """Return a shape's scale, which is given as a multiple of the default."""
     return {"scale": sizes["scale"] / math.sqrt(sizes["D"])} if "scale" in sizes else {}
 
 
@@ -137,7 +137,7 @@ CASE = differentiable(
         "tiny": {"B": 1, "T": 32, "H": 4, "KV": 4, "D": 16, "causal": 1},
     },
     tolerance=2e-6,
-    reason="float32 sums of up to 257 products, and exp to 2 units in the last place; rough: "
-    "factors off by 2^-9 of their size, weights and their gradients among them",
+    reason="float32 sums of up to 257 products, and exp to 2 units in the last place; rough: all "
+    "factors, also weights and their gradients, have a relative error of 2^-9",
     rough=1e-2,
 )

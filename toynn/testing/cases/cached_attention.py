@@ -6,7 +6,7 @@ import numpy as np
 
 from toynn.testing.cases._case import Array, Call, OpCase, call, normal, reference, widened
 
-BLOCK = 64  # keys, in the cache of keys
+BLOCK = 64  # keys in a block of the cache
 
 
 def blocked(keys: Array) -> Array:
@@ -22,7 +22,7 @@ def plain(blocks: Array) -> Array:
 
 
 def _calls(rng: np.random.Generator, past: int, **sizes: int) -> list[Call]:
-    """Make the call; the second sequence has half the past of the first, and so on.
+    """Make the call; sequence b has past / (b + 1) rows in the cache.
 
     A shape may have a window, a cap, and sinks, and values of E columns: if they are ``shared``,
     the first ones of keys.

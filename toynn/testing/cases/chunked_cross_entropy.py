@@ -1,4 +1,4 @@
-"""chunked_cross_entropy against -log softmax in float64: these rows as one chunk of several."""
+"""chunked_cross_entropy against -log softmax in float64; the rows here are one chunk of several."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from toynn.testing.cases._case import Array, Call, OpCase, derived, reference
 from toynn.testing.cases.cross_entropy import DLOSS, inputs
 
 OP = "chunked_cross_entropy"
-OTHER_ROWS = 3  # that count, in other chunks
+OTHER_ROWS = 3  # valid rows in other chunks
 
 
 def _rows(labels: Array) -> Array:

@@ -9,14 +9,14 @@ DLOSS = 0.7
 
 
 def inputs(rng: np.random.Generator, N: int, V: int) -> dict[str, Array]:
-    """Logits, and labels of which every fifth but the first is ignored."""
+    """Return logits, and labels of which the fifth, tenth, ... are ignored."""
     labels = rng.integers(0, V, N).astype(np.int32)
     labels[4::5] = IGNORED
     return {"logits": normal(rng, N, V, scale=3), "labels": labels}
 
 
 def _dense(rng: np.random.Generator, given: dict[str, Array], sizes: Sizes) -> list[Call]:
-    """Label rows that need not sum to 1; every fifth is all zero."""
+    """Return calls with dense label rows, which need not sum to 1; every fifth row is zero."""
     labels = rng.random((sizes["N"], sizes["V"]), np.float32) / sizes["V"]
     labels[4::5] = 0
     given = {"logits": given["logits"], "labels": labels}

@@ -26,7 +26,7 @@ def _options(sizes: Sizes) -> dict[str, int]:
 
 
 def _loses_nan(entry: str, sizes: Sizes) -> Mapping[str, str]:
-    return {"states": "what a sequence begins with is 0"}
+    return {"states": "a sequence begins with a state of 0"}
 
 
 def _cached(rng: np.random.Generator, given: dict[str, Array], sizes: Sizes) -> list[Call]:

@@ -7,13 +7,13 @@ import numpy as np
 from toynn.testing.cases._case import Array, Call, OpCase, call, derived, normal, reference
 
 SCALE = 1.5
-WIDTH = 23  # columns of W: the kernel sees products alone
+WIDTH = 23  # columns of W; the kernel sees only products of W
 
 
 def _weights(rng: np.random.Generator, C: int, R: int) -> tuple[Array, ...]:
-    """W (C, K), A (R, K), B (C, R), and one over the norms of the rows of W + s B A.
+    """Return W (C, K), A (R, K), B (C, R), and 1 / norms of the rows of W + s B A.
 
-    Where there are several rows, one of W and B is zero.
+    Row 1 of W and B, if there is one, is zero.
     """
     w, a, b = (rng.standard_normal(shape) for shape in ((C, WIDTH), (R, WIDTH), (C, R)))
     w[1:2], b[1:2] = 0, 0

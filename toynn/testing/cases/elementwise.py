@@ -1,4 +1,4 @@
-"""elementwise: its four entries, and y = alpha (x + a) + b, whose gradients they make."""
+"""elementwise: its four entries, and the gradients of y = alpha (x + a) + b, which they compute."""
 
 import numpy as np
 

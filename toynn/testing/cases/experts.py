@@ -1,7 +1,7 @@
 """experts against x w[e]^T + b[e] in float64, expert by expert, and the products of its gradient.
 
-Some experts have no rows, one has a few and one has most; the last rows belong to nobody. With a
-``type`` (its number in GGUF), w is random blocks.
+Some experts have no rows, one has a few and one has most; the last rows belong to no expert. With a
+``type`` (GGUF's number), w holds random quantized blocks.
 """
 
 import math
@@ -13,11 +13,11 @@ from toynn.testing.cases._case import Array, Call, derived, differentiable, norm
 from toynn.testing.cases.quants import SCALES, matrix
 
 _UNUSED = dict.fromkeys("wb", "an expert without rows is not read")
-_WEIGHTS = (0, 1, 3, 12, 0, 5, 2)  # of the experts, in turn
+_WEIGHTS = (0, 1, 3, 12, 0, 5, 2)  # relative shares of the rows, by expert
 
 
 def _offsets(E: int, M: int) -> Array:
-    """Return where the rows of each expert begin; all rows but one are somebody's."""
+    """Return where the rows of each expert begin; the last row belongs to no expert."""
     shares = np.array([_WEIGHTS[e % len(_WEIGHTS)] for e in range(E)], np.float64)
     if not shares.any():
         shares[:] = 1
@@ -57,7 +57,7 @@ CASE = differentiable(
         {"E": 7, "M": 140, "N": 130, "K": 257},  # packed, small and GEMV, all at once
         {"E": 3, "M": 400, "N": 40, "K": 300},  # more rows than columns
         {"E": 4, "M": 40, "N": 700, "K": 96},
-        {"E": 9, "M": 1, "N": 3, "K": 5},  # no row is anybody's
+        {"E": 9, "M": 1, "N": 3, "K": 5},  # no row belongs to an expert
         {"E": 3, "M": 0, "N": 3, "K": 5},
         {"E": 2, "M": 7, "N": 4, "K": 0},
         *({"E": 3, "M": 24, "N": 17, "K": 256, "type": type} for type in SCALES),

@@ -1,11 +1,11 @@
-"""gated against o sigmoid(gate) in float64, and the way of the queries beside their gates."""
+"""gated against o sigmoid(gate) in float64, and the copy of the queries beside the gates."""
 
 import numpy as np
 
 from toynn.testing.cases._case import Array, Call, OpCase, derived, normal, reference
 
-NO_GATE = {"x": "a gate is no part of the queries"}
-NO_QUERY = {"x": "a query is no part of the gates"}
+NO_GATE = {"x": "the gates are not read here"}
+NO_QUERY = {"x": "the queries are not read here"}
 
 
 def _inputs(rng: np.random.Generator, N: int, H: int, D: int) -> dict[str, Array]:
@@ -13,7 +13,7 @@ def _inputs(rng: np.random.Generator, N: int, H: int, D: int) -> dict[str, Array
 
 
 def _function(given: dict[str, Array], **_: int) -> Array:
-    """Add what depends on the queries and what depends on the gates."""
+    """Add the result of the queries to that of the gates, so that one y depends on both."""
     queries = reference("gated.queries", given, {})["q"]
     return reference("gated.forward", given, {})["y"] + queries
 

@@ -6,7 +6,7 @@ from toynn.testing.cases._case import Array, differentiable, normal
 
 
 def _inputs(rng: np.random.Generator, N: int, C: int) -> dict[str, Array]:
-    """Rows whose mean is several times their spread, where careless sums lose digits."""
+    """Return rows whose mean is several times their spread, where careless sums lose digits."""
     x = normal(rng, N, C) + normal(rng, N, 1, scale=4)
     return {"x": x, "w": normal(rng, C), "b": normal(rng, C)}
 

@@ -1,6 +1,6 @@
 """matmul against x w^T + b in float64, its GELU, and the two products of its gradient.
 
-With a ``type`` (its number in GGUF), w is of random blocks, and the reference dequantizes it.
+With a ``type`` (GGUF's number), w holds random quantized blocks; the reference dequantizes them.
 """
 
 import math
@@ -49,7 +49,7 @@ CASE = differentiable(
         {"M": 40, "N": 1000, "K": 513, "activation": 1},  # three blocks of terms
         {"M": 1025, "N": 48, "K": 96},  # more rows than columns
         {"M": 300, "N": 8, "K": 1100, "activation": 1},  # skinny: N is less than a tile
-        {"M": 300, "N": 1100, "K": 9},  # skinny: K is
+        {"M": 300, "N": 1100, "K": 9},  # skinny: K is less than a tile
         {"M": 3, "N": 100, "K": 527, "activation": 1},  # GEMV: w is not packed
         {"M": 1, "N": 33, "K": 512, "activation": 2},
         *({"M": 33, "N": 70, "K": 512, "activation": 1, "type": type} for type in SCALES),
@@ -79,6 +79,6 @@ CASE = differentiable(
     calls=_calls,
     tolerance=2e-6,
     reason="float32 sums of up to 1025 products, relative to the largest element; rough: factors "
-    "off by 2^-9 of their size, and so a sum of mixed signs by about as much of its own",
+    "have a relative error of 2^-9, so a sum of mixed signs has about the same error",
     rough=8e-3,
 )

@@ -8,7 +8,7 @@ from toynn.testing.cases._case import Array
 from toynn.testing.cases._preference import preference_case
 
 OPTIONS: dict[str, Any] = {"beta": 0.25}
-UNREAD = {"sums": "of prompts, and behind count"}
+UNREAD = {"sums": "of prompts, and from count on"}
 
 
 def _inputs(rng: np.random.Generator, S: int, n: int) -> dict[str, Array]:

@@ -1,11 +1,11 @@
-"""quants against the gguf library: the same bits, whatever the type."""
+"""quants against the gguf library: the same bits for every type."""
 
 import gguf
 import numpy as np
 
 from toynn.testing.cases._case import Array, Call, OpCase, call
 
-#: The types, and at which bytes of a block its float16 scales are, which must not be random bytes.
+#: The types, and the bytes of a block that are float16 scales, which must not be random.
 SCALES: dict[int, tuple[int, ...]] = {
     1: (0,),
     2: (0,),
@@ -36,7 +36,7 @@ SCALES: dict[int, tuple[int, ...]] = {
 
 
 def blocks(rng: np.random.Generator, type: int, n: int) -> Array:
-    """Return n blocks of random bytes with ordinary scales: an array (n, bytes of a block)."""
+    """Return n blocks (n, bytes of a block) of random bytes with scales of ordinary size."""
     kind = gguf.GGMLQuantizationType(type)
     raw = rng.integers(0, 256, (n, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
     for at in SCALES[type]:
@@ -54,7 +54,7 @@ def blocks(rng: np.random.Generator, type: int, n: int) -> Array:
 def matrix(
     rng: np.random.Generator, type: int, rows: int, columns: int
 ) -> tuple[str, Array, Array]:
-    """Return a type's name, a random matrix as its bytes (rows, bytes of a row), and in float64."""
+    """Return a type's name, a random matrix as bytes (rows, bytes of a row), and its values."""
     kind = gguf.GGMLQuantizationType(type)
     raw = blocks(rng, type, rows * columns // gguf.GGML_QUANT_SIZES[kind][0])
     exact = gguf.quants.dequantize(raw, kind) if raw.size else np.empty(0)
@@ -87,7 +87,7 @@ def _calls(rng: np.random.Generator, type: int, n: int) -> list[Call]:
                 "quantize",
                 {"raw": made.reshape(-1)},
                 {"x": x},
-                loses_nan={"x": "it shows in the scale of its block, which is bytes here"},
+                loses_nan={"x": "the outputs are bytes"},
                 type=type,
             )
         )
@@ -95,7 +95,7 @@ def _calls(rng: np.random.Generator, type: int, n: int) -> list[Call]:
 
 
 def _shapes() -> tuple[dict[str, int], ...]:
-    """Every type; ends of groups of 8 and of tasks of 16384 elements; nothing."""
+    """Return shapes of every type; one past groups of 8 and tasks of 16384 elements; 0 blocks."""
     ends = [(8, 9), (8, 513), (8, 0), (6, 7), (7, 8), (2, 521), (14, 65), (1, 16_385), (30, 33)]
     return (
         *({"type": type, "n": 33} for type in (8, *(t for t in SCALES if t != 8))),
@@ -115,5 +115,5 @@ CASE = OpCase(
     },
     calls=_calls,
     tolerance=1e-30,
-    reason="the same bits; zero itself would look like a tolerance that someone forgot",
+    reason="the same bits; not 0, which would look like a forgotten tolerance",
 )

@@ -1,4 +1,4 @@
-"""random against plain Python: one loop for each generator, on integers that cannot overflow."""
+"""random against plain Python: a loop for each generator, on integers that cannot overflow."""
 
 import math
 
@@ -12,7 +12,7 @@ SEED, STREAM, STD = 0, 3, 0.02
 
 
 def lcg_uniform(n: int, state: int, scale: float) -> tuple[Array, int]:
-    """``n`` values of the linear congruential generator, and its state after them."""
+    """Return ``n`` values of the linear congruential generator, and its state after them."""
     values = np.empty(n)
     for i in range(n):
         state = (state * 1103515245 + 12345) & 0x7FFFFFFF
@@ -34,7 +34,7 @@ def _xorshift(x: int) -> int:
 
 
 def normal(n: int, seed: int, stream: int, std: float) -> Array:
-    """``n`` normal values by Box-Muller, in blocks that are seeded one by one."""
+    """Return ``n`` normal values by Box-Muller, in blocks that are seeded one by one."""
     values = np.empty(n + n % 2)
     x = 0
     for i in range(0, n, 2):

@@ -13,7 +13,7 @@ GROWTH = 0.1
 def _inputs(
     rng: np.random.Generator, N: int, H: int, D: int, R: int | None = None, **_: int
 ) -> dict[str, Array]:
-    """Positions in no order; the last row at the end of a long context."""
+    """Return x, random positions, and frequencies; the last row is at the end of a long context."""
     R = D if R is None else R
     positions = rng.integers(0, CONTEXT, N).astype(np.int32)
     positions[-1:] = CONTEXT - 1
@@ -22,7 +22,7 @@ def _inputs(
 
 
 def _options(sizes: Sizes) -> dict[str, float]:
-    """Where not all channels are rotated, a magnitude too; where there is a span, growth."""
+    """Return a magnitude if only some channels rotate, and growth if there is a span."""
     return {
         "magnitude": MAGNITUDE if "R" in sizes else 1.0,
         "growth": GROWTH if "span" in sizes else 0.0,

@@ -6,7 +6,7 @@ from toynn.testing.cases._case import Call, OpCase, derived
 
 
 def _calls(rng: np.random.Generator, n: int) -> list[Call]:
-    # From float16's subnormal numbers up, and ties between neighbours of both types.
+    # From float16's subnormal numbers up, and ties between adjacent numbers of both types.
     x = (rng.standard_normal(n) * np.exp2(rng.integers(-26, 12, n))).astype(np.float32)
     ties = np.array([1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-8, 1 + 3 * 2**-8, 3 * 2**-25], np.float32)
     x[: ties.size] = ties[:n]

@@ -1,4 +1,4 @@
-"""routing against a stable argsort of the scores; b, if there is one, chooses otherwise."""
+"""routing against a stable argsort of the scores, or of the scores + b if there is a b."""
 
 from collections.abc import Mapping
 
@@ -22,10 +22,10 @@ def _options(sizes: Sizes) -> dict[str, float]:
 
 def _loses_nan(entry: str, sizes: Sizes) -> Mapping[str, str]:
     if entry == "forward":
-        return {"b": "it chooses, and counts for nothing"}
+        return {"b": "it only influences the choice"}
     if sizes.get("normalized"):
         return {}
-    return {"p": "without the sum nothing depends on it", "weights": "nor on these"}
+    return {"p": "only a normalizing sum reads it", "weights": "only a normalizing sum reads them"}
 
 
 CASE = differentiable(

@@ -8,7 +8,7 @@ CAP = 3.0
 
 
 def _inputs(rng: np.random.Generator, n: int) -> dict[str, Array]:
-    """Values around 0, some far below the cap and, every fourth one, far above it."""
+    """Return values around 0: some far below the cap, every fourth one far above it."""
     x = normal(rng, n)
     x[::4] *= 16
     x[1::4] *= 1e-3

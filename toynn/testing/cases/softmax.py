@@ -6,7 +6,7 @@ from toynn.testing.cases._case import Array, differentiable, normal
 
 
 def _inputs(rng: np.random.Generator, N: int, C: int) -> dict[str, Array]:
-    """Rows far above and below 0, where exp without the maximum would leave float32; masks."""
+    """Return rows far from 0, where exp overflows unless the maximum is subtracted; and masks."""
     x = normal(rng, N, C, scale=3) + normal(rng, N, 1, scale=100)
     x[::3, 1::5] = -np.inf
     return {"x": x}

@@ -6,7 +6,7 @@ import numpy as np
 
 from toynn.testing.cases._case import Array, Call, Sizes, derived, differentiable, normal
 
-#: What gpt-oss has beside a limit.
+#: gpt-oss's alpha; the model has a limit, too.
 ALPHA = 1.702
 
 
@@ -21,7 +21,7 @@ def _inputs(rng: np.random.Generator, N: int, F: int, **_: int) -> dict[str, Arr
 
 
 def _halves(rng: np.random.Generator, given: dict[str, Array], sizes: Sizes) -> list[Call]:
-    if sizes.get("limit"):  # halves have none
+    if sizes.get("limit"):  # halves take no limit
         return []
     N, F = sizes["N"], sizes["F"]
     x = np.hstack([array.reshape(N, F) for array in given.values()])

@@ -8,7 +8,7 @@ from toynn.testing.cases._case import Array, Sizes, differentiable
 
 
 def _inputs(rng: np.random.Generator, N: int, S: int) -> dict[str, Array]:
-    """Bounds, where parts begin: all rows lie in one, some parts have none."""
+    """Return losses, and bounds where parts begin; every row is in a part, some parts are empty."""
     bounds = np.array([N * k * k // (4 * S * S) for k in range(2 * S + 1)], np.int32)
     return {"losses": rng.standard_normal(N).astype(np.float32) ** 2, "bounds": bounds}
 
@@ -24,5 +24,5 @@ CASE = differentiable(
     shapes=({"N": 100, "S": 3}, {"N": 5, "S": 1}, {"N": 1, "S": 4}, {"N": 0, "S": 1}),
     bench={"pairs_8": {"N": 2048, "S": 16}},
     tolerance=2e-7,
-    reason="sums in double, of which one rounding is seen",
+    reason="sums in double, rounded once to float32",
 )

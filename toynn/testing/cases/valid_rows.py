@@ -8,7 +8,7 @@ IGNORED = -100
 
 
 def _calls(rng: np.random.Generator, N: int, share: int) -> list[Call]:
-    """Make labels of which ``share`` percent count."""
+    """Make labels of which ``share`` percent are valid."""
     labels = rng.integers(0, 1000, N).astype(np.int32)
     labels[rng.permutation(N)[N * share // 100 :]] = IGNORED
     counting = np.flatnonzero(labels != IGNORED)

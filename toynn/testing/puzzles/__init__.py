@@ -1,7 +1,8 @@
-"""Puzzles: write a part of a training program, and be told what is wrong with it.
+"""Puzzles: write a part of a training program; a check says what is wrong with it.
 
-A puzzle is one file of a road's folder: ``PUZZLE``, with the program, its blank and its check. A
-row of ROADS gives it its number. `folder` keeps the learner's files and runs the checks.
+A puzzle is one file in the folder of its road (a series of puzzles). The file defines ``PUZZLE``:
+the program, its blank and its check. The place in ROADS gives the puzzle its number. `folder` keeps
+the learner's files and runs the checks.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A learner's program: it is run here, and what goes wrong in it is told with its line."""
+"""A learner's program: run it, and report its errors with their lines."""
 
 import inspect
 import traceback
@@ -17,15 +17,15 @@ Array = NDArray[Any]
 
 
 class Wrong(Exception):
-    """What is wrong in an answer, told to the learner."""
+    """An answer is wrong; the message tells the learner why."""
 
 
 @dataclass
 class Answer:
     """A learner's program.
 
-    ``names`` are the functions of a compiled program; otherwise those that ``text`` defines. With
-    ``timed`` False, a check does not look at the time.
+    ``names`` are the functions of a compiled program, or those that ``text`` defines. If ``timed``
+    is False, checks do not measure time.
     """
 
     path: Path
@@ -34,7 +34,7 @@ class Answer:
     timed: bool = True
 
     def run(self) -> None:
-        """Run the program, so that its functions are there. Raises Wrong."""
+        """Run the program, which defines its functions. Raises Wrong."""
         try:
             code = compile(self.text, str(self.path), "exec")
         except SyntaxError as error:
@@ -44,11 +44,12 @@ class Answer:
         self._guarded(lambda: exec(code, self.names))
 
     def __call__(self, name: str, *arguments: Any, changes: tuple[int, ...] = ()) -> Any:
-        """Call a function of the program with copies of arrays; return what it returns.
+        """Call a function of the program with copies of arrays; return its result.
 
-        The arguments of these numbers it may change: it is given them, and no copies.
+        ``changes`` are the indices of arguments that the function may change; it gets these arrays
+        themselves.
 
-        Raises Wrong where the function is missing, raises or changes an array that it may not.
+        Raises Wrong if the function is missing, raises, or changes any other array.
         """
         function = self.function(name)
         given = [x if i in changes else _copied(x) for i, x in enumerate(arguments)]
@@ -60,12 +61,12 @@ class Answer:
                 )[i]
                 raise Wrong(
                     f"{name} changed its argument {named}. Others still need {named}: "
-                    f"make a new array, as by `{named} = {named} - ...`, not by `{named} -= ...`."
+                    f"make a new array, with `{named} = {named} - ...`, not `{named} -= ...`."
                 )
         return result
 
     def several(self, name: str, outputs: str, *arguments: Any) -> dict[str, Any]:
-        """Call a function that returns these outputs (their names, with commas), in this order."""
+        """Call a function that returns these outputs, in this order: "dq, dk, dv"."""
         result, names = self(name, *arguments), outputs.split(", ")
         if len(names) == 1:
             result = (result,)
@@ -75,14 +76,14 @@ class Answer:
         found = dict(zip(names, result, strict=True))
         for output, value in found.items():
             if value is ...:
-                raise Wrong(f"{output} is still `...`: this blank is to be filled in.")
+                raise Wrong(f"{output} is still `...`: fill in this blank.")
         return found
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return a function of the program. Raises Wrong where it has none of this name."""
+        """Return a function of the program. Raises Wrong if there is none of this name."""
         found = self.names.get(name)
         if not callable(found):
-            raise Wrong(f"the program has no function {name} any more; the check calls it.")
+            raise Wrong(f"the program no longer has the function {name}, which the check calls.")
         return found
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
@@ -95,13 +96,13 @@ class Answer:
             raise Wrong(self._told(error)) from error
 
     def _told(self, error: BaseException) -> str:
-        """Say what an error is, at which line of the program, and which arrays there are."""
+        """Return an error's message, with its line in the program and the arrays' shapes there."""
         own = _own_frame(error.__traceback__, str(self.path))
         if own is None:
             return f"{type(error).__name__}: {error}"
         place = f"line {own.tb_lineno}: {self.text.splitlines()[own.tb_lineno - 1].strip()}"
         if isinstance(error, NotImplementedError):
-            return f"{place}\nThis blank is still to be filled in."
+            return f"{place}\nFill in this blank."
         (said,) = traceback.format_exception_only(type(error), error)[-1:]
         arrays = [
             f"{name} {tuple(value.shape)}"

@@ -1,7 +1,7 @@
 """The process of one check: ``python -m toynn.testing.puzzles.child NAME FILE VERDICT SECONDS``.
 
 It writes its verdict to a file and exits with 0. If it takes too long or crashes, faulthandler
-writes the line where it was to a file beside the verdict, and ends the process.
+writes the line that was running to a file beside the verdict, and ends the process.
 """
 
 import faulthandler
@@ -28,13 +28,13 @@ def examine(puzzle: Puzzle, path: Path, text: str, *, timed: bool = True) -> str
         puzzle.check(answer)
     except Wrong as wrong:
         return str(wrong)
-    except Exception as error:  # of the check: what it was given is nothing that it expects
+    except Exception as error:  # raised by the check: it got a value that it cannot use
         return f"the check cannot use what the program returned.\n{type(error).__name__}: {error}"
     return ""
 
 
 def main(name: str, file: str, verdict: str, seconds: str) -> None:
-    """Check a file, and write what is wrong with it."""
+    """Check a file, and write the verdict."""
     path, out = Path(file), Path(verdict)
     with out.with_name("hung").open("w") as hung:
         faulthandler.enable(hung)
@@ -44,7 +44,7 @@ def main(name: str, file: str, verdict: str, seconds: str) -> None:
         faulthandler.disable()
     out.write_text(json.dumps({"solved": not said, "said": said}))
     sys.stdout.flush()
-    os._exit(0)  # a thread of the program's own may go on for ever
+    os._exit(0)  # a thread that the program started may run for ever
 
 
 if __name__ == "__main__":

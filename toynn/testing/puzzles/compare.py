@@ -1,8 +1,8 @@
-"""What is wrong with an array: the first wrong element, and what the errors look like.
+"""Say what is wrong with an array: the first wrong element, and a suspicion.
 
-A suspicion is a sentence. Some come with a puzzle: "the mask is missing", beside what one computes
-without it. All others come from the pattern of the errors: a factor, a sign, a transpose, the same
-error along an axis, a few wrong rows.
+A suspicion is a sentence about the cause. Some come with a puzzle: "the mask is missing", together
+with the result of a program without the mask. All others come from the pattern of the errors: a
+factor, a sign, a transpose, the same error along an axis, a few wrong rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,11 +20,11 @@ from toynn.testing.puzzles.answer import Wrong
 __all__ = ["Expected", "Suspects", "compare", "expected", "fail"]
 
 Array = NDArray[Any]
-#: What one might have forgotten, and what one computes then.
+#: Suspicions, and the wrong results that each mistake gives.
 Suspects = Mapping[str, Any]
 Index = tuple[int, ...]
 
-TOLERANCE = 1e-7  # of the largest element: float64 sums in any order
+TOLERANCE = 1e-7  # relative to the largest element: float64 sums in any order
 
 
 def fail(said: str, suspicion: str = "") -> None:
@@ -45,8 +45,9 @@ def compare(
 ) -> None:
     """Raise Wrong unless ``got`` is ``right``, within a tolerance of the largest element.
 
-    ``quotient(index)`` is the finite difference beside a gradient, ``sizes`` are the letters of
-    shapes, by which a wrong factor is called, and ``where`` says which of several tries it is.
+    ``quotient(index)`` returns the finite difference for an element of a gradient. ``sizes`` are
+    the letters of shapes, which name a wrong factor. ``where`` ends the message's first line: which
+    of several tries it is.
     """
     right = np.asarray(right)
     array = _array(name, got, right)
@@ -69,13 +70,13 @@ def compare(
 
 
 def _array(name: str, got: Any, right: Array) -> Array:
-    """Return what was computed as an array of the right shape and kind. Raises Wrong."""
+    """Return a result as an array of the right shape and kind. Raises Wrong."""
     if got is None:
         fail(f"{name} is None.", "a return is missing.")
     try:
         array = np.asarray(got)
     except ValueError:
-        fail(f"{name} is no array: its rows differ in length.")
+        fail(f"{name} is not an array: its rows differ in length.")
     if array.dtype.kind not in "biuf":
         fail(f"{name} has dtype {array.dtype}; it should have {right.dtype}.")
     if right.dtype.kind in "iu" and array.dtype.kind not in "biu":
@@ -126,7 +127,7 @@ def _suspicion(
 def _patterns(
     got: Array, right: Array, sizes: Mapping[str, int], alike: Callable[[Any, Any], bool]
 ) -> Iterator[str]:
-    """Yield what the errors look like, the plainest first."""
+    """Yield suspicions from the pattern of the errors, the plainest first."""
     bad = ~np.isfinite(got)
     if bad.any():
         kind = "nan" if np.isnan(got).any() else "infinite"
@@ -179,7 +180,7 @@ def _called(factor: float, sizes: Mapping[str, int]) -> str:
 
 
 def _places(wrong: Array) -> str:
-    """Say which part of an axis is wrong, where it is a part."""
+    """Return a sentence about where the errors are, if they are at some indices of an axis."""
     for axis in range(wrong.ndim):
         others = tuple(other for other in range(wrong.ndim) if other != axis)
         there = np.flatnonzero(wrong.any(axis=others))
@@ -192,9 +193,9 @@ def _places(wrong: Array) -> str:
 
 @dataclass(frozen=True)
 class Expected:
-    """A function of float64 arrays at one place: its inputs, dy, and the right gradients.
+    """A function of float64 arrays with one set of inputs, dy, and the right gradients.
 
-    ``function()`` computes y from ``given``, whose elements the finite differences move.
+    ``function()`` computes y from ``given``; finite differences move the elements of ``given``.
     """
 
     given: dict[str, Array]
@@ -204,7 +205,7 @@ class Expected:
     sizes: Mapping[str, int]
 
     def compare(self, got: Mapping[str, Any], **suspects: Suspects) -> None:
-        """Compare gradients, "dx" of "x"; ``suspects`` are by their names. Raises Wrong."""
+        """Compare gradients, named "dx" for "x"; ``suspects`` by the same names. Raises Wrong."""
         for name, gradient in got.items():
             compare(
                 name,

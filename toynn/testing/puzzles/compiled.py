@@ -1,6 +1,6 @@
 """Compile a learner's C or Cython, and load its functions.
 
-Cython's functions are `cdef public`: they are plain C functions, and are called as such.
+Cython's functions are `cdef public`, so they can be called as plain C functions.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ FLAGS = ["-O3", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC"]
 X86 = ["-march=native", "-mprefer-vector-width=512"]
 #: A function of a program, and its arguments: pointers and sizes.
 C_FUNCTION = re.compile(r"^(?:cdef public )?(?:void|float) (\w+)\(([^)]*)\)", re.MULTILINE)
-SECONDS = 600  # a compiler may take, of a busy machine
+SECONDS = 600  # time for a compiler, also on a busy machine
 
 
 def load(language: str, path: Path, text: str) -> dict[str, Callable[..., Any]]:
@@ -49,7 +49,7 @@ def load(language: str, path: Path, text: str) -> dict[str, Callable[..., Any]]:
             source = source.with_suffix(".c")
             include = [f"-I{sysconfig.get_path('include')}"]
         flags = FLAGS + (X86 if platform.machine() in ("x86_64", "AMD64") else [])
-        if sys.platform == "darwin":  # Python's own functions are found when it is loaded
+        if sys.platform == "darwin":  # Python's functions are resolved when the library is loaded
             flags += ["-undefined", "dynamic_lookup"]
         _run([*compiler, *flags, *include, str(source), "-o", str(library), "-lm"], source, path)
         functions = ctypes.CDLL(str(library))
@@ -57,7 +57,7 @@ def load(language: str, path: Path, text: str) -> dict[str, Callable[..., Any]]:
 
 
 def _run(command: list[str], source: Path, path: Path) -> None:
-    """Run a compiler. Raises Wrong with what it says first, of the learner's file."""
+    """Run a compiler. Raises Wrong with its first error in the learner's file."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).replace(str(source), path.name)
@@ -85,9 +85,9 @@ GUARD = 4096  # numbers before and after an output
 
 
 class guarded:
-    """An output array among guards: ``with guarded("c", (M, N)) as c`` sees who writes outside.
+    """An output array between guards: ``with guarded("c", (M, N)) as c`` notices writes outside.
 
-    The output begins as NaN.
+    The output starts as NaN. Raises Wrong for a write outside.
     """
 
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:

@@ -1,6 +1,7 @@
-"""The learner's folder: a file for each puzzle, and what is solved.
+"""The learner's folder: a file for each puzzle, and a record of what is solved.
 
-A check runs in a process of its own: an endless loop is ended, and a crash ends only the check.
+A check runs in its own process, so that an endless loop can be ended and a crash ends only the
+check.
 """
 
 import hashlib
@@ -24,14 +25,14 @@ from toynn.testing.puzzles import PUZZLES, Puzzle
 __all__ = ["PROGRESS", "Folder", "Verdict"]
 
 PROGRESS = "progress.json"
-PRINTED = 2**16  # bytes of what a program prints that are kept
-GRACE = 600  # seconds to start a process on a busy machine, beside the time of the check
-DRAIN = 2  # seconds for what it printed: a process that it has started may print for ever
+PRINTED = 2**16  # most bytes that are kept of a program's output
+GRACE = 600  # seconds to start a process on a busy machine, in addition to the check's own
+DRAIN = 2  # seconds to read the output; a process that the program started may print for ever
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found: whether the puzzle is solved, what is said, what the program printed."""
+    """The result of a check: whether the puzzle is solved, the message, the program's output."""
 
     solved: bool
     said: str
@@ -59,7 +60,7 @@ class Folder:
         return self.path / PROGRESS
 
     def write(self) -> list[Path]:
-        """Write the files that are not there, and none that is; return them."""
+        """Write the missing files; return them. Existing files stay."""
         self.path.mkdir(parents=True, exist_ok=True)
         written = []
         for puzzle in PUZZLES.values():
@@ -70,7 +71,7 @@ class Folder:
         return written
 
     def reset(self, puzzle: Puzzle) -> Path:
-        """Write a puzzle's file anew; return where the old one is now."""
+        """Write a puzzle's file anew; return the path of the old one."""
         path = self.path / puzzle.file
         number = 1
         while (old := path.with_name(f"{path.name}.{number}")).exists():
@@ -81,7 +82,7 @@ class Folder:
         return old
 
     def state(self, puzzle: Puzzle) -> str:
-        """Return "solved", "changed" (solved before, and another text now), "begun" or ""."""
+        """Return "solved", "changed" (changed after it was solved), "begun" or ""."""
         path = self.path / puzzle.file
         text = path.read_bytes() if path.is_file() else b""
         if puzzle.name in self._progress["solved"]:
@@ -89,14 +90,14 @@ class Folder:
         return "begun" if text and text != puzzle.blank.encode() else ""
 
     def hint(self, puzzle: Puzzle) -> tuple[int, str]:
-        """Return the number of the next hint and its text; after the last one, the last again."""
+        """Return the number and text of the next hint; after the last hint, the last again."""
         number = min(self._progress["hints"].get(puzzle.name, 0) + 1, len(puzzle.hints))
         self._progress["hints"][puzzle.name] = number
         self._save()
         return number, puzzle.hints[number - 1]
 
     def check(self, puzzle: Puzzle) -> Verdict:
-        """Check the learner's file. Raises ConfigError where there is none."""
+        """Check the learner's file. Raises ConfigError if it is missing."""
         path = self.path / puzzle.file
         if not path.is_file():
             raise ConfigError(f"{path}: no such file; `toynn puzzles` writes it")
@@ -117,7 +118,7 @@ def _hash(text: bytes) -> str:
 
 
 def checked(puzzle: Puzzle, path: Path, seconds: float | None = None) -> Verdict:
-    """Check a file in a process of its own, which may take so many seconds."""
+    """Check a file in another process, within ``seconds`` (None: the puzzle's own limit)."""
     seconds = seconds or puzzle.seconds
     package = str(Path(toynn.testing.__file__).parents[2])
     found = [package, os.environ.get("PYTHONPATH", "")]
@@ -165,7 +166,7 @@ def checked(puzzle: Puzzle, path: Path, seconds: float | None = None) -> Verdict
 
 
 def _keep(stream: IO[bytes], kept: bytearray) -> None:
-    """Read a stream to its end, and keep the first bytes."""
+    """Read a stream to its end; keep the first PRINTED bytes."""
     while part := stream.read1(PRINTED):  # type: ignore[attr-defined]
         kept += part[: max(0, PRINTED - len(kept))]
 

@@ -1,8 +1,8 @@
-"""What a puzzle is: what is wanted, a program with a blank, a check, hints.
+"""A puzzle: its task, a program with a blank, a check, and hints.
 
-The program is written once, with its solution. Two marks in it cut out what the learner has to
-write; between a third mark and the end stands what the learner finds there, where that is not the
-usual blank:
+The program is written once, with its solution. The solution stands between the marks >>> and <<<,
+which the learner's file replaces by a blank. A third mark, ---, can end the solution; the text
+after it is then the learner's blank:
 
     # >>>
     return y * (dy - (y * dy).sum(axis=1, keepdims=True))
@@ -26,7 +26,7 @@ _CUT = re.compile(
     r"^([ ]*)(?:#|//) >>>\n(.*?)(?:^[ ]*(?:#|//) ---\n(.*?))?^[ ]*(?:#|//) <<<\n",
     re.MULTILINE | re.DOTALL,
 )
-#: What stands in a blank.
+#: The usual blanks, by language.
 _BLANKS: dict[str, str] = {
     "py": "raise NotImplementedError  # your code",
     "pyx": "pass  # your code",
@@ -36,18 +36,18 @@ _BLANKS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Puzzle:
-    """A puzzle. Its number, name and road come from its place in the table (PUZZLES).
+    """A puzzle. Its number, name and road come from its place in ROADS.
 
     Attributes
     ----------
     title
         A few words.
     wanted
-        What the learner is to write, in at most three lines.
+        The task, in at most three lines.
     code
         The program with its solution, and marks around the solution.
     check
-        Raises Wrong for an answer that is wrong; the message says what is wrong in it.
+        Raises Wrong for a wrong answer; the message says what is wrong.
     hints
         The first one is a nudge, the last one nearly the solution.
     formula
@@ -55,7 +55,7 @@ class Puzzle:
     language
         The suffix of the learner's file.
     seconds
-        The time that a check may take; an endless loop ends then.
+        Time limit of a check; an endless loop is ended then.
     """
 
     title: str

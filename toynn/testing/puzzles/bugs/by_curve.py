@@ -1,4 +1,4 @@
-"""A training loop whose gradients are right, and whose curve is not."""
+"""A training loop with right gradients and a wrong loss curve."""
 
 import math
 from functools import partial
@@ -15,7 +15,7 @@ V = 5
 
 
 def check(answer: Answer) -> None:
-    """Look at the curve, compare the learning rates, then the losses with the reference's."""
+    """Check the curve, then the learning rates, then compare the losses with the reference's."""
     losses, exact = np.array(answer("train"), float), _train()
     if losses.shape == exact.shape:
         begin = f"{losses[0]:.4g}"
@@ -59,7 +59,7 @@ def _rate(step: int) -> float:
 
 
 def _train() -> np.ndarray:
-    """Return the losses that the program should have, by the kernels of the reference."""
+    """Return the right losses, computed by the reference kernels."""
     rng = np.random.default_rng(0)
     ids, w = rng.integers(0, V, 64).cumsum() % V, np.zeros((V, V))
     x, labels = ids[:-1], ids[1:]

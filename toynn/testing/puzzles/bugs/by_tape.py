@@ -14,7 +14,7 @@ N, C, F, V = 5, 4, 8, 3
 
 
 def check(answer: Answer) -> None:
-    """Look for gradients that are missing, then compare the loss with the reference's."""
+    """Check for missing gradients, then compare the loss with the reference's."""
     rng = np.random.default_rng(0)
     shapes = {"up.0": (F, C), "down.0": (C, F), "up.1": (F, C), "down.1": (C, F), "out": (V, C)}
     weights = {

@@ -1,1 +1,1 @@
-"""What a training program does between its kernels."""
+"""Puzzles about what a training program does between its kernels."""

@@ -12,7 +12,7 @@ TOKENS = (4, 1, 0, 3)
 
 
 def check(answer: Answer) -> None:
-    """Compare with the mean over all tokens; the gradient is in memory that is used again."""
+    """Compare with the mean over all tokens; gradient() reuses the memory of its result."""
     rng = np.random.default_rng(0)
     each = [rng.standard_normal((n, 2, 3)) for n in TOKENS]
     memory, calls = np.zeros((2, 3)), []

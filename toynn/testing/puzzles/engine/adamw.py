@@ -1,4 +1,4 @@
-"""AdamW: two moments, their correction, and a decay that is none of them."""
+"""AdamW: two moments, their bias correction, and a decay that is apart from both."""
 
 import numpy as np
 

@@ -23,7 +23,7 @@ SMALL: list[Tensor] = [(100, 0, 1), (64, 1, 2), (100, 2, 3)]
 
 
 def check(answer: Answer) -> None:
-    """Look for overlaps, then at the size: a tenth above the fullest step is allowed."""
+    """Check for overlaps, then the size: a tenth more than the fullest step needs is allowed."""
     for tensors, what in ((SMALL, "three small tensors"), (STEP, "a training step")):
         offsets = np.asarray(answer("plan", tensors))
         compare_shape = np.zeros(len(tensors), int)

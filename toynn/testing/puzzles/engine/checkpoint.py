@@ -1,4 +1,4 @@
-"""Checkpointing: keep few activations, compute the others once more."""
+"""Checkpointing: keep few activations, recompute the others."""
 
 import weakref
 from typing import Any
@@ -13,7 +13,7 @@ LAYERS, EVERY = 12, 4
 
 
 class _Layers:
-    """Layers y = tanh(w x), which count their calls and the activations that are kept."""
+    """Layers y = tanh(w x) that count their calls and the activations in memory."""
 
     def __init__(self) -> None:
         self.weights = np.random.default_rng(0).normal(0, 0.5, (LAYERS, 5, 5))
@@ -21,7 +21,7 @@ class _Layers:
         self.most, self._kept = 0, list[Any]()
 
     def forward(self, i: int, x: Any) -> Any:
-        """Return layer i's y, and count the arrays of such that are still there."""
+        """Return layer i's y, and count the results that are still in memory."""
         self._known(i)
         self.forwards[i] += 1
         y = np.tanh(self.weights[i] @ x)
@@ -37,11 +37,11 @@ class _Layers:
 
     def _known(self, i: int) -> None:
         if i not in range(LAYERS):
-            raise Wrong(f"there is no layer {i}: layers are numbered 0 to {LAYERS - 1}.")
+            raise Wrong(f"there is no layer {i}: the layers are 0 to {LAYERS - 1}.")
 
 
 def check(answer: Answer) -> None:
-    """Compare dx, then look at the calls and at the activations that were kept."""
+    """Compare dx, then check the number of calls and of activations in memory."""
     x, dy = np.linspace(-1, 1, 5), np.linspace(1, 2, 5)
     exact = _Layers()
     xs = [x]

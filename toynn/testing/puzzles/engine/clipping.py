@@ -7,7 +7,7 @@ from toynn.testing.puzzles.answer import Answer, Wrong
 from toynn.testing.puzzles.compare import compare
 from toynn.testing.puzzles.puzzle import Puzzle
 
-#: How large the gradients are, and the largest norm that is allowed.
+#: The size of the gradients, and the largest allowed norm.
 CASES = {
     "gradients of usual size": (1.0, 1.0),
     "small gradients": (0.01, 1.0),

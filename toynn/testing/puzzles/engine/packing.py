@@ -1,4 +1,4 @@
-"""Packing: several examples in a row, which do not see each other."""
+"""Packing: several examples in one row that do not see each other."""
 
 import numpy as np
 
@@ -8,14 +8,14 @@ from toynn.testing.puzzles.puzzle import Puzzle
 
 LENGTH = 8
 EXAMPLES = [[11, 12, 13], [21, 22, 23, 24, 25], [31, 32], [41, 42, 43], [51]]
-#: What they become: two rows, of which the second has two tokens of padding.
+#: The packed result: two rows; the second ends with two tokens of padding.
 IDS = [[11, 12, 13, 21, 22, 23, 24, 25], [31, 32, 41, 42, 43, 51, 0, 0]]
 FIRST = [[0, 0, 0, 3, 3, 3, 3, 3], [8, 8, 10, 10, 10, 13, 14, 14]]
 ENDS = [[2, 7], [1, 4, 5, 6, 7]]
 
 
 def check(answer: Answer) -> None:
-    """Compare the four arrays in the order in which they are made."""
+    """Compare the four arrays, ids first."""
     ids, first = np.array(IDS), np.array(FIRST)
     flat = np.arange(ids.size).reshape(ids.shape)
     labels, padding = np.roll(ids, -1, axis=1), ids == 0

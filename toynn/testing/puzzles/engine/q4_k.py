@@ -1,4 +1,4 @@
-"""A block of Q4_K: 144 bytes that are 256 numbers."""
+"""A block of Q4_K: 144 bytes that hold 256 numbers."""
 
 import numpy as np
 
@@ -39,8 +39,8 @@ def check(answer: Answer) -> None:
                     unshifted, mins, numbers
                 ),
                 "low and high halves of the bytes are swapped.": value(scales, mins, swapped),
-                "both halves of a byte are taken for neighbours. The 32 low halves come first, "
-                "then the 32 high ones.": value(scales, mins, pairs),
+                "both halves of a byte are taken for adjacent numbers. The 32 low halves come "
+                "first, then the 32 high ones.": value(scales, mins, pairs),
                 "8 is subtracted from the numbers, as in Q4_0. Q4_K has minimums for that.": value(
                     scales, mins, numbers - 8
                 ),

@@ -20,7 +20,7 @@ CHAIN: Tape = [("b", [("a", 2.0)]), ("c", [("b", 3.0)]), ("d", [("c", -1.0)])]
 
 
 def check(answer: Answer) -> None:
-    """Compare all gradients of a chain, then of a tape with several ways and a dead end."""
+    """Compare all gradients of a chain, then of a tape with several paths and a dead end."""
     for tape, loss, what in ((CHAIN, "d", "a chain a, b, c, d"), (TAPE, "loss", "the example")):
         got = answer("backward", tape, loss)
         if not isinstance(got, dict):
@@ -50,7 +50,7 @@ def check(answer: Answer) -> None:
                         if name == loss
                         else {}
                     ),
-                    "a gradient is overwritten. Where several ways lead from the loss to a "
+                    "a gradient is overwritten. If several paths lead from the loss to a "
                     "number, their gradients are added.": last.get(name, 0.0),
                     "the tape is walked from its beginning. Begin at its end: a gradient must be "
                     "complete before it is passed on.": ahead.get(name, 0.0),

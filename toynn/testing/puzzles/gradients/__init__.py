@@ -1,1 +1,1 @@
-"""Backward passes by hand."""
+"""Puzzles: backward passes by hand."""

@@ -8,7 +8,7 @@ from toynn.testing.puzzles.puzzle import Puzzle
 
 
 def check(answer: Answer) -> None:
-    """Compare dq, dk and dv of five rows that see those before them."""
+    """Compare dq, dk and dv of causal attention over five rows."""
     T, D = 5, 4
     case = expected("attention", B=1, T=T, H=1, KV=1, D=D, causal=1)
     q, k, v, dy = (*(case.given[name] for name in "qkv"), case.dy)

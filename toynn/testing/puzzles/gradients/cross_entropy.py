@@ -1,4 +1,4 @@
-"""Cross entropy: logits of any size, rows without a label, the mean over the others."""
+"""Cross entropy: logits of any size, rows without a label, the mean over the valid rows."""
 
 import numpy as np
 

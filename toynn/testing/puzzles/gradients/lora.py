@@ -1,4 +1,4 @@
-"""LoRA: a frozen product and a thin one beside it."""
+"""LoRA: a frozen product plus a low-rank one."""
 
 from typing import Any
 

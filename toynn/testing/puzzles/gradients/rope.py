@@ -8,7 +8,7 @@ from toynn.testing.puzzles.puzzle import Puzzle
 
 
 def check(answer: Answer) -> None:
-    """Compare dx of two heads at positions in no order."""
+    """Compare dx of two heads at unordered positions."""
     case = expected("rope", N=5, H=2, D=6, interleaved=0)
     positions, frequencies = case.given["positions"], case.given["inverse_frequency"]
     small = np.array([3, 0, 7, 1, 40], positions.dtype)
@@ -25,7 +25,7 @@ def check(answer: Answer) -> None:
             "dy is rotated forward. The backward of a rotation is the rotation by -angle.": _turned(
                 case.dy, angle
             ),
-            "neighbours are paired (0 with 1). Here channel j belongs to channel j + D / 2.": (
+            "adjacent channels are paired (0 with 1). Here channel j belongs to j + D / 2.": (
                 neighbours
             ),
             "the row number is used where positions[n] is wanted.": rows,

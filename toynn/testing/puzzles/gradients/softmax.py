@@ -1,4 +1,4 @@
-"""softmax, backward: each y of a row depends on each x of it."""
+"""softmax, backward: each y of a row depends on each x of that row."""
 
 from toynn.testing.puzzles.answer import Answer
 from toynn.testing.puzzles.compare import expected

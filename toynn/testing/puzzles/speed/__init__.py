@@ -1,1 +1,1 @@
-"""From a triple loop to packed panels."""
+"""Puzzles: from a triple loop to packed panels."""

@@ -6,7 +6,7 @@ from toynn.testing.puzzles.speed.measuring import check_product
 
 
 def check(answer: Answer) -> None:
-    """Check the product; a twentieth of the peak needs vectors along the rows of b and c."""
+    """Check the product. A twentieth of the peak needs vectors along the rows of b and c."""
     check_product(answer, 0.05)
 
 

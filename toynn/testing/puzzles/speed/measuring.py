@@ -1,4 +1,4 @@
-"""Checks of fast code: first its results, then its rate beside that of the machine."""
+"""Checks of fast code: first its results, then its rate relative to the machine's limit."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +14,12 @@ from toynn.testing.puzzles.compiled import guarded
 
 __all__ = ["SMALL", "check_product", "check_rate", "check_sum", "judge", "written"]
 
-SECONDS = 0.3  # of calls in a round; the best one counts
+SECONDS = 0.3  # of calls in a round; the best call counts
 ROUNDS = 6  # at most: a busy machine may spoil some
-HOPELESS = 0.3  # of the wanted share: no other round will do better
-#: What is timed, M, N, K: short calls, which a busy machine interrupts less often.
+HOPELESS = 0.3  # of the wanted share: below this, no further round will be enough
+#: M, N, K of timed products: calls are short, so a busy machine interrupts few of them.
 SHAPE = 84, 512, 1024
-#: What is checked: tiles of every kind fill these, and no two sizes are alike.
+#: M, N, K of checked products: multiples of every tile, all different.
 SMALL = 84, 64, 40
 
 
@@ -76,7 +76,7 @@ def check_product(answer: Answer, share: float, tile: tuple[int, int] = (0, 0)) 
 
 
 def written(name: str, got: NDArray[Any], right: NDArray[Any]) -> None:
-    """Raise Wrong where an output, which began as nan, still is that."""
+    """Raise Wrong if an element of an output, which starts as nan, is still nan."""
     untouched = np.isnan(got)
     if untouched.any():
         index = tuple(np.argwhere(untouched)[0])
@@ -88,7 +88,7 @@ def written(name: str, got: NDArray[Any], right: NDArray[Any]) -> None:
 
 
 def check_sum(answer: Answer, name: str, count: int) -> None:
-    """Check a sum over n numbers, products of ``count`` arrays; past their end stands nan."""
+    """Check a sum over n products of ``count`` arrays; nan stands past their end."""
     for n in (1000, 100, 64, 31, 17, 16, 15, 7, 1, 0):
         arrays = np.full((count, n + 64), np.nan, np.float32)
         arrays[:, :n] = np.random.default_rng(n).standard_normal((count, n))
@@ -107,14 +107,14 @@ def check_sum(answer: Answer, name: str, count: int) -> None:
 
 
 def _sums(items: NDArray[Any], arrays: NDArray[Any], got: float) -> Iterator[tuple[str, float]]:
-    """Yield what one might sum up by mistake."""
+    """Yield suspicions, each with the sum that the mistake gives."""
     n, right = len(items), float(items.sum())
     yield "the sign is wrong.", -right
     yield "x is multiplied with itself.", float((arrays[0, :n].astype(float) ** 2).sum())
     for width in (8, 16, 32, 64):
         whole = n // width * width
         if whole < n:
-            said = f"the last {n - whole} numbers are missing: n is no multiple of {width}."
+            said = f"the last {n - whole} numbers are missing: n is not a multiple of {width}."
             yield said, float(items[:whole].sum())
         if whole:
             said = f"only the last {width} and what follows: sums are overwritten, not added to."
@@ -139,7 +139,7 @@ def check_rate(
     for _ in range(ROUNDS):
         spent: list[float] = []
         while not spent or sum(spent) < SECONDS:
-            start = time.process_time()  # of one thread: a busy machine will do
+            start = time.process_time()  # CPU time of one thread: other load matters little
             work()
             spent.append(time.process_time() - start)
         rates.append(amount / max(min(spent), 1e-9))

@@ -1,4 +1,4 @@
-"""The third rung: copy what a tile reads into the order in which it reads it."""
+"""The third rung: copy a tile's operands into the order in which it reads them."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def check(answer: Answer) -> None:
     for name, x, rest, most in (("pack_a", a, [K], 14), ("pack_b", b, [N, K], 32)):
         with guarded("to", (K * most,)) as to:
             answer(name, to, x, *rest, changes=(0,))
-        smaller = {"pack_a": 6, "pack_b": 16}[name]  # of the tile in AVX2
+        smaller = {"pack_a": 6, "pack_b": 16}[name]  # size of AVX2's tile
         width = most if np.isfinite(to[K * smaller :]).any() else smaller
         right = a[:width].T if name == "pack_a" else b[:, :width]
         got = to[: K * width].reshape(K, width)

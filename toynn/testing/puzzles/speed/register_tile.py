@@ -4,7 +4,7 @@ from toynn.testing.puzzles.answer import Answer
 from toynn.testing.puzzles.puzzle import Puzzle
 from toynn.testing.puzzles.speed.measuring import check_product
 
-#: What both C puzzles of products begin with.
+#: The beginning of both C puzzles about products.
 HEAD = """\
 #include <stddef.h>
 #include <stdlib.h>
@@ -41,7 +41,7 @@ TILE = """\
 
 
 def check(answer: Answer) -> None:
-    """Check the product; loops that store c after every term reach about half of this share."""
+    """Check the product. Loops that store c after every term reach about half of this share."""
     check_product(answer, 0.4)
 
 

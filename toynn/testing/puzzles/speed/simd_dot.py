@@ -11,7 +11,7 @@ N = 2**16  # floats of x and of y: 512 KB together, which a core's L2 holds
 
 
 def check(answer: Answer) -> None:
-    """Check dot products of any length; past the end stands nan, which must not be added."""
+    """Check dot products of several lengths; nan stands past the end and must not be added."""
     check_sum(answer, "dot", 2)
     ones, other = np.ones((2, N), np.float32)
     dot = answer.function("dot")

@@ -11,7 +11,7 @@ N = 2**16  # floats: 256 KB, which a core's L2 holds
 
 
 def check(answer: Answer) -> None:
-    """Check sums of any length; past the end stands nan, which must not be read."""
+    """Check sums of several lengths; nan stands past the end and must not be added."""
     check_sum(answer, "total", 1)
     x = np.ones(N, np.float32)
     total = answer.function("total")
