@@ -86,7 +86,7 @@ def test_adapters_over_a_file_and_a_run_of_them(tmp_path, capsys):
         ("xor --values", "are shown on a page: add --html FILE"),
         ("xor --html a.html --compare batch", "XOR is recorded in one way only"),
         ("xor --html a.html --follow w3[0]", "there is no tensor 'w3'; weights are w1, w2"),
-        ("gpt2 --rank 3", "gpt2: there is no 'rank'"),
+        ("gpt2 --rank 3", "gpt2: there is no option 'rank'"),
         (
             "gpt2 --d-model 512 --layers 1 --seq 8 --html a.html --values",
             "take a smaller model, fewer tokens",
