@@ -1,8 +1,8 @@
 """Generation over a quantized file, toynn against llama.cpp on the same file and threads.
 
-The file is of random blocks of a type: a token takes as long whatever the weights are. A prompt of
-PROMPT tokens is read at once, then NEW tokens one by one behind it; toynn also reads TOGETHER
-sequences at a time, a token of each a run.
+The file holds random quantized blocks, since the values of weights do not change the time. A prompt
+of PROMPT tokens is read at once, then NEW tokens one by one. toynn also reads TOGETHER sequences at
+a time, one token of each in a run.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ COUNTS = {"prompt": PROMPT, "tokens": NEW, "together": NEW * TOGETHER}
 
 
 def write(path: Path, type: str) -> None:
-    """Write a model whose matrices are of a type."""
+    """Write a model whose matrices have a type."""
     write_file(path, SHAPE, type, tokenizer())
 
 
 def tokenizer() -> dict[str, Any]:
-    """Return metadata of a tokenizer of bytes that llama.cpp loads; no text is read with it."""
+    """Return metadata of a byte tokenizer that llama.cpp loads; no text is encoded with it."""
     from toynn.formats.tokenizer import byte_letters
 
     tokens = [*byte_letters(), "ab"]
@@ -43,7 +43,7 @@ def tokenizer() -> dict[str, Any]:
 
 
 def contestants(path: Path, n_threads: int) -> dict[str, Contestants]:
-    """Reading a prompt, and the tokens behind it, by each: calls by what they do and by whom."""
+    """Return calls that read the prompt, and calls that read the tokens after it, by contestant."""
     ids = np.random.default_rng(0).integers(0, SHAPE.vocab - 1, PROMPT + NEW).tolist()
     by = {
         "toynn": of_toynn(path, ids, n_threads, "highest"),
@@ -58,7 +58,7 @@ def contestants(path: Path, n_threads: int) -> dict[str, Contestants]:
 def of_toynn(
     path: Path, ids: list[int], n_threads: int, precision: str
 ) -> dict[str, Callable[[], object]]:
-    """Read with toynn in a precision."""
+    """Return toynn's calls at a precision."""
     import toynn
     from toynn import engines
     from toynn.formats import gguf
@@ -91,7 +91,7 @@ def of_toynn(
 
 
 def of_llama_cpp(path: Path, ids: list[int], n_threads: int) -> dict[str, Callable[[], object]]:
-    """Read with llama.cpp."""
+    """Return llama.cpp's calls."""
     from llama_cpp import Llama
 
     model = Llama(
@@ -108,7 +108,7 @@ def of_llama_cpp(path: Path, ids: list[int], n_threads: int) -> dict[str, Callab
         model.eval(ids[:PROMPT])
 
     def tokens() -> None:
-        model.n_tokens = PROMPT  # eval drops what the cache holds behind it
+        model.n_tokens = PROMPT  # eval then drops later rows of the cache
         for token in ids[PROMPT:]:
             model.eval([token])
 

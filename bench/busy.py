@@ -1,4 +1,4 @@
-"""A training step beside other busy processes, each in a session of its own as on a desktop."""
+"""A training step beside busy processes, each in its own session as on a desktop."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-SECONDS = 10.0  # of steps that are measured
+SECONDS = 10.0  # of measured steps
 LIMIT = 60  # seconds after which a busy process ends by itself
 BUSY = f"import time\nend = time.time() + {LIMIT}\nwhile time.time() < end: pass"
 

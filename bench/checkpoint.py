@@ -1,7 +1,7 @@
-"""What a checkpoint of GPT-2 124M adds to training: python bench/checkpoint.py [FOLDER]
+"""The time that checkpoints of GPT-2 124M add to training: python bench/checkpoint.py [FOLDER]
 
-Steps and checkpoints take turns; each checkpoint is waited for until it is on the disk, in FOLDER
-(default: a temporary one there where you are).
+Steps and checkpoints take turns. Each checkpoint counts until it is on the disk, in FOLDER
+(default: a temporary folder in the current one).
 """
 
 import sys

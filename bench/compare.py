@@ -1,11 +1,11 @@
 """Compare toynn with NumPy and PyTorch on this machine: ``python bench/compare.py matmul``.
 
-The contestants take turns within one run (A B C A B C ..), so that a burst of other load strikes
-all of them; each turn is an untimed call, to wake the contestant's threads, and a few timed ones.
-Each thread count runs in a process of its own, because libraries read it, and the instruction set
-that they may use, once, at import. Ratios are toynn's rate over that of the best other contestant:
-by minima of time, and by medians. Times include each one's call from Python, which is what decides
-the smallest shapes.
+The contestants take turns within one run (A B C A B C ..), so that a burst of other load hits all
+of them. A turn is an untimed call, which wakes the contestant's threads, and a few timed calls.
+Each thread count runs in its own process, because libraries read the thread count and the allowed
+instruction set only once, at import. A ratio is toynn's rate over the rate of the best other
+contestant, by minima of time and by medians. Times include the call from Python, which decides the
+smallest shapes.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from sections import SECTIONS
 
 from toynn.numerics.precision import PRECISIONS
 
-#: What limits each library to an instruction set; toynn's own levels are the keys.
+#: Variables that limit each library to an instruction set; the keys are toynn's levels.
 ISA = {
     "avx512": {
         "ATEN_CPU_CAPABILITY": "avx512",
@@ -36,7 +36,7 @@ ISA = {
 
 
 def environment(n_threads: int, isa: str | None) -> dict[str, str]:
-    """Return the variables under which all contestants use so many threads, at most that level."""
+    """Return the variables that set the threads and the highest level of all contestants."""
     inherited = {k: v for k, v in os.environ.items() if k not in {"TOYNN_ISA", *ISA["avx2"]}}
     chosen = {"TOYNN_ISA": isa, **ISA[isa]} if isa else {}
     return inherited | chosen | {"OPENBLAS_NUM_THREADS": str(n_threads)}
@@ -55,7 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     for section in options.sections:
         if section not in SECTIONS:
-            parser.error(f"no section {section}; there are {', '.join(SECTIONS)}")
+            parser.error(f"no section {section}; expected one of {', '.join(SECTIONS)}")
     for n_threads in options.threads:
         given = [str(n_threads), str(options.rounds), options.precision, options.only]
         command = [sys.executable, Path(__file__).with_name("sections.py"), *given]

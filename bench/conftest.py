@@ -1,4 +1,4 @@
-"""Time one entry of the op-case table and check its result in the same breath."""
+"""Check the result of one entry of the op-case table, then time it."""
 
 from dataclasses import replace
 from functools import lru_cache

@@ -1,7 +1,7 @@
 """Generation, toynn against PyTorch in eager mode through transformers: shapes and contestants.
 
-A call reads TOKENS tokens one by one, each the likeliest after the one before, behind a sequence of
-a given length whose keys and values are in the cache.
+A call generates TOKENS tokens one by one, always the likeliest. Keys and values of a sequence of a
+given length are in the cache already.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ TOKENS = 4
 
 
 class Decoding(NamedTuple):
-    """A Llama model with a tied head, and how many tokens are in its cache."""
+    """A Llama model with a tied head, and the number of tokens in its cache."""
 
     d_model: int
     layers: int
@@ -34,7 +34,7 @@ SHAPES = {
 
 
 def contestants(shape: Decoding, n_threads: int) -> Contestants:
-    """Return a call of each contestant, behind the same tokens."""
+    """Return a call of each contestant, after the same tokens."""
     ids = np.random.default_rng(0).integers(0, shape.vocab, shape.past).tolist()
     return {
         "toynn": toynn_decode(shape, ids, n_threads),
@@ -43,7 +43,7 @@ def contestants(shape: Decoding, n_threads: int) -> Contestants:
 
 
 def toynn_decode(shape: Decoding, ids: list[int], n_threads: int) -> Callable[[], object]:
-    """Random weights; returns the tokens."""
+    """Return toynn's call, with random weights; the call returns the tokens."""
     import toynn
 
     toynn.set_num_threads(n_threads)
@@ -66,7 +66,7 @@ def toynn_decode(shape: Decoding, ids: list[int], n_threads: int) -> Callable[[]
 
 
 def torch_decode(shape: Decoding, ids: list[int], n_threads: int) -> Callable[[], object]:
-    """Random weights of transformers' own; its default attention, float32."""
+    """Return PyTorch's call: transformers' random weights and default attention, float32."""
     import torch
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -98,7 +98,7 @@ def torch_decode(shape: Decoding, ids: list[int], n_threads: int) -> Callable[[]
         for _ in range(TOKENS):
             token = read([token])
             tokens.append(token)
-        cache.crop(-TOKENS)  # a negative number: so many rows are removed
+        cache.crop(-TOKENS)  # a negative number removes so many rows
         return tokens
 
     return decode

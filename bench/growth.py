@@ -1,4 +1,4 @@
-"""How a step grows with its sizes, and the memory that it takes."""
+"""How the time of a step grows with its sizes, and the memory that a step takes."""
 
 import subprocess
 import sys
@@ -26,28 +26,30 @@ def has_torch() -> bool:
 
 
 def work(tape: Any) -> int:
-    """Floating-point operations of a step; not of the nodes that only evaluation runs."""
+    """Return the flops of a training step, without nodes that only evaluation runs."""
     return sum(node.flops for node in tape.nodes if node.segment in tape.segments("update"))
 
 
 def attention_share(session: Any) -> float:
-    """The part of a session's time that attention takes."""
+    """Return attention's share of a session's time."""
     rows = session.profile().rows
     return sum(row.share for row in rows if row.op.startswith("attention"))
 
 
 def peak() -> int:
-    """Bytes of memory that this process held at most.
+    """Return the peak bytes of memory of this program.
 
-    Of this program alone: the ru_maxrss of a child begins with what its parent held.
+    The ru_maxrss of a child process would not do: it begins with its parent's memory.
     """
     words = Path("/proc/self/status").read_text().split()
     return int(words[words.index("VmHWM:") + 1]) * 1024
 
 
 def measured(who: str, precision: str, n_threads: int) -> list[int]:
-    """Peak bytes after import, and after three steps, in a process of its own; what was promised,
-    where that can be asked."""
+    """Return peak bytes after import and after three steps, and the promised bytes (0: unknown).
+
+    The steps run in another process.
+    """
     command = [sys.executable, __file__, who, precision, str(n_threads)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [int(word) for word in done.stdout.split()]

@@ -1,6 +1,6 @@
-"""The ideas of docs/performance.md beyond the product: each timed without it, and with it.
+"""The ideas of docs/performance.md beyond the matrix product, each timed without and with it.
 
-``python bench/ideas.py``. What comes before is plain: NumPy, or toynn's own kernels one by one.
+``python bench/ideas.py``. The version without it is plain: NumPy, or toynn's kernels one by one.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from toynn.graph.tape import Role
 from toynn.testing import steps
 from toynn.testing.race import race
 
-#: What is compared, how it is done before and after, and how much of their results may differ.
+#: A title, and the calls without and with the idea.
 Idea = tuple[str, Callable[[], object], Callable[[], object]]
 
 
@@ -25,7 +25,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def epilogue(n_threads: int) -> Idea:
-    """Bias and GELU while a block of the product is in cache, or each in a pass of its own."""
+    """Bias and GELU while a block of the product is in cache, or in separate passes."""
     M, N, K = 256, 3072, 768
     x, w, b, y, pre, sums = normal(M, K), normal(N, K), normal(N), *np.empty((3, M, N), np.float32)
     matmul, gelu = kernels.matmul, kernels.gelu
@@ -42,7 +42,7 @@ def epilogue(n_threads: int) -> Idea:
 
 
 def gemv(n_threads: int) -> Idea:
-    """A row of y as dot products with w as stored, or, as for four rows, with w packed."""
+    """One row of y by dot products with w as stored, or four rows with w packed."""
     N, K = 5632, 2048
     w, x, y = normal(N, K), normal(4, K), np.empty((4, N), np.float32)
     product = partial(kernels.matmul.forward, b=None, n_threads=n_threads)
@@ -85,7 +85,7 @@ def adamw(n_threads: int) -> Idea:
 
 
 def program(n_threads: int) -> Idea:
-    """The kernels of a tiny step from one loop in C, or as many of the cheapest Python calls."""
+    """The kernels of a tiny step called by one loop in C, or by as many Python calls."""
     shape = steps.SHAPES["d64_L2_T32_B1"]
     recipe = steps.gpt2_recipe(shape)
     session = recipe.engine.session
@@ -107,7 +107,7 @@ IDEAS = (epilogue, gemv, attention, adamw, program)
 
 
 def show_memory() -> None:
-    """Print what the activations of a step take, each with memory of its own or planned."""
+    """Print the memory of a step's activations, each stored separately or in one planned arena."""
     session = steps.gpt2_recipe(steps.SHAPES["gpt2_124m_T64_B4"]).engine.session
     used = {tensor.root for node in session.tape.nodes for tensor in node.tensors if tensor}
     apart = sum(tensor.nbytes for tensor in used if tensor.role is Role.ACTIVATION)

@@ -1,9 +1,9 @@
 """The ladder of docs/performance.md: a matrix product, from a triple loop to toynn's kernel.
 
 ``python bench/ladder.py`` compiles each rung with the system's C compiler, checks it against a
-float64 product by NumPy, and times it at one shape: C (M,N) = A (M,K) B (K,N), which is how a
-linear layer gets dx from dy and w. Each rung is the one before and one idea; ``--show`` prints its
-C. The last ones are toynn's own kernel, at each ISA level of this CPU.
+float64 product by NumPy, and times it at one shape. The product is C (M,N) = A (M,K) B (K,N), by
+which a linear layer computes dx from dy and w. Each rung adds one idea to the rung before;
+``--show`` prints its C. The last rungs are toynn's kernel at each ISA level of this CPU.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from toynn.testing.limits import measure
 
 GEMM = Path(__file__).parents[1] / "toynn" / "_kernels" / "gemm"  # gemm.h
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-ffp-contract=fast", "-fopenmp"]
-SHAPE = 252, 1024, 4096  # M, N, K: as many rows as whole tiles fill at every level
-TOLERANCE = 1e-5  # of the largest element: float32 sums of 4096 terms
+SHAPE = 252, 1024, 4096  # M, N, K: whole tiles fill C at every level
+TOLERANCE = 1e-5  # relative to the largest element: float32 sums of 4096 terms
 
-#: What all rungs share: C (M,N) = A (M,K) B (K,N), row after row. Sizes are such that whole tiles
-#: of MR x NR fill C, and whole blocks of KC terms a sum. V, MR, NR are those of toynn's own tile.
+#: The code that all rungs share: C (M,N) = A (M,K) B (K,N), stored row by row. Whole tiles of
+#: MR x NR fill C, and whole blocks of KC terms fill a sum. V, MR and NR are those of toynn's tile.
 HEAD = r"""
 #include <stdlib.h>
 #include <string.h>
@@ -143,7 +143,7 @@ def text(name: str) -> str:
 
 
 def compiled(name: str, folder: Path) -> Callable[..., None]:
-    """Compile a rung into a shared library of its own, and load it."""
+    """Compile a rung into a shared library, and load it."""
     source, library = folder / "rung.c", folder / f"{name.replace(' ', '_')}.so"
     source.write_text(text(name))
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
@@ -162,7 +162,7 @@ def compiled(name: str, folder: Path) -> Callable[..., None]:
 
 
 def of_toynn(level: str, precision: str) -> Callable[..., None]:
-    """Return toynn's product at a level."""
+    """Return toynn's product at an ISA level."""
     module = kernels.load("matmul", level)
 
     def call(c: np.ndarray, a: np.ndarray, b: np.ndarray, n_threads: int) -> None:
@@ -179,7 +179,7 @@ def timed(
     n_threads: int,
     seconds: float,
 ) -> tuple[float, float]:
-    """Call for so many seconds; return the best time, and the error beside the largest element."""
+    """Call for so many seconds; return the best time and the relative error."""
     c = np.full(exact.shape, np.nan, np.float32)
     spent: list[float] = []
     while sum(spent) < seconds:
@@ -190,7 +190,7 @@ def timed(
 
 
 def climb(n_threads: int, seconds: float) -> None:
-    """Check and time each rung for so long; print GFLOP/s, and the share of the machine's peak."""
+    """Check and time each rung; print GFLOP/s, and the share of the machine's peak."""
     M, N, K = SHAPE
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((M, K), np.float32), rng.standard_normal((K, N), np.float32)

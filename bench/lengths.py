@@ -1,7 +1,7 @@
-"""What reads a sequence, forward and backward, as the sequence grows: cost that is linear or not.
+"""The cost of layers that read a sequence, forward and backward, as the sequence grows.
 
-Attention over all keys, attention with a window, the gated delta rule, and Mamba 2's state space,
-each with as many heads and channels; a window and states of 512 rows and 128 x 64 numbers.
+Four kinds are compared, with equal heads and channels: attention over all keys, attention with a
+window of 512 rows, the gated delta rule, and Mamba 2's state space. States are 128 x 64 numbers.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def _ssd(T: int) -> Callable[[], None]:
 
 
 def steps(T: int) -> dict[str, Callable[[], None]]:
-    """Return forward and backward of each, over a sequence of T rows."""
+    """Return forward and backward of each kind, over a sequence of T rows."""
     return {
         "attention": _attention(T, 0),
         f"window {WINDOW}": _attention(T, WINDOW),

@@ -1,6 +1,6 @@
-"""Loading a gigabyte of float32 from a GGUF file: what mapping costs, and what the first logits do.
+"""Loading a gigabyte of float32 from a GGUF file: the cost of mapping and of the first logits.
 
-The weights are random, written a matrix at a time into a temporary folder, and gone afterwards.
+The weights are random. They are written to a temporary folder, which is removed afterwards.
 """
 
 import mmap
@@ -51,13 +51,13 @@ def draw(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def resident() -> float:
-    """Megabytes of this process that are in memory, those of mapped files included."""
+    """Return the megabytes of this process in memory, mapped files included."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE / 1e6
 
 
 @contextmanager
 def row(name: str) -> Iterator[None]:
-    """Print how long something takes, and by how much the process grows."""
+    """Print the time of the body, and by how much the process grows."""
     before, begin = resident(), time.perf_counter()
     yield
     seconds = time.perf_counter() - begin
@@ -65,7 +65,7 @@ def row(name: str) -> Iterator[None]:
 
 
 def rows(path: Path) -> None:
-    """Print the rows of one loading."""
+    """Load the file once; print a row for each part."""
     with row("mapping alone"), path.open("rb") as opened:
         bare = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     bare.close()
@@ -79,14 +79,14 @@ def rows(path: Path) -> None:
 
 
 def forget(path: Path) -> None:
-    """Ask the system to drop what it holds of a file."""
+    """Ask the system to drop a file from its cache."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def loads(folder: Path) -> dict[str, Callable[[], None]]:
-    """Return what to run, by name: the file in the system's cache, and on the disk alone."""
+    """Return functions that load the file: from the system's cache, and from the disk."""
     path = folder / "gigabyte.gguf"
     print(f"a file of {write(path) / 1e9:.2f} GB, float32")
 

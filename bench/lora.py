@@ -1,8 +1,8 @@
 """A LoRA step over a quantized file, toynn against PEFT: shapes, synthetic files, contestants.
 
-toynn maps a file of Q8_0; PEFT has the model in float32, and in bfloat16. One sequence; the files
-are those of toynn/testing/lora_step.py.
-Likewise toynn over files of each type against toynn over Q8_0.
+toynn maps a Q8_0 file; PEFT holds the model in float32 or in bfloat16. A step has one sequence. The
+files come from toynn/testing/lora_step.py. toynn over files of each type is also compared with
+toynn over Q8_0.
 """
 
 import subprocess
@@ -37,7 +37,7 @@ ROWS = (1, 32, 256, 512)
 
 
 def toynn_calls(recipe: Any, shape: Shape) -> Contestants:
-    """A step, and its forward pass alone."""
+    """Return a step, and its forward pass alone."""
     import toynn
 
     ids, labels = batch(shape)
@@ -53,7 +53,7 @@ def toynn_calls(recipe: Any, shape: Shape) -> Contestants:
 def peft_model(shape: Shape, dtype: str, n_threads: int, nf4: bool = False) -> Any:
     """Make the same model in PyTorch, with PEFT's adapters in float32.
 
-    With nf4, bitsandbytes keeps the weights of linear layers, but for the head, in 4 bits.
+    With nf4, bitsandbytes stores the weights of linear layers, except the head, in 4 bits.
     """
     import torch
     from peft import LoraConfig, get_peft_model
@@ -83,7 +83,7 @@ def peft_model(shape: Shape, dtype: str, n_threads: int, nf4: bool = False) -> A
 
 
 def _to_nf4(model: Any) -> None:
-    """Put bitsandbytes' layers in place of the linear ones."""
+    """Replace the linear layers by bitsandbytes' layers."""
     import bitsandbytes
     import torch
 
@@ -104,7 +104,7 @@ def _to_nf4(model: Any) -> None:
 
 
 def peft_step(shape: Shape, dtype: str, n_threads: int) -> Callable[[], object]:
-    """Make the same step in PyTorch: fused attention and AdamW."""
+    """Make the same step in PyTorch, with fused attention and fused AdamW."""
     import torch
 
     model = peft_model(shape, dtype, n_threads)
@@ -124,14 +124,13 @@ def peft_step(shape: Shape, dtype: str, n_threads: int) -> Callable[[], object]:
 
 
 def anonymous() -> int:
-    """Bytes of this process that lie in no file."""
+    """Return the bytes of this process that are not mapped from files."""
     words = Path("/proc/self/smaps_rollup").read_text().split()
     return int(words[words.index("Anonymous:") + 1]) * 1024
 
 
 def private_memory(path: Path, name: str, n_threads: int) -> tuple[int, int]:
-    """Return bytes beside the mapping that two steps take, in a process of their own; and
-    what was promised."""
+    """Return the bytes, without the mapping, of two steps in another process; and the promise."""
     command = [sys.executable, __file__, str(path), name, str(n_threads)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     taken, promised = map(int, done.stdout.split())

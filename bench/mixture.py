@@ -1,9 +1,9 @@
 """A LoRA step over a mixture of experts: files, contestants.
 
-32 experts, of which a token uses 4, and which together are as wide as SmolLM2-135M's MLP: beside it
-the dense model of that size, what it takes to read the used experts once, and PEFT in transformers.
-Files hold random Q8_0 blocks; blocks of the model only, behind a table of 1024 tokens, so that the
-head, which is the same in all, hides nothing. Adapters of rank 8 on attention.
+A token uses 4 of 32 experts; these 4 together are as wide as SmolLM2-135M's MLP. The contestants
+are the dense model of that size, one pass that reads the experts, and PEFT in transformers. Files
+hold random Q8_0 blocks. The vocabulary has only 1024 tokens, so that the head, which is the same
+for all, does not hide differences. Adapters have rank 8, on attention.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def _step(path: Path) -> Callable[[], float]:
 
 
 def contestants(folder: Path) -> Contestants:
-    """Steps of the mixture and of the dense model, and reading the experts once."""
+    """Return steps of the mixture and of the dense model, and a pass that reads the experts."""
     for name, cfg in (("mixture", MIXTURE), ("dense", DENSE)):
         write_file(folder / f"{name}.gguf", cfg)
     with gguf.open(folder / "mixture.gguf") as file:

@@ -19,9 +19,10 @@ SHAPE = Shape(768, 4, 12, 4, 1536, 1024, True, 512)
 
 
 def prepacked(n_threads: int, rounds: int, only: str) -> None:
-    """Time of LoRA steps with prepack="never" over the time with "always".
+    """Print the time of LoRA steps with prepack="never" over the time with "always".
 
-    By minima/medians of turns. On one thread it is CPU time, so that a busy machine will do.
+    Ratios are of minima/medians of turns. On one thread it is CPU time, so other load matters
+    little.
     """
     toynn.set_num_threads(n_threads)
     clock = time.process_time if n_threads == 1 else time.perf_counter

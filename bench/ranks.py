@@ -1,9 +1,9 @@
-"""What adding gradients costs: ``mpiexec -n 2 python bench/ranks.py``, one thread a rank.
+"""The cost of adding gradients: ``mpiexec -n 2 python bench/ranks.py``, one thread per rank.
 
-For each shape the time of a step as it is expected before the first one, what it then takes, and
-the parts of it: the sum of the gradients, and waiting for the other ranks. One machine shows
-whether the model holds, and what a sum costs in memory; not how several machines scale. Beside
-other load the medians of some runs say more than one (--rounds).
+For each shape it prints the expected time of a step, the measured time, and two parts of it: the
+sum of the gradients, and waiting for other ranks. One machine shows whether the cost model holds,
+and what a sum costs in memory; it does not show how several machines scale. Beside other load, use
+the medians of several runs (--rounds).
 """
 
 import argparse
@@ -27,7 +27,7 @@ from toynn.train.ranks import RankLoop
 
 
 def gpt2(width: int, layers: int, seq: int, batch: int, vocab: int) -> Any:
-    """Make GPT-2 of a shape."""
+    """Return a GPT-2 recipe of a shape, and its data."""
     heads = max(1, width // 64)
     config = toynn.GPT2Config(vocab, width, heads, 4 * width, layers, seq)
     recipe = toynn.recipes.GPT2()
@@ -36,7 +36,7 @@ def gpt2(width: int, layers: int, seq: int, batch: int, vocab: int) -> Any:
 
 
 def lora(folder: Path) -> Any:
-    """Make adapters of rank 8, everywhere, over a Q8_0 file of SmolLM2-135M's shape."""
+    """Return a recipe of adapters, rank 8 on all matrices of a Q8_0 SmolLM2-135M, and its data."""
     shape, path = SHAPES["smollm2_135m_T256"], folder / "base.gguf"
     if toynn.distributed.rank() == 0 and not path.exists():
         write_file(path, shape)
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[int, Callable[[Path], Any]]] = {
 
 
 def rounds(make: Callable[[], Any], steps: int, count: int, order: str) -> Iterator[list[float]]:
-    """Yield expected and taken seconds of a step, its sum's and its wait's, for each round."""
+    """Yield for each round a step's expected and measured seconds, and those of sum and waiting."""
     recipe, data = make()
     for _ in range(count):
         trainer = Trainer(
@@ -74,7 +74,7 @@ def rounds(make: Callable[[], Any], steps: int, count: int, order: str) -> Itera
 
 
 def main() -> None:
-    """Run the cases asked for."""
+    """Run the chosen cases."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="part of a case's name")
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,9 +1,9 @@
 """LoRA on examples of natural lengths, toynn against PEFT and bitsandbytes: an epoch of each.
 
-Only the answer of an example has loss; lengths are log-normal, as in public instruction data,
-and the same in every run. toynn packs examples into rows of T tokens. PEFT has batches of examples
-in random order, each padded to its own longest one; and the rows that toynn has, which transformers
-keeps apart by positions that begin anew. All have about as many tokens in a step.
+Only the answers have loss. Lengths are log-normal, as in public instruction data, and the same in
+every run. toynn packs examples into rows of T tokens. PEFT runs twice: on batches of examples in
+random order, padded to the longest one; and on toynn's packed rows, where transformers separates
+examples by positions that start again at 0. All have about as many tokens in a step.
 """
 
 import json
@@ -26,22 +26,22 @@ from toynn.data.packing import PackedExamples
 
 SHAPE = lora.Shape(576, 5, 9, 3, 1536, 32000, True, 512)
 COUNT, BATCH = 64, 2  # examples; rows of T tokens in a step
-AT_A_TIME = 4  # examples in a step of who pads
+AT_A_TIME = 4  # examples in a step with padding
 SHORTEST, LONGEST, MEDIAN, SPREAD = 24, 448, 145, 0.6  # tokens of an example
 FILLERS = SHAPE.vocab - 256  # tokens of the tokenizer that no text has
 IGNORED = -100
-STEPS = 3  # of which the peak of memory is taken
+STEPS = 3  # steps whose peak memory is measured
 
 
 class Epoch(NamedTuple):
-    """One pass through the examples, a step at a time; and how much of a batch is filled."""
+    """One pass through the examples, in steps; and the filled share of the batches."""
 
     steps: list[Callable[[], object]]
     filled: float
 
 
 def lengths(count: int = COUNT, seed: int = 0) -> NDArray[np.int64]:
-    """Tokens of the prompt and of the answer of each example (count, 2)."""
+    """Return the tokens of each example's prompt and answer (count, 2)."""
     rng = np.random.default_rng(seed)
     whole = np.exp(rng.normal(np.log(MEDIAN), SPREAD, count)).clip(SHORTEST, LONGEST)
     answer = np.rint(whole * rng.uniform(0.2, 0.8, count)).clip(8)
@@ -49,7 +49,7 @@ def lengths(count: int = COUNT, seed: int = 0) -> NDArray[np.int64]:
 
 
 def examples(seed: int = 0) -> Examples:
-    """Examples of random tokens."""
+    """Return examples of random tokens."""
     rng, found = np.random.default_rng(seed), Examples(SHAPE.T)
     for prompt, answer in lengths().tolist():
         ids = rng.integers(0, SHAPE.vocab, prompt + answer).tolist()
@@ -65,7 +65,7 @@ def rows() -> Iterator[Any]:
 
 
 def padded() -> Iterator[dict[str, Any]]:
-    """Yield batches of some examples in random order, each filled up to the longest in it."""
+    """Yield batches of AT_A_TIME examples in random order, padded to the longest one."""
     found = examples()
     order = np.random.default_rng(0).permutation(len(found)).tolist()
     for start in range(0, len(order), AT_A_TIME):
@@ -80,7 +80,7 @@ def padded() -> Iterator[dict[str, Any]]:
 
 
 def flattened() -> Iterator[dict[str, Any]]:
-    """Yield toynn's batches as one row each, whose positions say where examples begin."""
+    """Yield toynn's batches as one row each; positions start again at 0 in each example."""
     for batch in rows():
         names = "input_ids", "position_ids", "labels"
         arrays = dict(zip(names, batch, strict=False))
@@ -91,7 +91,7 @@ def flattened() -> Iterator[dict[str, Any]]:
 
 
 def of_toynn(precision: str) -> Callable[[Path, int], Epoch]:
-    """Make toynn's epoch in a precision."""
+    """Return a function that makes toynn's epoch at a precision."""
 
     def make(path: Path, n_threads: int) -> Epoch:
         import toynn
@@ -117,7 +117,7 @@ def of_toynn(precision: str) -> Callable[[Path, int], Epoch]:
 def of_peft(
     dtype: str, batches: Callable[[], Iterator[dict[str, Any]]], nf4: bool = False
 ) -> Callable[[Path, int], Epoch]:
-    """Make PEFT's epoch over a model in a type, or one whose linear layers are nf4."""
+    """Return a function that makes PEFT's epoch: a model in a dtype, or with nf4 linear layers."""
 
     def make(_: Path, n_threads: int) -> Epoch:
         import torch
@@ -159,7 +159,7 @@ CONTESTANTS = {
 
 
 def missing(who: str) -> str | None:
-    """Return why a contestant cannot take part, if it cannot."""
+    """Return why a contestant cannot take part; None if it can."""
     if who == "toynn int8" and not matmul.multiplies_quads():
         return "this CPU has neither AVX512_VNNI nor AVX_VNNI"
     needs = ["torch", "transformers", "peft"] if who.startswith("PEFT") else []
@@ -169,7 +169,7 @@ def missing(who: str) -> str | None:
 
 
 def learned(who: str) -> int:
-    """Return how many labels of an epoch count."""
+    """Return the number of valid labels in an epoch."""
     if who.startswith("toynn") or "packed" in who:
         return sum(batch.rows for batch in rows())
     return examples().labels
@@ -178,7 +178,7 @@ def learned(who: str) -> int:
 def seconds(
     epochs: dict[str, Epoch], rounds: int, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
-    """Return the seconds of each contestant's epochs, whose steps they take in turns."""
+    """Let the contestants take their steps in turns; return the seconds of each one's epochs."""
     for epoch in epochs.values():
         epoch.steps[0]()
     times: dict[str, list[float]] = {who: [] for who in epochs}
@@ -197,7 +197,7 @@ def seconds(
 
 
 def peak(path: Path, who: str, n_threads: int) -> int:
-    """Return the bytes that a process of its own takes at most for some steps, imports apart."""
+    """Return the peak bytes of STEPS steps in another process, without those of imports."""
     command = [sys.executable, __file__, str(path), who, str(n_threads)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     before, most = map(int, done.stdout.split()[-2:])
@@ -208,7 +208,7 @@ def peak(path: Path, who: str, n_threads: int) -> int:
 
 
 def tokenizer() -> dict[str, Any]:
-    """Return metadata of a tokenizer of bytes, with as many tokens as the model has."""
+    """Return metadata of a byte tokenizer with as many tokens as the model."""
     from toynn.formats.tokenizer import byte_letters
 
     tokens = [*byte_letters(), "ab", *(f"<unused {n}>" for n in range(FILLERS - 2)), "<end>"]
@@ -225,7 +225,7 @@ def tokenizer() -> dict[str, Any]:
 
 
 def write_texts(folder: Path) -> None:
-    """Write examples of letters, a token each: train.jsonl, and a few in valid.jsonl."""
+    """Write examples of letters, one token each, to train.jsonl and a few to valid.jsonl."""
     rng, letters = np.random.default_rng(0), np.array(list("cdefghijklmnopqrstuvwxyz "))
     for name, found in (("train", lengths()), ("valid", lengths(8, seed=1))):
         with (folder / f"{name}.jsonl").open("w") as file:
@@ -236,7 +236,7 @@ def write_texts(folder: Path) -> None:
 
 
 def through_the_command_line(path: Path, folder: Path, n_threads: int) -> dict[str, float]:
-    """Return what one epoch takes from start to adapter: seconds, and the figures of its report."""
+    """Return the seconds of one epoch, from start to adapter, and the figures of its report."""
     write_texts(folder)
     words = ["train", "lora", "--model", path, "--data", folder, "--out", folder / "run"]
     words += ["--epochs", 1, "--batch", BATCH, "--seq", SHAPE.T, "--targets", "all-linear"]

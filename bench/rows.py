@@ -1,4 +1,4 @@
-"""What the sections of compare.py print, and by which clock."""
+"""The rows that the sections of compare.py print, and their clock."""
 
 import statistics
 import time
@@ -16,7 +16,7 @@ def best_and_usual(times: dict[str, list[float]]) -> tuple[dict[str, float], dic
 
 
 def clock_of(n_threads: int) -> Callable[[], float]:
-    """Return CPU time's clock for one thread, so that a busy machine will do, else the wall's."""
+    """Return the clock of CPU time for one thread (other load matters little), else wall time."""
     return time.process_time if n_threads == 1 else time.perf_counter
 
 

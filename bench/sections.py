@@ -1,4 +1,4 @@
-"""The sections of compare.py, which starts this file: rows of contestants that take turns."""
+"""The sections of compare.py, which starts this file; contestants take turns."""
 
 import sys
 
@@ -39,7 +39,7 @@ SECTIONS = {
 
 
 def main() -> None:
-    """Run sections as compare.py asks: threads, rounds, precision, part of a name, sections."""
+    """Run sections; arguments: threads, rounds, precision, part of a name, sections."""
     n_threads, rounds, precision, only, *names = sys.argv[1:]
     toynn.set_float32_matmul_precision(precision)
     for name in names:

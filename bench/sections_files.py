@@ -13,7 +13,7 @@ from toynn.testing.race import race
 
 
 def decode(n_threads: int, rounds: int, only: str) -> None:
-    """Tokens per second of generation, one at a time over a cache of keys and values."""
+    """Print tokens per second of generation, one token at a time with a KV cache."""
     print(f"{'tokens/s, best/median':28}{'toynn':>18}{'torch':>18}   toynn/torch", flush=True)
     for name, shape in decoding.SHAPES.items():
         if only not in name:
@@ -29,9 +29,9 @@ def decode(n_threads: int, rounds: int, only: str) -> None:
 
 
 def generation(n_threads: int, rounds: int, only: str) -> None:
-    """Tokens per second of prompts and of generation over quantized files, beside llama.cpp.
+    """Print tokens per second of prompts and generation over quantized files, beside llama.cpp.
 
-    On one thread it is CPU time, so that a busy machine will do.
+    On one thread it is CPU time, so other load matters little.
     """
     clock = clock_of(n_threads)
     columns = "".join(f"{who:>16}" for who in ("toynn", "toynn medium", "llama.cpp"))
@@ -45,14 +45,14 @@ def generation(n_threads: int, rounds: int, only: str) -> None:
                 _, usual = best_and_usual(times)
                 count = beside_llama_cpp.COUNTS[what]
                 row = "".join(f"{count / seconds:16.1f}" for seconds in usual.values())
-                if "llama.cpp" in usual:  # it is not asked for several sequences
+                if "llama.cpp" in usual:  # it does not read several sequences here
                     ratios = [usual["llama.cpp"] / usual[who] for who in ("toynn", "toynn medium")]
                     row += f"{ratios[0]:10.2f}{ratios[1]:8.2f}"
                 print(f"{f'{name} {what}':18}{row}", flush=True)
 
 
 def load(n_threads: int, rounds: int, only: str) -> None:
-    """Print how long a model in a file of a gigabyte takes to open, and to its first logits."""
+    """Print the time to open a model of a gigabyte, and to its first logits."""
     toynn.set_num_threads(n_threads)
     with tempfile.TemporaryDirectory() as folder:
         for name, show in loading.loads(Path(folder)).items():

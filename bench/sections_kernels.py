@@ -15,7 +15,7 @@ from toynn.testing.race import Contestants, race
 
 
 def shapes() -> dict[str, dict[str, int]]:
-    """Sizes of the products: those of the case table with float weights, and of larger batches."""
+    """Return sizes of products: the case table's with float weights, and larger batches."""
     found = {name: sizes for name, sizes in CASES["matmul"].bench.items() if "type" not in sizes}
     for name in [name for name in found if name.startswith("gpt2")]:
         found[f"{name}_1024"] = found[name] | {"M": 1024}
@@ -26,7 +26,7 @@ def shapes() -> dict[str, dict[str, int]]:
 
 
 def products(M: int, N: int, K: int, n_threads: int) -> dict[str, Contestants]:
-    """The three products of a linear layer, each contestant writing into an array it is given."""
+    """Return the three products of a linear layer; contestants write into given arrays."""
     import torch
 
     rng = np.random.default_rng(7)
@@ -55,7 +55,7 @@ def products(M: int, N: int, K: int, n_threads: int) -> dict[str, Contestants]:
 
 
 def medium(n_threads: int, rounds: int, only: str) -> None:
-    """The products in bfloat16: toynn's medium and highest, and PyTorch's with casts."""
+    """Race products in bfloat16: toynn's medium and highest, and PyTorch's with casts."""
     import torch
 
     torch.set_num_threads(n_threads)
@@ -65,7 +65,7 @@ def medium(n_threads: int, rounds: int, only: str) -> None:
     for name, sizes in shapes().items():
         M, N, K = sizes["M"], sizes["N"], sizes["K"]
         if only not in name or M * N * K <= 1 << 21 or M <= 3:
-            continue  # float32 in any precision
+            continue  # computed in float32 at any precision
         x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((M, K), (N, K), (M, N)))
         y, dx, dw = np.empty_like(dy), np.empty_like(x), np.empty_like(w)
         tx, tw, tdy = map(torch.from_numpy, (x, w, dy))
@@ -86,7 +86,7 @@ def medium(n_threads: int, rounds: int, only: str) -> None:
 
 
 def matmul(n_threads: int, rounds: int, only: str) -> None:
-    """The products at the shapes of the case table, those of GPT-2 with 1024 rows too."""
+    """Race products at the case table's shapes; GPT-2's also with 1024 rows."""
     heading(["toynn", "numpy", "torch"])
     ratios = []
     for name, sizes in shapes().items():
@@ -100,7 +100,7 @@ def matmul(n_threads: int, rounds: int, only: str) -> None:
 
 
 def stored(n_threads: int, rounds: int, only: str) -> None:
-    """Products with weights in blocks: their times over that with float32 weights."""
+    """Print the times of products with quantized weights over the time with float32 weights."""
     names = ["F32", *(name for name in TYPES if name != "F32" and only.upper() in name)]
     rng = np.random.default_rng(7)
     print(f"{'ms with F32, then times that':42}" + "".join(f"{name:>8}" for name in names))
@@ -132,7 +132,7 @@ def stored(n_threads: int, rounds: int, only: str) -> None:
 def attentions(
     B: int, T: int, H: int, D: int, causal: bool, n_threads: int
 ) -> dict[str, Contestants]:
-    """Attention without gradient and with it; PyTorch's is its fused one."""
+    """Return attention without and with gradients; PyTorch's is its fused attention."""
     import torch
 
     rng = np.random.default_rng(7)
@@ -167,7 +167,7 @@ def attentions(
 
 
 def attention(n_threads: int, rounds: int, only: str) -> None:
-    """Attention at the shapes of the case table that have as many heads of k and v as of q."""
+    """Race attention at the case table's shapes with as many heads of k and v as of q."""
     heading(["toynn", "torch"])
     ratios = []
     for name, sizes in CASES["attention"].bench.items():

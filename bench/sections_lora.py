@@ -1,4 +1,4 @@
-"""Fine-tuning over quantized files: steps, an epoch, each type, what precision costs."""
+"""Fine-tuning over quantized files: steps, an epoch, each type, the cost of precision."""
 
 import statistics
 import tempfile
@@ -18,7 +18,7 @@ from toynn.testing.race import race
 
 
 def lora(n_threads: int, rounds: int, only: str) -> None:
-    """A LoRA step over a Q8_0 file, against PEFT in float32 and bfloat16."""
+    """Race LoRA steps over a Q8_0 file with PEFT in float32 and bfloat16."""
     toynn.set_num_threads(n_threads)
     for name, shape in tuning.SHAPES.items():
         if only not in name:
@@ -70,9 +70,9 @@ def precisions(n_threads: int, rounds: int, only: str) -> None:
 
 
 def experts(n_threads: int, rounds: int, only: str) -> None:
-    """A LoRA step over a mixture of experts, against the dense model of the active size and PEFT.
+    """Race LoRA steps over a mixture with the dense model of the active size and with PEFT.
 
-    On one thread it is CPU time, so that a busy machine will do.
+    On one thread it is CPU time, so other load matters little.
     """
     toynn.set_num_threads(n_threads)
     clock = clock_of(n_threads)
@@ -89,9 +89,9 @@ def experts(n_threads: int, rounds: int, only: str) -> None:
 
 
 def real(n_threads: int, rounds: int, only: str) -> None:
-    """An epoch of LoRA on examples of natural lengths, against PEFT and bitsandbytes.
+    """Race an epoch of LoRA on examples of natural lengths with PEFT and bitsandbytes.
 
-    On one thread it is CPU time, so that a busy machine will do.
+    On one thread it is CPU time, so other load matters little.
     """
     clock = clock_of(n_threads)
     with tempfile.TemporaryDirectory() as folder:
@@ -124,9 +124,9 @@ def real(n_threads: int, rounds: int, only: str) -> None:
 
 
 def types(n_threads: int, rounds: int, only: str) -> None:
-    """LoRA steps over each type: their times over that over Q8_0, by minima/medians of turns.
+    """Print the times of LoRA steps over each type over the time with Q8_0, by minima/medians.
 
-    On one thread it is CPU time, so that a busy machine will do.
+    On one thread it is CPU time, so other load matters little.
     """
     toynn.set_num_threads(n_threads)
     clock = clock_of(n_threads)
@@ -155,5 +155,5 @@ def types(n_threads: int, rounds: int, only: str) -> None:
 
 
 def seeds(n_threads: int, rounds: int, only: str) -> None:
-    """Validation losses of LoRA in each precision, on three seeds."""
+    """Print validation losses of LoRA at each precision, for three seeds."""
     learning.table(n_threads)

@@ -1,4 +1,4 @@
-"""Whole training steps of GPT-2, Llama and ViT models, as they are and as one size grows."""
+"""Whole training steps of GPT-2, Llama and ViT models, also as one size grows."""
 
 import statistics
 import time
@@ -14,7 +14,7 @@ from toynn.testing.race import race
 
 
 def race_steps(shapes: str, n_threads: int, rounds: int, only: str) -> None:
-    """Print milliseconds of a whole training step, and PyTorch's time over toynn's."""
+    """Print milliseconds of a training step, and PyTorch's time over toynn's."""
     for name, shape in getattr(steps, shapes).items():
         if only not in name:
             continue
@@ -34,22 +34,22 @@ def race_steps(shapes: str, n_threads: int, rounds: int, only: str) -> None:
 
 
 def tiny(n_threads: int, rounds: int, only: str) -> None:
-    """A training step of a model so small that what lies between the kernels counts."""
+    """Race a training step of a model so small that the time between kernels matters."""
     race_steps("TINY", n_threads, rounds, only)
 
 
 def step(n_threads: int, rounds: int, only: str) -> None:
-    """A training step of GPT-2 models, up to 124M parameters."""
+    """Race training steps of GPT-2 models, up to 124M parameters."""
     race_steps("STEPS", n_threads, rounds, only)
 
 
 def llama(n_threads: int, rounds: int, only: str) -> None:
-    """A training step of Llama models, up to the shape of SmolLM2-135M."""
+    """Race training steps of Llama models, up to the shape of SmolLM2-135M."""
     race_steps("LLAMA", n_threads, rounds, only)
 
 
 def vit(n_threads: int, rounds: int, only: str) -> None:
-    """A training step of ViT-Tiny at 224 pixels."""
+    """Race training steps of ViT-Tiny at 224 pixels."""
     race_steps("VIT", n_threads, rounds, only)
 
 
@@ -67,7 +67,7 @@ def families(n_threads: int, rounds: int, only: str) -> None:
 
 
 def scaling(n_threads: int, rounds: int, only: str) -> None:
-    """A step as one size of a GPT-2 grows: its time, time per flop, and attention's part of it."""
+    """Print a step's time, rate and share of attention as one size of a GPT-2 grows."""
     names = list(steps.contestants(growth.BASE, n_threads, torch=growth.has_torch()))
     columns = "".join(f"{who:>12}" for who in names)
     print(f"{growth.BASE}; ms, best")
@@ -88,7 +88,7 @@ def scaling(n_threads: int, rounds: int, only: str) -> None:
 
 
 def memory(n_threads: int, rounds: int, only: str) -> None:
-    """The most memory that three steps of GPT-2 124M take, each in a process of its own."""
+    """Print the peak memory of three steps of GPT-2 124M, each contestant in its own process."""
     print(f"{growth.MEMORY}, GB{'at most':>12}{'of it after import':>20}{'promised':>10}")
     for who in ("toynn", "torch"):
         for precision in ("highest", "medium"):
@@ -98,7 +98,7 @@ def memory(n_threads: int, rounds: int, only: str) -> None:
 
 
 def busy(n_threads: int, rounds: int, only: str) -> None:
-    """Mean milliseconds of toynn's steps alone, and beside one and two busy processes."""
+    """Print mean milliseconds of toynn's steps alone, and beside one and two busy processes."""
     print(f"{'ms per step, mean':28}{'alone':>10}{'beside 1':>10}{'beside 2':>10}", flush=True)
     for name, shape in steps.STEPS.items():
         if only not in name:
@@ -109,7 +109,7 @@ def busy(n_threads: int, rounds: int, only: str) -> None:
 
 
 def lengths(n_threads: int, rounds: int, only: str) -> None:
-    """What reads a sequence: microseconds of CPU time a row, as the sequence grows."""
+    """Print microseconds of CPU time a row of attention and delta rule as the sequence grows."""
     print(f"{'us a row, best/median':24}" + "".join(f"{f'{T} rows':>18}" for T in growing.LENGTHS))
     rows: dict[str, str] = {}
     for T in growing.LENGTHS:

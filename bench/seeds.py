@@ -1,8 +1,8 @@
-"""Whether coarser precisions learn what highest does: LoRA over one quantized base, three seeds.
+"""Do coarser precisions learn as well as highest? LoRA over one quantized base, three seeds.
 
-The base is trained here, on the language reference that ships with CPython, byte by byte, and
-stored as Q8_0. The adapters then learn another text, the sources of CPython's own library. All
-precisions take the same windows in the same order; only the rounding of factors differs.
+The base is trained here on bytes of the language reference that ships with CPython, and stored as
+Q8_0. The adapters then learn another text, sources of CPython's library. All precisions take the
+same windows in the same order; only the rounding of factors differs.
 """
 
 import inspect
@@ -54,7 +54,7 @@ def fit(recipe: LoRA | FromScratch, data: Dataset, steps: int, seed: int, lr: fl
 
 
 def losses(base: Path, text: Path, precision: str, seed: int) -> list[float]:
-    """Return an adapter's validation losses before and after training in a precision."""
+    """Return an adapter's validation losses before and after training at a precision."""
     recipe = LoRA()
     options = toynn.RecipeOptions(t_batch=BATCH, seed=seed, precision=precision)
     recipe.realize(base, None, 8, options, 16.0, "all-linear", init="peft")
@@ -62,7 +62,7 @@ def losses(base: Path, text: Path, precision: str, seed: int) -> list[float]:
 
 
 def table(n_threads: int) -> None:
-    """Print the losses of each seed in each precision, and how far they are from highest."""
+    """Print the losses of each seed at each precision, and their differences from highest."""
     toynn.set_num_threads(n_threads)
     known = ["highest", "medium", *["int8"] * matmul.multiplies_quads()]
     found: dict[str, list[float]] = {precision: [] for precision in known}

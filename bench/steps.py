@@ -1,6 +1,6 @@
 """A whole training step, toynn against PyTorch in eager mode: shapes and contestants.
 
-Those of GPT-2, which ``toynn bench --compare`` needs too, are in toynn/testing/steps.py.
+GPT-2's are in toynn/testing/steps.py, because ``toynn bench --compare`` needs them, too.
 """
 
 from typing import Any, NamedTuple
@@ -58,7 +58,7 @@ class LlamaShape(NamedTuple):
 
 
 class ViTShape(NamedTuple):
-    """Pictures of a step of ViT-Tiny: 224 pixels wide, 10 classes."""
+    """The batch of a step of ViT-Tiny: pictures 224 pixels wide, 10 classes."""
 
     B: int
 
@@ -74,7 +74,7 @@ VIT = {"vit_tiny_224_B1": ViTShape(1), "vit_tiny_224_B16": ViTShape(16)}
 def contestants(
     shape: Shape | LlamaShape | ViTShape, n_threads: int, **options: Any
 ) -> Contestants:
-    """Return one step of each contestant, on the same ids or pictures; options are GPT-2's."""
+    """Return one step of each contestant on the same ids or pictures; ``options`` for GPT-2."""
     if isinstance(shape, Shape):
         return gpt2_contestants(shape, n_threads, **options)
     toynn.set_num_threads(n_threads)
@@ -101,7 +101,7 @@ def recipe_of(shape: Shape | LlamaShape) -> Any:
 
 
 def vit_contestants(batch: int, n_threads: int) -> Contestants:
-    """Return one step of each contestant on the same pictures: bytes, as a decoder gives them."""
+    """Return one step of each contestant on the same pictures, given as bytes like a decoder's."""
     import torch
 
     rng = np.random.default_rng(0)

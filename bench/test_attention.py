@@ -1,4 +1,4 @@
-"""Attention, forward and backward, at the shapes of GPT-2 124M, a small Llama, ViT and a toy."""
+"""Attention, forward and backward, at the shapes of GPT-2 124M, a Llama, ViT and a tiny model."""
 
 import pytest
 

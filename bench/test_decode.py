@@ -1,4 +1,4 @@
-"""Generation: the time of a few tokens, and that they are those of a full forward."""
+"""Generation: the time of a few tokens, and that each call gives the same tokens."""
 
 import decode
 import numpy as np

@@ -29,7 +29,7 @@ def vocabulary(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gigabyte(tmp_path_factory):
-    """A file of one tensor whose zeros take no room on the disk."""
+    """Return a sparse file of one tensor; its zeros take no space on the disk."""
     path = tmp_path_factory.mktemp("gguf") / "gigabyte.gguf"
     row = struct.pack("<QsIQQIQ", 1, b"w", 2, 1024, GIB // 4096, 0, 0)
     path.write_bytes((b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + row).ljust(96, b"\0"))

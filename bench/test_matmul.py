@@ -1,4 +1,4 @@
-"""The products of a linear layer at the shapes of GPT-2 124M, of a tiny model, of a 1.1B Llama."""
+"""The products of a linear layer at the shapes of GPT-2 124M, a tiny model and a 1.1B Llama."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every kernel that is bound by memory or by exp, at the shapes of GPT-2 124M."""
+"""Every kernel that is limited by memory or by exp, at the shapes of GPT-2 124M."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from toynn.testing.cases import CASES
 
 
 def entries(case, shape):
-    """Names of the entries at a shape, by a small one of the same sizes: options choose entries."""
+    """Return the entries of a bench shape, found by a small shape with the same sizes."""
     sizes = case.bench[shape]
     like = next((each for each in case.shapes if each.keys() == sizes.keys()), case.shapes[0])
     return [call.entry for call in case.calls(np.random.default_rng(7), **like)]

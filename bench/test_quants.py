@@ -1,4 +1,4 @@
-"""Dequantization against a plain copy of its output: both are to be bound by memory."""
+"""Dequantization against a plain copy of its output; memory should limit both."""
 
 import time
 from statistics import median
@@ -15,7 +15,7 @@ N = 2**24  # elements: 64 MiB of float32, more than caches hold
 
 
 def seconds(call, *arguments):
-    """CPU time of a call on this thread, which does not count what else the machine does."""
+    """Return the CPU time of a call on this thread; other load does not count."""
     start = time.thread_time()
     call(*arguments)
     return time.thread_time() - start

@@ -1,4 +1,4 @@
-"""The sections of compare.py: what they count, and that they say when there is nothing to race."""
+"""The sections of compare.py: their flop counts, and their message if no shape matches."""
 
 import ast
 from importlib import import_module

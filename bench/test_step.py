@@ -1,4 +1,4 @@
-"""A whole training step: its time, and that the loss of a batch seen again and again falls."""
+"""A whole training step: its time, and that the loss on a repeated batch falls."""
 
 import pytest
 import steps
