@@ -136,12 +136,12 @@ def test_it_goes_on_with_a_run_and_with_a_file(files, tmp_path, monkeypatch):
 def test_what_is_refused(files, tmp_path):
     model, data = files / "base.gguf", files / "rows.jsonl"
     for flags, message in (
-        ({"rnk": 3}, "there is no 'rnk'; did you mean 'rank'. toynn train lora has"),
-        ({"b_rate": 3}, "there is no 'b_rate'; it is called loraplus_lr_ratio today"),
+        ({"rnk": 3}, "there is no option 'rnk'; did you mean 'rank'. toynn train lora has"),
+        ({"b_rate": 3}, "there is no option 'b_rate'; it is called loraplus_lr_ratio today"),
         ({"rank": 0}, "^rank: must be a whole number"),
         ({"rank": True}, "^rank: must be a whole number"),
-        ({"decay": "all"}, "there is no 'decay'; toynn train lora has"),
-        ({"stepz": 3}, "there is no 'stepz'; did you mean 'steps'. toynn train lora has"),
+        ({"decay": "all"}, "there is no option 'decay'; toynn train lora has"),
+        ({"stepz": 3}, "there is no option 'stepz'; did you mean 'steps'. toynn train lora has"),
         ({"num_train_epochs": 3}, "did you mean 'epochs'"),
         ({"lora_alpha": 3}, "did you mean 'alpha'"),
         ({"max_seq_len": 3}, "did you mean 'seq'"),
@@ -225,7 +225,7 @@ def test_its_signature_names_the_options_with_types_and_defaults():
 
 def test_what_a_run_says_names_keywords_and_on_the_command_line_flags(files, capsys):
     model, data = files / "base.gguf", files / "rows.jsonl"
-    told = "{}: the model sees 64 tokens at most"
+    told = "{}: the model's context is 64 tokens"
     toynn.finetune(model, data, files / "long", seq=512, steps=1, holdout=1)
     out = capsys.readouterr().out
     assert told.format("seq=512") in out and "--" not in out.partition("run folder")[0]

@@ -1,8 +1,10 @@
 """Puzzles: solutions pass, and wrong answers are told what is wrong in them."""
 
 import json
+import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import wrong_bugs
@@ -18,6 +20,7 @@ from toynn.testing.puzzles.answer import Answer, Wrong
 from toynn.testing.puzzles.child import examine
 from toynn.testing.puzzles.compiled import load
 from toynn.testing.puzzles.folder import PROGRESS, Folder, checked
+from toynn.testing.puzzles.speed import measuring
 from toynn.testing.puzzles.speed.measuring import judge
 
 PYTHON = {**wrong_gradients.WRONG, **wrong_engine.WRONG, **wrong_bugs.WRONG}
@@ -101,9 +104,45 @@ def test_a_program_that_does_not_compile():
 
 
 def test_a_slow_answer_is_told_its_share():
-    assert judge(50e9, 100e9, 0.5, "GFLOP/s").startswith("50 GFLOP/s, 50.0% of this machine's 100")
-    with pytest.raises(Wrong, match=r"right, and too slow: 4.9 GB/s, 4.9% .*Wanted: 5%, .* 5 GB/s"):
-        judge(4.9e9, 100e9, 0.05, "GB/s")
+    fast = judge(50e9, 100e9, 0.5, "GFLOP/s", str)
+    assert fast.startswith("50 GFLOP/s, 50.0% of this machine's 100")
+    told = r"right, and too slow: 4.9 GB/s, 4.9% .*Wanted: 5%, .* 5 GB/s.\nSuspicion: the cause$"
+    with pytest.raises(Wrong, match=told):
+        judge(4.9e9, 100e9, 0.05, "GB/s", lambda: "the cause")
+
+
+PACK_A = "    for (size m = 0; m < M; m += MR) pack_a(panels + m * K, a + m * K, K);\n"
+TILES = "for (size m = 0; m < M; m += MR) tile("
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, r"each panel is packed only once, so tile\(\) must be slow"),
+        (
+            {
+                PACK_A: "",
+                TILES: TILES.replace("tile(", "pack_a(panels + m * K, a + m * K, K), tile("),
+            },
+            r"a has (6|14) panels here, and pack_a runs (12|56) times\. Call it outside",
+        ),
+        (
+            {TILES: TILES.replace("tile(", "pack_b(panel, b + n, N, K), tile(")},
+            r"b has (2|4) panels here, and pack_b runs (14|60) times\. Call it outside",
+        ),
+    ],
+    ids=["once", "a in each tile", "b in each tile"],
+)
+def test_a_slow_packed_product_is_told_why(changes, expected, monkeypatch):
+    peak = SimpleNamespace(one=SimpleNamespace(float32=math.inf))
+    monkeypatch.setattr(measuring, "measure", lambda *_: peak)
+    monkeypatch.setattr(measuring, "SECONDS", 0)
+    puzzle, text = PUZZLES["packed_panels"], PUZZLES["packed_panels"].solution
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    found = examine(puzzle, Path("23_packed_panels.c"), text)
+    assert re.search(rf"right, and too slow: .*Suspicion: {expected}", found, re.DOTALL), found
 
 
 @pytest.mark.parametrize(

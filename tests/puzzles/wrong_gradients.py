@@ -74,7 +74,7 @@ WRONG = {
             "dy[:, :, ::2], dy[:, :, 1::2]\n"
             "    turned = first * cos + second * sin, second * cos - first * sin\n"
             "    return np.stack(turned, axis=3).reshape(dy.shape)",
-            r"dx\[0, 0, 0\] is wrong.*yours.*right.*finite difference.*adjacent channels are paired",
+            r"dx\[0, 0, 0\] is wrong.*yours.*right.*finite difference.*adjacent channels are",
         ),
         ("axis=2)", "axis=2).astype('c8')", r"dx has dtype complex64"),
     ],

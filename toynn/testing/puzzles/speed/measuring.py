@@ -23,10 +23,13 @@ SHAPE = 84, 512, 1024
 SMALL = 84, 64, 40
 
 
-def check_product(answer: Answer, share: float, tile: tuple[int, int] = (0, 0)) -> None:
+def check_product(
+    answer: Answer, share: float, slow: Callable[[], str], tile: tuple[int, int] = (0, 0)
+) -> None:
     """Check c (M,N) = a (M,K) b (K,N) in float32, and its share of the peak of multiply-adds.
 
-    A packed product has tiles of so many rows and columns.
+    ``slow`` returns the likely cause of a product that is too slow. ``tile`` are the rows and
+    columns of a packed product's tiles.
     """
     rng = np.random.default_rng(0)
     M, N, K = SMALL
@@ -72,6 +75,7 @@ def check_product(answer: Answer, share: float, tile: tuple[int, int] = (0, 0)) 
         lambda: measure(1, 0.05, ()).one.float32,
         share,
         "GFLOP/s",
+        slow,
     )
 
 
@@ -131,8 +135,12 @@ def check_rate(
     limit: Callable[[], float],
     share: float,
     unit: str,
+    slow: Callable[[], str],
 ) -> None:
-    """Time work of an amount (flops or bytes) beside the machine's limit, in turns."""
+    """Time work of an amount (flops or bytes) beside the machine's limit, in turns.
+
+    ``slow`` returns the likely cause if the work is too slow.
+    """
     if not answer.timed:
         return
     rates, limits = [], []
@@ -147,18 +155,19 @@ def check_rate(
         reached = max(rates) / max(limits) / share
         if reached >= 1 or reached < HOPELESS:
             break
-    print(judge(max(rates), max(limits), share, unit))
+    print(judge(max(rates), max(limits), share, unit, slow))
 
 
-def judge(rate: float, most: float, share: float, unit: str) -> str:
-    """Say how fast it is. Raises Wrong where that is less than the wanted share of the limit."""
+def judge(rate: float, most: float, share: float, unit: str, slow: Callable[[], str]) -> str:
+    """Say how fast it is. Raises Wrong below the wanted share of the limit, with the cause."""
     told = (
         f"{rate / 1e9:.3g} {unit}, {rate / most:.1%} of this machine's {most / 1e9:.0f} {unit} "
         "on one thread"
     )
     if rate < share * most:
-        raise Wrong(
+        fail(
             f"the result is right, and too slow: {told}. Wanted: {share:.0%}, "
-            f"which is {share * most / 1e9:.3g} {unit}."
+            f"which is {share * most / 1e9:.3g} {unit}.",
+            slow(),
         )
     return told

@@ -1,10 +1,12 @@
 """The third rung: copy a tile's operands into the order in which it reads them."""
 
+import re
+
 import numpy as np
 
 from toynn.testing.puzzles.answer import Answer
 from toynn.testing.puzzles.compare import compare
-from toynn.testing.puzzles.compiled import guarded
+from toynn.testing.puzzles.compiled import guarded, load
 from toynn.testing.puzzles.puzzle import Puzzle
 from toynn.testing.puzzles.speed.measuring import SMALL, check_product, written
 from toynn.testing.puzzles.speed.register_tile import HEAD, TILE
@@ -34,7 +36,30 @@ def check(answer: Answer) -> None:
         )
         compare(f"{name}: to, as rows k,", got, right, suspects=lying)
         tile.append(width)
-    check_product(answer, 0.55, (tile[0], tile[1]))
+    sizes = tile[0], tile[1]
+    check_product(answer, 0.55, lambda: slow(answer, sizes), sizes)
+
+
+def slow(answer: Answer, tile: tuple[int, int]) -> str:
+    """Return the likely cause of a slow product; counts how often it packs each panel."""
+    M, N, K = SMALL
+    text = re.sub(r"(void pack_([ab])\([^)]*\)\s*{)", r"\1 calls_\2++;", answer.text)
+    functions = load(
+        "c",
+        answer.path,
+        f"#include <stddef.h>\nstatic ptrdiff_t calls_a, calls_b;\n{text}\n"
+        "void count(ptrdiff_t* to) { to[0] = calls_a, to[1] = calls_b; }\n",
+    )
+    calls = np.zeros(2, np.int64)
+    functions["product"](*(np.zeros(n, np.float32) for n in (M * N, M * K, K * N)), M, N, K)
+    functions["count"](calls)
+    for name, count, panels in zip("ab", calls.tolist(), (M // tile[0], N // tile[1]), strict=True):
+        if count > panels:
+            return (
+                f"{name} has {panels} panels here, and pack_{name} runs {count} times. Call it "
+                "outside of the inner loop, so that it packs each panel once."
+            )
+    return "each panel is packed only once, so tile() must be slow. Is it as it was given?"
 
 
 PUZZLE = Puzzle(

@@ -42,7 +42,14 @@ TILE = """\
 
 def check(answer: Answer) -> None:
     """Check the product. Loops that store c after every term reach about half of this share."""
-    check_product(answer, 0.4)
+    check_product(
+        answer,
+        0.4,
+        lambda: (
+            "c is stored in each step of k, or the sums are not in registers: the loops over "
+            "i must be unrolled."
+        ),
+    )
 
 
 PUZZLE = Puzzle(
