@@ -328,7 +328,7 @@ FOLDERS = {
     "qwen35moe dense": ("qwen35moe", dict(mlp_only_layers=[1]), "mlp_only_layers = .* is not"),
     "qwen3next step": ("qwen3next", dict(decoder_sparse_step=2), "sparse_step must be 1; got 2"),
     "qwen3next dense": ("qwen3next", dict(mlp_only_layers=[1]), "mlp_only_layers = .* is not"),
-    "qwen3next kinds": ("qwen3next", dict(layer_types=["mamba"] * 3), "full_attention in every n-th"),
+    "qwen3next kinds": ("qwen3next", dict(layer_types=["mamba"] * 3), "attention in every n-th"),
     "qwen3next heads": (
         "qwen3next",
         dict(linear_num_key_heads=3),
