@@ -431,7 +431,7 @@ FILES = {
         "lfm2",
         "lfm2.attention.head_count_kv",
         0,
-        "head_count_kv must be 0 or one same number",
+        "head_count_kv must be the same in every block, or 0",
     ),
     "all attend": (
         "lfm2",

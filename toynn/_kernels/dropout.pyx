@@ -8,7 +8,7 @@
     key   = splitmix64 over seed, step, site
 
 The mask is not stored: the same seed, step, site and element always give the same bit.
-control: int32 (step, active); where active is 0, y = x. p in [0, 1).
+control is int32 (step, active); if active is 0, y = x. p is in [0, 1).
 n elements. float32, C-contiguous. In place: y may be x. y is overwritten. NaN stays NaN, dropped
 or not. The mask depends on neither threads nor ISA level.
 Source: Srivastava et al. 2014, Dropout, JMLR 15, section 10 (scaled in training); Salmon et al.

@@ -86,7 +86,7 @@ def check_heads(cfg: Any) -> None:
 
 
 def check_exported_heads(cfg: Any) -> None:
-    """Raise ConfigError for a head width that llama.cpp, with no key for it, cannot read."""
+    """Raise ConfigError unless heads are d_model / n_heads wide: llama.cpp reads no others."""
     if cfg.d_head * cfg.n_heads != cfg.d_model:
         raise ConfigError(
             f"export: llama.cpp reads {cfg.arch} with heads of d_model / n_heads only; got "

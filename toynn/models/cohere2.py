@@ -132,7 +132,7 @@ class Cohere2(Windowed):
         return block.add(x, self.feed_forward(block, cfg, block.narrowed(normed)))
 
     def last(self, layers: Layers, cfg: LlamaConfig, x: Tensor) -> Tensor:
-        """Record the last norm times logit_scale; the head has no bias, so logits scale alike."""
+        """Record the last norm times logit_scale: the head has no bias, so this scales logits."""
         assert isinstance(cfg, Cohere2Config)
         return layers.scale(super().last(layers, cfg, x), cfg.logit_scale)
 

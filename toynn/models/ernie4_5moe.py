@@ -76,7 +76,7 @@ class Ernie45MoE(Sparse, Ernie45):
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
         """Return a file's configuration, and the options that the file implies."""
         hyper.expect(_STEP, 1)
-        hyper.count(SHARED_COUNT)  # the shared width says as much
+        hyper.count(SHARED_COUNT)  # not needed: the width of the shared MLP is in the file, too
         return super().read(hyper)
 
     def write(self, cfg: Any) -> dict[str, Any]:

@@ -3,8 +3,8 @@
     x += rmsnorm(W_o attention(rotate(rmsnorm(W_q x)), rotate(rmsnorm(W_k x)), W_v x))
     x += rmsnorm(W_down (silu(W_gate x) * W_up x))
 
-A model without windows has RoPE in all blocks. llama.cpp takes a model of 64 blocks, and no other,
-for one with windows. Source: LG AI Research 2025, arXiv:2507.11407.
+A model without windows has RoPE in all blocks. llama.cpp assumes windows in models of 64 blocks,
+and in no others. Source: LG AI Research 2025, arXiv:2507.11407.
 """
 
 from dataclasses import dataclass

@@ -9,8 +9,8 @@ all but every sixth of gemma3.
 gemma2 bounds scores and logits by cap tanh(z / cap).
 gemma3 normalises the heads of q and k. Its blocks with a window take RoPE's base from local_base;
 the frequencies of its other blocks are divided by rope_divisor.
-Scores are divided by sqrt(D), in the largest models by sqrt(C / H); llama.cpp recognizes those by
-their number of blocks. Folders of Hugging Face store gains minus 1.
+Scores are divided by sqrt(D). The largest models divide by sqrt(C / H); llama.cpp recognizes them
+by their number of blocks. Folders of Hugging Face store gains minus 1.
 Sources: Gemma Team 2024, arXiv:2408.00118, and 2025, arXiv:2503.19786.
 """
 
@@ -118,7 +118,7 @@ class GemmaConfig(LlamaConfig):
 
 
 class Gemma(Llama):
-    """The architecture, of both generations."""
+    """The architectures gemma2 and gemma3."""
 
     config_type = GemmaConfig
     biases_are_fixed = "have no"
@@ -174,7 +174,7 @@ class Gemma(Llama):
             )
 
     def new_config(self, **shape: Any) -> LlamaConfig:
-        """Return a configuration, in gemma2 with its caps."""
+        """Return a configuration; for gemma2 it has caps."""
         return super().new_config(**(_CAPS if self.architecture == "gemma2" else {}) | shape)
 
     # -- Files ---------------------------------------------------------------------------------

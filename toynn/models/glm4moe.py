@@ -2,8 +2,8 @@
 
     w_j = s p[e_j] / (sum_i p[e_i] + 1e-20)         p = sigmoid(W_router n), chosen by p + b
 
-The formulas are those of llama.py and mixture.py. RoPE rotates half of a head; the channels of a
-pair are half of that half apart. Heads of q and k may be normalised. One expert is shared by all
+The formulas are those of llama.py and mixture.py. RoPE rotates R channels, half of a head; the
+channels of a pair are R/2 apart. Heads of q and k may be normalised. One expert is shared by all
 tokens; it is as wide as n_shared_experts experts. The extra blocks at the end, which predict tokens
 after the next one, are left out.
 Source: GLM-4.5 Team 2025, arXiv:2508.06471; glm4_moe of transformers and glm4moe of llama.cpp.

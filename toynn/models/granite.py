@@ -118,7 +118,7 @@ class Granite(Llama):
         return x
 
     def last(self, layers: Layers, cfg: LlamaConfig, x: Tensor) -> Tensor:
-        """Record the last norm over logit_scale; the head has no bias, so logits scale alike."""
+        """Record the last norm / logit_scale: the head has no bias, so this scales the logits."""
         assert isinstance(cfg, GraniteConfig)
         return layers.scale(super().last(layers, cfg, x), 1 / cfg.logit_scale)
 

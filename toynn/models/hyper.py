@@ -141,7 +141,7 @@ class Hyper:
         return self.whole(key, default) if self._get(key, default) != 0 else 0
 
     def counts(self, key: str, length: int) -> list[int]:
-        """Return ``length`` whole numbers of at least 0, one a block; a single one is repeated."""
+        """Return ``length`` whole numbers >= 0, one per block; a single one is repeated."""
         value = self._get(key, None)
         found = [value] * length if isinstance(value, int) else value
         found = found.tolist() if isinstance(found, np.ndarray) else found
@@ -152,7 +152,7 @@ class Hyper:
         return found
 
     def pattern(self, key: str, length: int, period: int) -> list[bool]:
-        """Return ``length`` flags, one a block.
+        """Return ``length`` flags, one per block.
 
         The file may give a period instead: all but every period-th block are set; 0 sets all.
         """

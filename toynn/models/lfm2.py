@@ -5,7 +5,7 @@
     x += W_down (silu(W_gate n) * W_up n)                       n = rmsnorm(x), each time
 
 conv sums conv_taps rows of each channel; the last is the token's own. Heads of q and k are
-normalised. A GGUF file gives blocks without attention 0 heads of k and v.
+normalised. In a GGUF file, blocks without attention have 0 heads of k and v.
 Source: Liquid AI 2025, arXiv:2511.23404.
 """
 
@@ -154,7 +154,7 @@ class LFM2(Llama):
         if len({counts[n] for n in attends}) != 1:
             refuse(
                 hyper.file,
-                f"{hyper.prefix}{_KV} must be 0 or one same number in every block; got {counts}",
+                f"{hyper.prefix}{_KV} must be the same in every block, or 0; got {counts}",
             )
         queries = f"blk.{attends[0]}.attn_q.weight"
         shape, d_head = shape_of(hyper, queries, counts[attends[0]])

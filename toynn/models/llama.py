@@ -77,10 +77,14 @@ class LlamaConfig:
         "none", "linear", "yarn", or "llama3": pair i's frequency is divided by rope_factors[i].
     rope_factor
         Ratio of the new context to the original one, with linear and yarn.
-    original_context, beta_fast, beta_slow, yarn_magnitude, yarn_cut
-        For yarn. The original context (0 means ``context``). Pairs that rotate beta_fast times or
-        more in it keep their frequencies; those that rotate beta_slow times or fewer have them
-        divided. An extra factor of its magnitude. Whether its ramp is cut to whole pairs.
+    original_context
+        For yarn: the context before it was extended; 0 means ``context``.
+    beta_fast, beta_slow
+        For yarn: pairs that rotate beta_fast times or more in the original context keep their
+        frequencies; pairs that rotate beta_slow times or fewer have theirs divided by rope_factor.
+    yarn_magnitude, yarn_cut
+        For yarn: a further factor of the magnitude; whether the ramp begins and ends at whole
+        pairs.
     output_bias, mlp_bias
         Whether attention's output matrix has a bias; whether the MLP's matrices have biases.
     """

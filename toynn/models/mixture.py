@@ -42,7 +42,7 @@ SHARED_COUNT = "expert_shared_count"
 GROUPS, GROUPS_USED = "expert_group_count", "expert_group_used_count"
 DENSE, SUM, SCALE = "leading_dense_block_count", "expert_weights_norm", "expert_weights_scale"
 _GATING = "expert_gating_func"
-_MOST_GROUPS = 64  # of experts, that routing takes
+_MOST_GROUPS = 64  # most groups of experts that routing can have
 _SCORES = {"softmax": 1, "sigmoid": 2}
 #: Values of the fields that not every architecture has (see SparseConfig.has).
 _PLAIN = {"shared_d_ff": 0, "dense_blocks": 0, "normalized": True, "weights_scale": 1.0}
@@ -167,10 +167,10 @@ class SparseConfig(MixtureConfig):
         whole = groups == 1 or (not rest and size > 1 and groups <= _MOST_GROUPS)
         if not whole or used > groups or self.n_experts_used > size * used:
             raise ConfigError(
-                f"{type(self).__name__}: expert_groups, at most {_MOST_GROUPS}, must divide "
-                "n_experts into groups of 2 or more, of which expert_groups_used have "
-                "n_experts_used; got "
-                f"{groups} of {self.n_experts}, {used} and {self.n_experts_used}"
+                f"{type(self).__name__}: expert_groups must be at most {_MOST_GROUPS} and divide "
+                "n_experts into groups of 2 or more; expert_groups_used of them must have at least "
+                f"n_experts_used experts; got {groups}, {self.n_experts}, {used} and "
+                f"{self.n_experts_used}"
             )
 
     @property

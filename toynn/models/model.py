@@ -1,4 +1,4 @@
-"""What every model declares, of text or of pictures."""
+"""What every model declares, for text or for pictures."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable

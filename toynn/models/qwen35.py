@@ -122,9 +122,9 @@ class Qwen35Config(LlamaConfig):
 
 
 def _tiled(hyper: Mapping[str, Any], size: int, *, behind: bool = False) -> NDArray[np.intp]:
-    """Return the row in a Hugging Face folder of each row of v's heads here.
+    """Return, for each row of v's heads here, its row in a Hugging Face folder.
 
-    behind: the rows of q and k come first, in the same order in both.
+    With ``behind``, the rows of v follow those of q and k, which have the same order in both.
     """
     K, V = (hyper[key] for key in (K_HEADS, V_HEADS))
     before = 2 * K * hyper[D_K] if behind else 0
@@ -144,7 +144,7 @@ class Qwen35(Llama):
     config_type = Qwen35Config
     narrows = True
     biases_are_fixed = "have no"
-    #: Whether heads of v that share one of q and k are neighbours.
+    #: Whether the heads of v that share a head of q and k are adjacent.
     grouped = False
     table = (
         *EMBEDDING,
@@ -369,7 +369,7 @@ class Qwen35(Llama):
         return block.linear(block.gate(normed, gate), "ssm_out")
 
     def written(self, block: Layers, cfg: Qwen35Config, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Record how much each row of x (B T, C) writes and forgets."""
+        """Record W_b x and W_a x (B T, V), from which come what a row writes and its decay."""
         return block.linear(x, "ssm_beta"), block.linear(x, "ssm_alpha")
 
 

@@ -1,11 +1,12 @@
 """Qwen3-Next: Qwen3.5 with experts, whose linear projections are fused and grouped by key head.
 
     b, a = W_ba n, side by side for each key head                           n = rmsnorm(x)
-    x += W_o (rmsnorm(delta(silu(conv(W_qkv n)), g, b)) * silu(W_z n))      g by a, as in qwen35.py
+    x += W_o (rmsnorm(delta(silu(conv(W_qkv n)), g, b)) * silu(W_z n))    g from a, as in qwen35.py
 
-Heads of v that share one of q and k are neighbours, in GGUF files too: head h reads head h // r of
-the V / r. At Hugging Face W_qkv and W_z are one matrix, whose rows are q, k, r heads of v and r of
-z for each key head. The weights of experts may not add up to 1: llama.cpp takes it that they do.
+The r heads of v that share a head of q and k are adjacent, in GGUF files too: head h of v reads
+head h // r of q and k. At Hugging Face W_qkv and W_z are one matrix, whose rows are q, k, r heads
+of v and r heads of z for each key head. The experts' weights need not add up to 1, but llama.cpp
+assumes that they do.
 Source: Qwen Team 2025, qwen3_next of transformers and qwen3next of llama.cpp.
 """
 
@@ -41,7 +42,7 @@ class Qwen3NextConfig(Qwen35MoEConfig):
 
 
 def _grouped(hyper: Mapping[str, Any], size: int, *, gate: bool) -> NDArray[np.intp]:
-    """Return which rows of W_qkvz are those of z, or of q, k and v."""
+    """Return the rows of W_qkvz that belong to z, or to q, k and v."""
     K, V, D, inner = (hyper[key] for key in (K_HEADS, V_HEADS, D_K, INNER))
     if size != 2 * (K * D + inner) or K < 1 or inner % K:
         raise ValueError(f"{K} and {V} heads, {D} and {inner} channels")
@@ -81,7 +82,7 @@ class Qwen3Next(Qwen35MoE):
         return {**known, "2H": 2 * known["H"]}
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Return the hyper-parameters of a file: those of Qwen3.5, which sees no pictures here."""
+        """Return the hyper-parameters of a file: those of Qwen3.5 except the key for pictures."""
         return {key: value for key, value in super().write(cfg).items() if key != SECTIONS}
 
     def check_gguf(self, cfg: Any) -> None:
@@ -91,7 +92,7 @@ class Qwen3Next(Qwen35MoE):
             raise ConfigError(f"export: llama.cpp reads {cfg.arch} with normalized; got False")
 
     def written(self, block: Layers, cfg: Qwen35Config, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Record how much each row of x (B T, C) writes and forgets."""
+        """Record b and a (B T, V), from which come what a row writes and its decay."""
         both, K = block.linear(x, "ssm_ba"), cfg.delta[0]
         return block.queries(both, K), block.queries(both, K, 1)
 

@@ -85,16 +85,16 @@ def check_stretch(cfg: Any) -> None:
     low, high = _ramp(cfg)
     if cfg.rope_factor < 1 or cfg.beta_fast <= cfg.beta_slow or low > high:
         raise ConfigError(
-            f"{kind}: yarn needs rope_factor >= 1, and beta_fast > beta_slow such that some pairs "
-            f"rotate so often in original_context; got {cfg.rope_factor:g}, {cfg.beta_fast:g}, "
-            f"{cfg.beta_slow:g} and {cfg.original_context}"
+            f"{kind}: yarn needs rope_factor >= 1, beta_fast > beta_slow, and pairs that rotate "
+            f"beta_slow to beta_fast times in original_context; got {cfg.rope_factor:g}, "
+            f"{cfg.beta_fast:g}, {cfg.beta_slow:g} and {cfg.original_context}"
         )
 
 
 def _ramp(cfg: Any) -> tuple[float, float]:
     """Return the pairs at which yarn's ramp begins and ends."""
     if cfg.rope_base == 1:
-        return 1.0, 0.0  # all pairs rotate alike: no ramp
+        return 1.0, 0.0  # all pairs have the same frequency: there is no ramp
     R = rotated(cfg)
 
     def pair(rotations: float) -> float:

@@ -59,7 +59,7 @@ class Row:
         "norm": a gain. "experts": a stack of matrices, each of which can have an adapter.
         "router": a matrix that chooses experts; it can have no adapter. "choice": b, which is added
         to the router's scores for the choice, 0 in a new model. "sinks": one score for each head.
-        "taps": a convolution's (C, L). "decays": negative numbers, by which states forget.
+        "taps": a convolution's (C, L). "decays": negative numbers, the decay rates of states.
     std
         Standard deviation of the initial values; in blocks, times ``init_scale``.
     bias, when, frozen

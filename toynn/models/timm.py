@@ -1,7 +1,7 @@
 """Vision transformers in safetensors files, by timm's names and shapes.
 
-A file that toynn wrote holds its configuration in its metadata; for any other file the shapes give
-it. No tensor is ignored in silence: an unknown one is refused by name.
+A file that toynn wrote has its configuration in its metadata; for any other file it is derived from
+the shapes. No tensor is ignored silently: an unknown one is refused by name.
 """
 
 import json
@@ -26,7 +26,7 @@ _CUBIC = -0.5  # the parameter of the cubic kernel, as in Pillow and PyTorch's a
 
 
 def metadata_of(fields: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
-    """Return a file's metadata; readers with torch want ``format``."""
+    """Return a file's metadata; readers that use torch need the key ``format``."""
     found = {"format": "pt", CONFIG: json.dumps(dict(fields))}
     return found | ({NAMES: json.dumps(names)} if names else {})
 

@@ -176,7 +176,7 @@ class ViT(Model[ViTConfig]):
     def forward(self, layers: Layers, cfg: ViTConfig, image: Tensor, rows: Tensor) -> Tensor:
         """Record the logits (B, classes) of ``rows`` (B,), for patches (B n_patches, patch_size).
 
-        The last block computes these rows only, except for the keys and values of all rows.
+        The last block computes keys and values of all rows, and all else for these rows only.
         """
         patches = layers.linear(image, "patch_embed.proj")
         x = layers.class_token(patches, "cls_token", "pos_embed")

@@ -50,7 +50,7 @@ class Layers:
         Indices (R,) of the rows that are read after the last block; None: all rows. The last block
         computes other rows only as far as its attention needs them.
     long
-        Whether sequences exceed the original context of a model that has other constants then.
+        Whether sequences exceed the original context of a model with other constants for them.
     long_positions
         Given if a batch may hold both short and long examples: positions in long ones, 0 in short
         ones. The usual positions are then 0 in long ones.
@@ -110,7 +110,7 @@ class Layers:
         return ops.class_token(self.session, patches, self.weight(token), self.weight(positions))
 
     def linear(self, x: Tensor, name: str, activation: str | None = None) -> Tensor:
-        """Record f(W x + b), plus the product of W's adapter. Only ``experts`` has others.
+        """Record f(W x + b); if W has an adapter, its product is added before f.
 
         f is "gelu_tanh", "gelu_exact", "silu" or None; b is added if the module has a bias.
         """
@@ -377,7 +377,7 @@ class Layers:
         return ops.swiglu(self.session, gate, x)
 
     def queries(self, x: Tensor, n_heads: int, part: int = 0) -> Tensor:
-        """Record a half of each head of x: of q and its gate, 0 is q."""
+        """Record a half of each head of x, such as q (part 0) and its gate (part 1)."""
         return ops.queries(self.session, x, n_heads, part)
 
     def gated(self, x: Tensor, gates: Tensor, n_heads: int) -> Tensor:

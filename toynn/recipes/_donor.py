@@ -67,7 +67,7 @@ class Donor:
             return None
         if kind == "gpt2":
             return byte_letters()
-        if kind == "llama":  # a byte has a <0x..> token only if no letter is written by it
+        if kind == "llama":  # <0x..> names a byte unless its letter is a token
             known = set(self._texts())
             letters = ["\N{LOWER ONE EIGHTH BLOCK}" if b == 32 else chr(b) for b in range(128)]
             letters += [""] * 128

@@ -93,7 +93,7 @@ class Recipe(Generic[E]):
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Replace the engine if the body fails, by lack of memory say; this frees its memory."""
+        """Replace the engine if the body fails, e.g. for lack of memory; this frees its memory."""
         try:
             yield
         except LifecycleError:  # nothing was done
@@ -114,7 +114,7 @@ class Recipe(Generic[E]):
         return self._built("snapshot").snapshot()
 
     def restore(self, found: Snapshot) -> None:
-        """Set the state to a snapshot of a recipe that was realized alike, bit for bit."""
+        """Set the state, bit for bit, to a snapshot of a recipe that was realized the same way."""
         self._built("restore").restore(found)
 
     # -- Files ---------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
     def build(self) -> None:
         """Record and compile the training step; table and lens can no longer be replaced.
 
-        If this fails, by lack of memory say, the recipe is as new: call ``realize_scratch`` again.
+        If this fails, e.g. for lack of memory, the recipe is as new: ``realize_scratch`` it again.
         """
         self._check_window("build")
         with self._whole():
