@@ -118,7 +118,7 @@ KINDS += ["qwen35", "qwen35-tied", "qwen35-usual"]
 KINDS += ["llama-biases", "ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan-dense"]
 KINDS += ["exaone4", "starcoder2", "cohere2", "glm4", "qwen35-widths"]
 KINDS += ["lfm2moe", "lfm2moe-plain", "glm4moe", "glm4moe-plain", "qwen35moe"]
-KINDS += ["ernie4_5-moe", "ernie4_5-moe-none", "qwen3next", "qwen3next-widths"]
+KINDS += ["ernie4_5-moe", "ernie4_5-moe-none", "qwen3next"]
 KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
 
 
