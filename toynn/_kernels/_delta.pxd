@@ -8,7 +8,7 @@ which stay in L1 while it goes through the rows of a sequence:
             array. Columns that the state does not have are 0 there, and stay 0.
     step    takes one row (a token). First all that the state stores decays, by the row's decay.
             The state is asked for the value under the row's key. The share b of the difference to
-            the row's own value is written under that key: so the old value is unlearned while the
+            the row's own value is written under that key. So the old value is unlearned while the
             new one is learned. Then the state is asked for the value under the row's query: that
             is the output.
     store   copies the columns that exist back to a stored state.

@@ -94,8 +94,8 @@ cdef extern from *:
     #else
     static int tn_family(char vendor[13]) { vendor[0] = 0; return 0; }
     #endif
-    /* arm64: all CPUs have neon. The system reports the units that gemm_neon.c and dot_neon.c use:
-       Linux by the bits HWCAP_ASIMDDP, HWCAP2_I8MM and HWCAP2_BF16, macOS by name. */
+    /* arm64: all CPUs have neon. The system reports the units that gemm_neon.c and dot_neon.c use.
+       Linux does so by the bits HWCAP_ASIMDDP, HWCAP2_I8MM and HWCAP2_BF16, macOS by name. */
     #if defined(__aarch64__)
     #define TN_ARM 1
     #else

@@ -1,8 +1,8 @@
 """The protocol of a backend, and the plain data that it gets.
 
-A backend does not know the tape. The session hands it *launches*, in the order in which they run: a
-kernel's name, where its tensors are stored, its sizes and options by name. The backend decides how
-it runs them: on which threads, with how much scratch memory.
+A backend does not know the tape. The session hands it *launches*, in the order in which they run. A
+launch has a kernel's name, where its tensors are stored, its sizes and options by name. The backend
+decides how it runs them: on which threads, with how much scratch memory.
 
 Order. Calls of one backend (upload, fill, run) take effect in order, as if each were finished when
 it returns. A run may go on in the background until the caller asks for ``download``, ``times``,

@@ -25,8 +25,8 @@ row i's segment, counted over all rows. Blocks begin where segments begin. So a 
 bits, and the same cost, as a separate sequence. Blocks of keys that a window hides from all queries
 of a block are skipped, so that time is linear in T.
 
-With precision "medium", both factors of each product (p and ds too) are rounded to bfloat16, if the
-CPU multiplies pairs and the segment has more than SHORT rows. Sums, maxima and exp stay float32.
+Precision "medium" rounds both factors of each product (p and ds too) to bfloat16, if the CPU
+multiplies pairs and the segment has more than SHORT rows. Sums, maxima and exp stay float32.
 Sources: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2; windows: Beltagy et al.
 2020, arXiv:2004.05150; the cap: Gemma Team 2024, arXiv:2408.00118, section 2; sinks: Xiao et al.
 2023, arXiv:2309.17453, and OpenAI 2025, arXiv:2508.10925, section 2.

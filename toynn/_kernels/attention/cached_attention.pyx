@@ -10,7 +10,7 @@ and v serve H / KV query heads each. vc (B, KV, S, E) has the values of a head r
 over d of whole registers of keys, and q . k needs no sum across a register. Without v and vc the
 first E columns of keys are the values: so latents are cached once. past (B,) is how many rows of
 each sequence the caches hold. Rows from past + T on are neither read nor written. T = 1 is bound by
-memory bandwidth: the heads that share k and v are the rows of one product, and spans of keys are
+memory bandwidth. So the heads that share k and v are the rows of one product, and spans of keys are
 separate tasks. Their results are merged,
 
     o = sum_n e^(lse_n - lse) o_n                        lse = log sum_n e^(lse_n)

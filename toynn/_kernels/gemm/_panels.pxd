@@ -315,7 +315,7 @@ cdef inline void pack(
         else:
             _pack_across(y, side, p0, p1, k, kc)
         return
-    # Rows that run across k are packed TERMS at a time, through all panels: the CPU prefetches
+    # Rows that run across k are packed TERMS at a time, through all panels. The CPU prefetches
     # along a row, but does not foresee the next row.
     most = KC if side.k_stride == 1 or side.form == QUADS else TERMS
     for t in range(blocks_of(kc, most)):

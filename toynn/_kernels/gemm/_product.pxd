@@ -121,8 +121,8 @@ cdef inline void decide(
     GEMV reads w once, in order. SKINNY and SMALL read both sides in place: SKINNY on all threads,
     SMALL on one. If a side is a single panel, packing would take most of the time. So SKINNY packs
     nothing: a thread takes a share of the longer side. "tiles" means the level amx. "int8" counts
-    as "medium" in all other rows. * means PANELS_RESIDENT if there are several passes, C would not
-    stay in L2 between them, and the smaller side with all its terms fits into L3. The choice
+    as "medium" in all other rows. PANELS * is PANELS_RESIDENT if there are several passes, C would
+    not stay in L2 between them, and the smaller side with all its terms fits into L3. The choice
     depends on sizes, type, precision and CPU alone, because the bits of the result depend on it.
     """
     cdef Py_ssize_t M = p.a.size, N = p.b.size, K = p.K

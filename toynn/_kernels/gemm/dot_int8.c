@@ -214,9 +214,9 @@ TN_INLINE __m256i tn_codes(int type, const uint8_t* w, int j) {
 /* -- Products, by what the CPU has ------------------------------------------------------------- */
 
 /* TN_PRODUCTS multiplies 32 unsigned w by 32 signed x and adds the products by twos or by fours.
-   TN_FOURS makes eight sums of four from them. TN_FACTOR(j) is the shuffle that picks number j of 8
-   shorts (bytes 2 j and 2 j + 1 of each half of a register) for each sum of TN_PRODUCTS: 0x0100 +
-   0x0202 j; a byte 0x80 makes a zero. */
+   TN_FOURS makes eight sums of four from them. TN_FACTOR(j) is a shuffle that picks number j of 8
+   shorts for each sum of TN_PRODUCTS. These are bytes 2 j and 2 j + 1 of each half of a register:
+   0x0100 + 0x0202 j. A byte 0x80 makes a zero. */
 
 /* With AVX2: 16 sums of two products as shorts. They are at most 2 * 128 * 127: no overflow. */
 #define TN_UNIT(name) name##_avx2

@@ -20,8 +20,8 @@ TN_INLINE TN_ASKED void tn_add_pairs(int32x4_t sum[2], const int8x16_t w[TN_ROWS
 }
 #endif
 
-/* total[r]: lane i has the sum of products of the codes of row i of w and of row r of x, which begin
-   at q[r] + at: 16 codes, or 32 if w has a second half. */
+/* total[r]: lane i is the sum of products of codes of row i of w and of row r of x. The codes of x
+   begin at q[r] + at; there are 16, or 32 if w has a second half. */
 TN_INLINE TN_ASKED void TN_UNIT(tn_sums)(int32x4_t total[TN_ROWS], int8x16_t w[][TN_ROWS], int halves,
                                          const int8_t* const q[TN_ROWS], ptrdiff_t at, int R) {
 #if TN_PAIRED

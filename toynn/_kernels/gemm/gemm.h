@@ -1,10 +1,10 @@
 /* The register tile of a matrix product, and the transposition that packing needs.
 
-   C[h, NR] (+)= A[h, kc] B[kc, NR]: h * 2 vectors of sums stay in registers while k runs; each step
+   C[h, NR] (+)= A[h, kc] B[kc, NR]: h * 2 vectors of sums stay in registers while k runs. Each step
    loads two vectors of B and broadcasts h numbers of A. Half a tile, one vector wide, serves if B
    has no more columns: the last ones, a narrow head, an adapter of low rank. Strides of A and B are
    free, so one body serves operands in place and packed ones, whose strides are constants. The body
-   is instantiated for each height h and both widths w (in vectors): the compiler keeps the sums in
+   is instantiated for each height h and both widths w (in vectors). The compiler keeps the sums in
    registers only if it knows the length of the loops.
    Written with the vector extensions of GCC and clang; other compilers get the same in plain C.
    gemm.c has the bodies: each level compiles them once, for all its modules (setup.py). */

@@ -26,8 +26,8 @@ enum { TN_HI, TN_MID, TN_LO };
                     tn_tile_multiply(2, 5, 6); tn_tile_multiply(3, 5, 7);
 
 /* Small products come first. Each product shares a part with the one before, so that few tiles are
-   loaded twice. Sums begin at 0 and are added to C at the end: sums of 50257 terms that began with C
-   would be six times less exact. */
+   loaded twice. Sums begin at 0 and are added to C at the end. If they began with C, sums of 50257
+   terms would be six times less exact. */
 TN_INLINE void tn_multiply_parts(int parts, ptrdiff_t steps, const float* a, const float* b,
                                  float* c, ptrdiff_t ldc, int add) {
     float sums[TN_SIDE * TN_SIDE], *to = add ? sums : c;
@@ -87,9 +87,9 @@ static inline float tn_largest(int parts, ptrdiff_t steps, const float* panel) {
     return x;
 }
 
-/* Parts and products of parts lose only what is below 2^-126: with these bounds, 2^-60 of the largest
-   number and 2^-46 of the largest product. And 2^26 products may be added up. Small numbers beside
-   large ones do no harm, so only the largest is checked. */
+/* Parts and products of parts lose only what is below 2^-126. With these bounds that is 2^-60 of the
+   largest number and 2^-46 of the largest product. And 2^26 products may be added up. Small numbers
+   beside large ones do no harm, so only the largest is checked. */
 int tn_splits_exactly(int parts, ptrdiff_t steps, const float* a, const float* b) {
     const float x = tn_largest(parts, steps, a), y = tn_largest(parts, steps, b);
     if (x == 0 || y == 0) return x <= 0x1p126f && y <= 0x1p126f;

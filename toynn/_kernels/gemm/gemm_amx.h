@@ -1,7 +1,7 @@
 /* The tile kernel for AMX: 32 x 32 sums in four tile registers. Packing is in pack_amx.h.
 
    One instruction, TDPBF16PS, takes 16 rows of 32 terms of A and 32 terms of 16 columns of B, all
-   bfloat16, and adds their products to 16 x 16 float32 sums (tiles_software.h says it in C). For
+   bfloat16. It adds their products to 16 x 16 float32 sums (tiles_software.h says it in C). For
    floats there is no such instruction. But a float has 24 significant bits and a bfloat16 has 8, with
    the same exponents. So three bfloat16 make one float:
 

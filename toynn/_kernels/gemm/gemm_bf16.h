@@ -1,5 +1,5 @@
-/* The register tile for pairs of bfloat16, and how pairs are packed: half the bytes of gemm.h's
-   panels, and at least twice the multiply-adds per instruction.
+/* The register tile for pairs of bfloat16, and how pairs are packed. Panels have half the bytes of
+   gemm.h's panels, and an instruction has at least twice the multiply-adds.
 
    A pair holds terms 2 p and 2 p + 1 of a sum in the 4 bytes of a float, the first term in the lower
    half. So a packed panel of pairs looks like a panel of floats with half as many terms. vdpbf16ps

@@ -1,5 +1,5 @@
-/* The register tile for 8-bit codes, and how panels are rounded to codes: a quarter of the bytes of
-   gemm.h's panels, and four times the multiply-adds per instruction.
+/* The register tile for 8-bit codes, and how panels are rounded to codes. Panels have a quarter of the
+   bytes of gemm.h's panels, and an instruction has four times the multiply-adds.
 
    The terms of a pass form one block of each row of A and each column of B. A block is rounded:
    x[k] = s q[k], q from -127 to 127, s = max |x| / 127. Then a pass adds to an element of C

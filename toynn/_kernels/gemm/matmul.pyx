@@ -15,8 +15,8 @@ while it is packed; the results are, bit for bit, those of its float32 values.
 "medium" rounds both sides to bfloat16 while they are packed, if multiplies_pairs(). It rounds up to
 16 rows of x to 8 bits, if multiplies_int8() and w is Q4_0, Q8_0, Q4_K or Q6_K (dot_int8.h). At the
 level amx each precision packs one to three bfloat16 parts of each float (gemm_amx.h). "int8" is
-"medium", but rounds both sides of a product by quantized w to 8 bits while they are packed, if
-multiplies_quads() (gemm_int8.h). All else is float32.
+like "medium"; but if multiplies_quads() and w is quantized, both sides are rounded to 8 bits while
+they are packed (gemm_int8.h). All else is float32.
 Source: Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454.
 """
 from toynn._kernels.gemm._int8 cimport HAS_INT8, UNITS_OF_BUILD

@@ -35,9 +35,9 @@ def _gemv_rows(matmul: Any) -> str:
 def automatic() -> tuple[str, str]:
     """Return the precision that "auto" means on this CPU, and why.
 
-    "medium" if bfloat16 is multiplied at least as fast as the floats of "highest": with AMX, and
-    with AVX512_BF16 on CPUs that gain by it. Otherwise "highest". The kind of CPU decides; nothing
-    is timed.
+    "medium" if bfloat16 is multiplied at least as fast as the floats of "highest", otherwise
+    "highest". AMX is as fast, and so is AVX512_BF16 on CPUs that gain by it. The kind of CPU
+    decides; nothing is timed.
     """
     matmul = kernels.load("matmul", kernels.level)
     if matmul.multiplies_tiles():

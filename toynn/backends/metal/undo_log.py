@@ -1,6 +1,6 @@
 """A copy of what an update overwrites: if the device fails, weights and moments are restored.
 
-A device may fail within an update, or in an earlier run whose results the update uses: the queue
+A device may fail within an update, or in an earlier run whose results the update uses. The queue
 goes on with later commands after one has failed. So an update first copies the weights and moments
 that it will overwrite, then writes a mark that the copy is complete. All of this is in the step's
 own command buffer. The copy is stored where the activations were.

@@ -11,8 +11,8 @@
 // for each of B sequences of T rows and each of H heads; q and k have D columns per head, v and o have E. KV heads
 // of k and v serve H / KV query heads each. Rows of q, k, v (and of dq, dk, dv) are ldq, ldk, ldv apart; o, do are
 // (B*T, H*E). Scores are stored in tiles of LINE x LINE (heads.metal). forward: a group for LINE queries of a head
-// goes over the keys, with a running maximum and sum per row. backward: a line per row computes delta; a group for
-// LINE queries computes dq; a group for LINE keys computes dk and dv, over the queries of all heads that they
+// goes over the keys, with a running maximum and sum per row. backward: a line per row computes delta. A group for
+// LINE queries computes dq. A group for LINE keys computes dk and dv, over the queries of all heads that they
 // serve. Outputs that are not wanted are not computed. A group has the sums of WIDE columns; if there are more,
 // other groups recompute the scores for the other columns. Saved: o, lse (B,H,T).
 //

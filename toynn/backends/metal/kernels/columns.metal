@@ -1,7 +1,7 @@
-// Some columns of a matrix, side by side.
+// Contiguous columns of a matrix.
 //
 //   y[n,c]     = x[n,K+c]                          c = 0 .. C-1
-//   dx[n,K+c]  = dy[n,c], and 0 elsewhere; or, added to what others gave: dx[n,K+c] += dy[n,c]
+//   dx[n,K+c]  = dy[n,c], and 0 elsewhere; if told to accumulate: dx[n,K+c] += dy[n,c]
 //
 // N rows of X columns, of which C from column K on are copied; a thread for each element of y, or of dx.
 // Formulas: columns.pyx.

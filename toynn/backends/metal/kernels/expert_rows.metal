@@ -3,7 +3,7 @@
 //   offsets[e]   = how many (n,j) have experts[n,j] < e                     e = 0..E
 //   slots[n,j]   = offsets[e] + how many (n',j') before (n,j) go to e       e = experts[n,j]
 //
-// N rows, each sent to K of E experts. A thread for each expert, and one for the end: it goes over all copies to
+// N rows, each sent to K of E experts. A thread for each expert, and one for the end. It goes over all copies to
 // find where its expert begins, and once more to number its expert's copies.
 
 kernel void expert_rows_forward(

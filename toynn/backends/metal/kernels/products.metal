@@ -70,8 +70,8 @@ static inline void multiply(thread Sums& sums, threadgroup const T* A, threadgro
     }
 }
 
-// Sum number e of a thread, and its row and column in the tile. Every thread must ask for every e in order: a
-// matrix goes through threadgroup memory, where `part` has room for 64 numbers of each SIMD group.
+// Sum number e of a thread, and its row and column in the tile. Every thread must ask for every e in order, because
+// a matrix goes through threadgroup memory. `part` has room for 64 numbers of each SIMD group.
 static inline float sum_of(thread Sums& sums, uint e, threadgroup float* part, uint tid, thread uint2& place) {
     const uint matrix = e / 2, own = tid % LINE * 2 + e % 2;
     threadgroup float* patch = part + tid / LINE * 64;

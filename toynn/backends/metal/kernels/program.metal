@@ -2,8 +2,8 @@
 
 struct Limit { uint word; uint per_row; uint first; uint rows; };
 
-// The device has counted the valid rows. Of `rows` rows from `first` on, the first ones are valid: write their size
-// into the arguments of the kernel that runs next, for the first micro-batch and for later ones.
+// The device has counted the valid rows. Of `rows` rows from `first` on, 0 or more are valid. Write their size into
+// the arguments of the kernel that runs next, for the first micro-batch and for later ones.
 kernel void program_limit(device uint*       first [[buffer(0)]],
                           device uint*       later [[buffer(1)]],
                           device const int*  count [[buffer(2)]],
