@@ -55,6 +55,7 @@ KINDS = {
         "dispatch": "A mixture of experts",
         "gated": "A gated delta rule",
         "columns": "A selective state space",
+        "latent": "Over latents",
     },
     "loops_elements": {
         "elementwise": "elementwise.add, elementwise.scale",

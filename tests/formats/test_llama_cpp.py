@@ -15,6 +15,7 @@ from toynn.formats import gguf
 from toynn.generation.drawing import sample
 from toynn.models import (
     Cohere2Config,
+    DeepSeek2Config,
     Ernie45MoEConfig,
     Exaone4Config,
     GemmaConfig,
@@ -52,12 +53,14 @@ GQA = SMALL | dict(n_kv_heads=2)
 SPARSE = GQA | EXPERTS | dict(n_layers=4, expert_d_ff=96)
 SCALED = dict(dense_blocks=2, shared_d_ff=192, weights_scale=1.7)
 SCALED |= dict(expert_groups=3, expert_groups_used=2)
+LATENT = dict(n_kv_heads=4, kv_rank=32, nope_dim=24, rope_dim=8, value_dim=16)
 GEMMA = GQA | dict(head_dim=32, window=9)
 MAMBA = dict(attention_blocks=(1,), mamba_heads=8, mamba_groups=2, state_dim=16, conv_taps=4)
 DELTA = dict(delta_heads=2, delta_value_heads=4, delta_dim=16, delta_value_dim=16)
 CAPS = dict(score_cap=1.5, logit_cap=2.0)
 YARN = dict(rope_scaling="yarn", rope_factor=4.0, original_context=512, rope_base=50.0)
 YARN |= dict(yarn_magnitude=1.3)
+YARN_LATENT = YARN | dict(yarn_magnitude=1 / (1 + 0.1 * np.log(YARN["rope_factor"])))
 BIASES = dict(output_bias=True, mlp_bias=True)
 LONGROPE = dict(
     rope_magnitude=1.2,
@@ -193,6 +196,13 @@ MODELS = {
     "glm4moe-plain": lambda: trained(
         LlamaSeqEngine(), Glm4MoEConfig(**GQA, **EXPERTS, normalized=False), qkv_bias=True
     ),
+    "deepseek2": lambda: trained(
+        LlamaSeqEngine(), DeepSeek2Config(**SPARSE | LATENT, **SCALED, q_rank=40), untied=True
+    ),
+    "deepseek2-yarn": lambda: trained(
+        LlamaSeqEngine(),
+        DeepSeek2Config(**SPARSE | LATENT, **SCALED, q_rank=40, **YARN_LATENT, yarn_scores=1.0),
+    ),
     "ernie4_5-moe": lambda: trained(
         LlamaSeqEngine(), Ernie45MoEConfig(**SPARSE, dense_blocks=2, shared_d_ff=192)
     ),
@@ -285,6 +295,14 @@ def test_windows_of_an_exaone_by_its_64_blocks(tmp_path):
     model = trained(LlamaSeqEngine(), Exaone4Config(**sizes, window=9))
     model.export_gguf(tmp_path / "model.gguf")
     assert unlike(tmp_path / "model.gguf") == []
+    ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
+    assert nmse(model.logits(ids), judged_logits(tmp_path / "model.gguf", ids)) < 1e-8
+
+
+def test_a_deepseek_without_latents_of_queries_by_its_27_blocks(tmp_path):
+    sizes = SMALL | EXPERTS | LATENT | {"n_layers": 27, "d_ff": 32, "d_model": 32}
+    model = trained(LlamaSeqEngine(), DeepSeek2Config(**sizes))
+    model.export_gguf(tmp_path / "model.gguf")
     ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
     assert nmse(model.logits(ids), judged_logits(tmp_path / "model.gguf", ids)) < 1e-8
 

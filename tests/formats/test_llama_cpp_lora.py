@@ -6,6 +6,7 @@ from some_adapters import RANKS, draw, matrices
 from test_llama_cpp import DATA, MODELS, judge, judged_logits, judged_text, nmse
 
 from toynn.engines import ENGINES, frozen
+from toynn.errors import AdapterError
 from toynn.evaluation import divergence
 from toynn.formats import adapters, gguf
 from toynn.formats.adapters import LORA_A, LORA_B, Adapter
@@ -34,8 +35,27 @@ BASES = ["stories", "gpt2", "qwen2", "qwen3", "llama-untied", "smollm3", "granit
 BASES += ["qwen3moe", "olmoe", "granitemoe", "gpt-oss", "granitehybrid", "granitehybrid-experts"]
 BASES += ["ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan-dense", "exaone4", "cohere2"]
 BASES += ["starcoder2", "glm4", "granite-biases"]
-BASES += ["lfm2moe", "glm4moe", "ernie4_5-moe", "qwen35moe", "qwen3next"]
+BASES += ["deepseek2", "lfm2moe", "glm4moe", "ernie4_5-moe", "qwen35moe", "qwen3next"]
 BASES += ["olmo2", "phi3", "phi3-short", "lfm2", "qwen35", "gemma2", "gemma3"]
+
+
+def adapted(base):
+    """The matrices that llama.cpp adapts: of a deepseek2's attention one, as forms.py says."""
+    names = matrices(base)
+    latent = base.architecture == "deepseek2"
+    return [n for n in names if not latent or "attn_" not in n or "output" in n]
+
+
+def test_an_adapter_that_llama_cpp_would_not_apply_is_refused(tmp_path):
+    MODELS["deepseek2"]().export_gguf(tmp_path / "base.gguf")
+    with gguf.open(tmp_path / "base.gguf") as base:
+        refused = set(matrices(base)) - set(adapted(base))
+        assert {name.split(".")[2] for name in refused} == {
+            *("attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b")
+        }
+        for name in refused:
+            with pytest.raises(AdapterError, match=rf"{name}, and does not apply it: .*targets o,"):
+                adapters.write_gguf(tmp_path / "a.gguf", draw(base, [name]))
 
 
 @pytest.fixture(scope="module", params=BASES)
@@ -75,7 +95,7 @@ def test_the_divergence_of_its_logits_is_ours(tmp_path):
 
 @pytest.mark.parametrize("kind", ADAPTERS)
 def test_the_fused_model_is_the_model_with_the_adapter(base, kind, tmp_path):
-    adapter = draw(base, **ADAPTERS[kind])
+    adapter = draw(base, adapted(base), **ADAPTERS[kind])
     adapters.write_gguf(tmp_path / "adapter.gguf", adapter)
     fuse(base, adapter, tmp_path / "fused.gguf")
     engine = ENGINES[base.architecture].from_gguf(tmp_path / "fused.gguf", t_seq=32)
@@ -86,7 +106,7 @@ def test_the_fused_model_is_the_model_with_the_adapter(base, kind, tmp_path):
 
 
 def test_the_likeliest_text_is_the_same(base, tmp_path):
-    adapter = draw(base, **ADAPTERS["rslora-ranks"])
+    adapter = draw(base, adapted(base), **ADAPTERS["rslora-ranks"])
     adapters.write_gguf(tmp_path / "adapter.gguf", adapter)
     prompt = [1, 5, 9, 2, 7]
     expected = judged_text(judge(base.path, tmp_path / "adapter.gguf"), prompt, 30)

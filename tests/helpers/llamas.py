@@ -18,6 +18,10 @@ SCALES |= {"logit_scale": 2.5}
 EXPERTS = {"n_experts": 5, "n_experts_used": 2}
 SPARSE = EXPERTS | {"expert_d_ff": 28, "dense_blocks": 2, "n_layers": 4}
 GROUPS = {"n_experts": 6, "expert_groups": 3, "expert_groups_used": 2}
+LATENT = {"n_kv_heads": 6, "kv_rank": 14, "nope_dim": 6, "rope_dim": 4}
+LATENT |= {"value_dim": 7, "latent_eps": 1e-6}
+YARN_LATENT = {name: value for name, value in YARN.items() if name != "head_dim"}
+YARN_LATENT |= {"yarn_magnitude": 0.8782489, "yarn_scores": 0.7, "beta_slow": 0.1, "rms_eps": 1e-3}
 OLMOE = {"n_kv_heads": 6}
 CAPS = {"window": 4, "score_cap": 1.5, "logit_cap": 2.0}
 LOCAL = {"window": 4, "rope_base": 500.0, "local_base": 50.0, "rope_divisor": 8.0}
@@ -103,6 +107,19 @@ KINDS = {
         | GROUPS,
         {"untied": True, "qkv_bias": True},
     ),
+    "deepseek2": (
+        {"arch": "deepseek2"}
+        | LATENT
+        | SPARSE
+        | GROUPS
+        | {"q_rank": 10, "shared_d_ff": 56, "weights_scale": 1.7}
+        | YARN_LATENT,
+        {"untied": True},
+    ),
+    "deepseek2-plain": (
+        {"arch": "deepseek2"} | LATENT | {"normalized": False, "n_experts_used": 3},
+        {},
+    ),
     "glm4moe-plain": ({"arch": "glm4moe", "normalized": False, "rope_channels": 2}, {}),
     "ernie4_5-moe": ({"arch": "ernie4_5-moe", "shared_d_ff": 56} | SPARSE, {}),
     "ernie4_5-moe-none": ({"arch": "ernie4_5-moe", "shared_d_ff": 0} | EXPERTS, {"untied": True}),
@@ -146,7 +163,7 @@ KINDS = {
     "gemma3-untied-cap": ({"arch": "gemma3", "window": 3, "logit_cap": 2.0}, {"untied": True}),
 }
 #: Those of which llama.cpp reads no file.
-NO_FILES = {"qwen35-widths", "qwen3next-widths", "lfm2moe-plain"}
+NO_FILES = {"deepseek2-plain", "qwen35-widths", "qwen3next-widths", "lfm2moe-plain"}
 
 
 def config(arch="llama", **sizes):

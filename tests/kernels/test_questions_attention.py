@@ -361,3 +361,57 @@ def test_gated_heads_are_stored_side_by_side():
     halves = x.reshape(2, 2, 4, 3)[:, 0]
     assert np.array_equal(q, x[:, :, 0])
     assert np.array_equal(q[:, 0], halves[:, 0]) and not np.array_equal(q[:, 1:], halves[:, 1:])
+
+
+# -- latent
+
+
+def latents(H=3, P=4, R=2, E=5, C=6, T=7):
+    """Return queries, latents, what all heads share, and the matrix (H, P + E, C)."""
+    shapes = (T, H, P), (T, C), (T, R), (H, P + E, C)
+    return tuple(draw(*shape, seed=n) for n, shape in enumerate(shapes))
+
+
+def absorbed(q, w, first=0):
+    """Return each head of queries times its rows of a matrix."""
+    H, W, C = w.shape
+    return run("latent.absorb", x=q, w=w.reshape(H * W, C), W=W, first=first).y
+
+
+def test_latent_queries_absorb_the_matrix_of_keys():
+    """Are scores over latents those over keys?
+
+    Yes: (q W) . c = q . (W c). Both have the same products in another order, so they differ by
+    rounding alone. Keys would take H P + R numbers a token, latents C + R.
+    """
+    q, c, _, w = latents()
+    keys = np.einsum("hpc,tc->thp", w[:, :4], c)
+    over_keys = np.einsum("ihp,jhp->hij", q, keys)
+    over_latents = np.einsum("ihc,jc->hij", absorbed(q, w), c)
+    assert np.allclose(over_latents, over_keys, atol=1e-4)
+
+
+def test_latent_keys_cannot_be_rotated():
+    """Why does RoPE rotate channels of its own, and not those made of latents?
+
+    A rotation stands between q and W, and depends on how far apart two rows are. So no one product
+    of q and W serves all keys: absorbed without it, scores are others.
+    """
+    q, c, _, w = latents()
+    keys = np.einsum("hpc,tc->thp", w[:, :4], c)
+    turned = keys[..., [1, 0, 3, 2]] * [-1, 1, -1, 1]  # by a quarter
+    over_keys = np.einsum("ihp,jhp->hij", q, turned)
+    over_latents = np.einsum("ihc,jc->hij", absorbed(q, w), c)
+    assert np.abs(over_latents - over_keys).max() > 1
+
+
+def test_latent_shared_channels_learn_from_all_heads():
+    """What gradient do the channels get that all heads share?
+
+    The sum over the heads: each of them reads the same numbers. The mean would make r learn H times
+    as slowly as the rest.
+    """
+    q, _, r, _ = latents()
+    joined = run("latent.join", a=q, b=r[:, None]).y
+    back = run("latent.join_backward", dy=joined, P=4, R=2, G=1)
+    assert np.allclose(back.db[:, 0], 3 * r, atol=1e-6) and np.array_equal(back.da, q)

@@ -56,6 +56,12 @@ LFM2MOE |= {"layer_types": ["conv", "full_attention", "conv", "full_attention"]}
 GLM4MOE = NO_PAD | SPARSE | {"num_hidden_layers": 4, "head_dim": 8, "first_k_dense_replace": 2}
 GLM4MOE |= {"n_routed_experts": 6, "use_qk_norm": True, "routed_scaling_factor": 1.7}
 GLM4MOE |= {"n_group": 3, "topk_group": 2, "num_experts": 6}
+LATENT = NO_PAD | SPARSE | {"num_hidden_layers": 3, "num_key_value_heads": 6, "n_group": 3}
+LATENT |= {"n_routed_experts": 6, "topk_group": 2, "n_shared_experts": 2, "kv_lora_rank": 14}
+LATENT |= {"q_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 12, "v_head_dim": 7}
+LATENT |= {"routed_scaling_factor": 1.7, "num_experts": None, "rms_norm_eps": 1e-3}
+DEEPSEEK = {"beta_slow": 0.1, "mscale": 0.7, "mscale_all_dim": 0.7, "truncate": True}
+DEEPSEEK = {"first_k_dense_replace": 1, "rope_parameters": YARN | DEEPSEEK}
 ERNIE_MOE = NO_PAD | {"moe_intermediate_size": 20, "moe_k": 2, "moe_num_experts": 5}
 ERNIE_MOE |= {"num_hidden_layers": 4, "moe_layer_start_index": 2}
 QWEN35 = LLAMA | {"num_hidden_layers": 3, "head_dim": 8, "rms_norm_eps": 0.03}
@@ -132,6 +138,11 @@ MODELS = {
         | {"num_hidden_layers": 3, "layer_types": LFM2["layer_types"]},
     ),
     "glm4moe": ("Glm4MoeConfig", GLM4MOE),
+    "deepseek2": ("DeepseekV3Config", LATENT | DEEPSEEK),
+    "deepseek2-glm": (
+        "Glm4MoeLiteConfig",
+        LATENT | {"mlp_layer_types": ["dense", "dense", "sparse"], "rms_norm_eps": 1e-6},
+    ),
     "glm4moe-plain": (
         "Glm4MoeConfig",
         GLM4MOE
@@ -313,6 +324,8 @@ FAMILIES += [
     "qwen35-part",
     "lfm2moe",
     "glm4moe",
+    "deepseek2",
+    "deepseek2-glm",
     "ernie4_5-moe",
     "qwen35moe",
     "qwen3next",

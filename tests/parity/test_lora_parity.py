@@ -15,8 +15,10 @@ from llamas import (
     DELTA,
     EXPERTS,
     GLM4,
+    GROUPS,
     GROWTH,
     HYBRID,
+    LATENT,
     LOCAL,
     LONGROPE,
     OLMO3,
@@ -83,6 +85,7 @@ BASES = {
     "cohere2": ("cohere2", "F32", COHERE2),
     "glm4": ("glm4", "F32", GLM4),
     "lfm2moe": ("lfm2moe", "F32", SPARSE | {"attention_blocks": (1, 3)}),
+    "deepseek2": ("deepseek2", "F32", SPARSE | GROUPS | LATENT | {"q_rank": 10}),
     "glm4moe": ("glm4moe", "F32", SPARSE | GLM4 | {"head_norms": True, "weights_scale": 1.7}),
     "ernie4_5-moe": ("ernie4_5-moe", "F32", SPARSE | {"shared_d_ff": 56}),
     "qwen35moe": ("qwen35moe", "F32", {"n_layers": 3, "attention_every": 2} | DELTA | EXPERTS),
@@ -94,10 +97,11 @@ SETTINGS = {
     "plain": {"alpha": 8.0},
     "rslora": {"alpha": 3.0, "use_rslora": True},
     "attention": {"rank": 2, "targets": "attention"},
+    "latents": {"rank": 2, "targets": ("kv_b_proj", "q_a_proj", "kv_a_proj_with_mqa")},
 }
 
 
-PAIRS = [("llama", setting) for setting in SETTINGS]
+PAIRS = [("llama", setting) for setting in SETTINGS if setting != "latents"]
 PAIRS += [("qwen2", "plain"), ("qwen3", "rslora"), ("gpt2", "plain"), ("gpt2", "attention")]
 PAIRS += [("smollm3", "rslora"), ("granite", "plain"), ("qwen3moe", "plain")]
 PAIRS += [("olmoe", "rslora"), ("granitemoe", "attention")]
@@ -108,7 +112,12 @@ PAIRS += [("olmo3", "plain"), ("hunyuan-dense", "attention"), ("exaone4", "plain
 PAIRS += [("starcoder2", "plain"), ("cohere2", "plain"), ("glm4", "plain")]
 PAIRS += [("granite-biases", "plain")]
 PAIRS += [("qwen35", "plain"), ("lfm2", "plain"), ("gemma2", "plain"), ("gemma3", "rslora")]
-PAIRS += [("lfm2moe", "plain"), ("glm4moe", "rslora"), ("ernie4_5-moe", "plain")]
+PAIRS += [
+    ("deepseek2", "latents"),
+    ("lfm2moe", "plain"),
+    ("glm4moe", "rslora"),
+    ("ernie4_5-moe", "plain"),
+]
 PAIRS += [("qwen35moe", "plain"), ("qwen3next", "plain")]
 PAIRS += [("granitehybrid", "plain"), ("granitehybrid-experts", "plain")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]

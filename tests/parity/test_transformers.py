@@ -42,6 +42,7 @@ MODELS = {
     "lfm2moe": "Lfm2Moe",
     "ernie4_5-moe": "Ernie4_5_Moe",
     "glm4moe": "Glm4Moe",
+    "deepseek2": "DeepseekV3",
     "qwen35": ("Qwen3_5", "Text"),
     "qwen35moe": ("Qwen3_5Moe", "Text"),
     "qwen3next": "Qwen3Next",
@@ -119,6 +120,7 @@ KINDS += ["llama-biases", "ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyua
 KINDS += ["exaone4", "starcoder2", "cohere2", "glm4", "qwen35-widths"]
 KINDS += ["lfm2moe", "lfm2moe-plain", "glm4moe", "glm4moe-plain", "qwen35moe"]
 KINDS += ["ernie4_5-moe", "ernie4_5-moe-none", "qwen3next"]
+KINDS += ["deepseek2", "deepseek2-plain"]
 KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
 
 
@@ -181,6 +183,11 @@ OTHER_NAMES["granitehybrid"] = {
 }
 SHARED = {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in PARTS}
 OTHER_NAMES["glm4moe"] = SHARED | {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
+LATENT = {"q_a": "q_a_proj", "q_b": "q_b_proj", "q_a_norm": "q_a_layernorm"}
+LATENT |= {"kv_a_mqa": "kv_a_proj_with_mqa", "kv_a_norm": "kv_a_layernorm", "kv_b": "kv_b_proj"}
+OTHER_NAMES["deepseek2"] = OTHER_NAMES["glm4moe"] | {
+    f"attn_{part}": f"self_attn.{name}" for part, name in LATENT.items()
+}
 OTHER_NAMES["ernie4_5-moe"] = SHARED | {
     "exp_probs_b": "mlp.gate.moe_statics.e_score_correction_bias"
 }
@@ -270,6 +277,16 @@ def more(kind, cfg):
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base}
         known = NO_PAD | {"rope_parameters": rope | part}
         return known | (sparse(cfg, "first_k_dense_replace") if cfg.arch == "glm4moe" else {})
+    if cfg.arch == "deepseek2":
+        names = {"kv_lora_rank": "kv_rank", "qk_nope_head_dim": "nope_dim"}
+        names |= {"qk_rope_head_dim": "rope_dim", "v_head_dim": "value_dim"}
+        known = {theirs: getattr(cfg, ours) for theirs, ours in names.items()}
+        known |= NO_PAD | {"q_lora_rank": cfg.q_rank or None}
+        known["rope_parameters"] = {"rope_type": "default", "rope_theta": cfg.rope_base}
+        known |= stretch(cfg)
+        if cfg.yarn_scores:
+            known["rope_parameters"]["mscale_all_dim"] = cfg.yarn_scores
+        return known | sparse(cfg, "first_k_dense_replace")
     if cfg.arch == "ernie4_5-moe":
         known = {"moe_k": cfg.n_experts_used, "moe_num_experts": cfg.n_experts}
         known |= {"moe_num_shared_experts": cfg.shared_d_ff // cfg.expert_d_ff}
@@ -433,7 +450,7 @@ class Theirs:
                 num_hidden_layers=cfg.n_layers,
                 num_attention_heads=cfg.n_heads,
                 num_key_value_heads=cfg.n_kv_heads,
-                head_dim=cfg.d_head,
+                head_dim=getattr(cfg, "rope_dim", cfg.d_head),
                 max_position_embeddings=cfg.context,
                 rms_norm_eps=cfg.rms_eps,
                 tie_word_embeddings=not opts.untied,

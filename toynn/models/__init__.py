@@ -6,6 +6,7 @@ Importing the file ``register``s the architecture; every command and recipe then
 
 from toynn.models.checks import check_sizes
 from toynn.models.cohere2 import Cohere2Config
+from toynn.models.deepseek2 import DeepSeek2Config
 from toynn.models.ernie4_5 import Ernie45
 from toynn.models.ernie4_5moe import Ernie45MoEConfig
 from toynn.models.exaone4 import Exaone4Config
@@ -45,6 +46,7 @@ __all__ = [
     "TABLE",
     "VIT",
     "Cohere2Config",
+    "DeepSeek2Config",
     "Ernie45",
     "Ernie45MoEConfig",
     "Exaone4Config",

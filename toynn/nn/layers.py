@@ -8,6 +8,7 @@ of its own.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from toynn import ops
 from toynn.errors import ConfigError
@@ -331,6 +332,84 @@ class Layers:
     def decay(self, x: Tensor, gain: str, bias: str) -> Tensor:
         """Record gain * log(1 + e^(x + bias)); both are full names of weights. See ops.decay."""
         return ops.decay(self.session, x, self.weight(gain), self.weight(bias))
+
+    def latent_attention(
+        self,
+        q: Tensor,
+        c: Tensor,
+        r: Tensor,
+        name: str,
+        *,
+        n_heads: int,
+        d_value: int,
+        scale: float,
+    ) -> Tensor:
+        """Record attention of q (B T, H (P + R)) over keys (W_k c | r) and values W_v c.
+
+        c (B T, C) are latents, and r (B T, R) is for all heads; ``name`` is the matrix (H (P + E),
+        C) of the rows of W_k and of W_v, E of them, of each head. With caches, c and r are kept,
+        and nothing else: queries absorb W_k, see the kernel latent.
+        """
+        s, H, E = self.session, n_heads, d_value
+        R, C = r.shape[1], c.shape[1]
+        P = q.shape[1] // H - R
+        if self.caches is None:
+            kv = self.linear(c, name)
+            k = ops.joined(s, ops.head_columns(s, kv, H, 0, P), r, H)
+            v = ops.head_columns(s, kv, H, P, E)
+            return self.attention(q, k, v, n_heads=H, scale=scale)
+        low = ops.head_columns(s, q, H, 0, P)
+        low = self._latent_product(low, name, H, 0, P, P + E, absorbs=True)
+        q = ops.joined(s, low, ops.head_columns(s, q, H, P, R), H, H)
+        k = ops.joined(s, c, r, 1)
+        o = self.attention(q, k, n_heads=H, n_kv_heads=1, scale=scale, d_value=C)
+        return self._latent_product(o, name, H, P, E, P + E, absorbs=False)
+
+    def _latent_product(
+        self,
+        x: Tensor,
+        name: str,
+        n_heads: int,
+        first: int,
+        width: int,
+        rows: int,
+        *,
+        absorbs: bool,
+    ) -> Tensor:
+        """Record ops.absorbed or ops.expanded of x by ``width`` rows of each head of a matrix.
+
+        What an adapter adds is added; magnitudes are those of the rows.
+        """
+        s, adapter, at = self.session, self._adapter(name), (n_heads, first)
+
+        def magnified(y: Tensor) -> Tensor:
+            if adapter is None or (own := adapter.magnitude) is None:
+                return y
+            whole = ops.dora(s, ops.placed(s, y, *at, rows), own.m, own.inverse)
+            return ops.head_columns(s, whole, *at, width)
+
+        if absorbs:
+            x = magnified(x)
+            y = ops.absorbed(s, x, self.matrix(name), *at, rows)
+        else:
+            y = ops.expanded(s, x, self.matrix(name), *at, width, rows)
+        for a, b, factor in () if adapter is None else adapter.pairs():
+            r = a.shape[0]
+            if absorbs:
+                added = ops.absorbed(s, x, b, *at, rows)
+                added = ops.absorbed(s, added, a, n_heads, 0, r, shared=True)
+            else:
+                added = ops.expanded(s, x, a, n_heads, 0, r, r, shared=True)
+                added = ops.expanded(s, added, b, *at, width, rows)
+            y = ops.add(s, y, self.scale(added, factor))
+        return y if absorbs else magnified(y)
+
+    def rope_behind(self, x: Tensor, positions: Tensor, n_heads: int, **rope: Any) -> Tensor:
+        """Record heads of x (B T, H D) with RoPE on their last channels; see ``rope``."""
+        s, R = self.session, 2 * self.constants["inverse_frequencies"].size
+        P = x.shape[1] // n_heads - R
+        last = self.rope(ops.head_columns(s, x, n_heads, P, R), positions, n_heads, **rope)
+        return ops.joined(s, ops.head_columns(s, x, n_heads, 0, P), last, n_heads, n_heads)
 
     def head(
         self, x: Tensor, name: str, labels: Tensor, cap: float = 0.0

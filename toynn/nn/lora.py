@@ -38,13 +38,17 @@ class LoRA:
     start: tuple[Tensor, Tensor] | None = None  # A0 and B0 of PiSSA, whose product is subtracted
     magnitude: Magnitude | None = None
 
+    def pairs(self) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """Yield A, B and the factor of each product B A that is added."""
+        yield self.a, self.b, self.scale
+        if self.start is not None:
+            yield *self.start, -self.scale
+
     def products(self, s: Session, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Record s x A^T for x (N, in); yield it with B, by which the caller multiplies it."""
         # The scale is applied here because this array has the fewest numbers.
-        yield _scaled(s, ops.linear(s, x, self.a), self.scale), self.b
-        if self.start is not None:
-            a, b = self.start
-            yield _scaled(s, ops.linear(s, x, a), -self.scale), b
+        for a, b, factor in self.pairs():
+            yield _scaled(s, ops.linear(s, x, a), factor), b
 
     def inverse_norms(self, s: Session, w: Tensor) -> Tensor:
         """Record 1 / norms (out,) of the rows of W + s B A without computing that matrix."""

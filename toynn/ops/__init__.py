@@ -37,6 +37,7 @@ from toynn.ops.elementwise import (
     swiglu_halves,
 )
 from toynn.ops.experts import Routes, combine, dispatch, experts, route, weigh
+from toynn.ops.latent import absorbed, expanded, head_columns, joined, placed
 from toynn.ops.linear import embedding, linear
 from toynn.ops.loss import chunk_rows, cross_entropy, linear_cross_entropy, valid_rows
 from toynn.ops.preference import dpo, kto, orpo, token_losses, token_sums
@@ -54,6 +55,7 @@ __all__ = [
     "KVCache",
     "Recorder",
     "Routes",
+    "absorbed",
     "adamw_step",
     "add",
     "attention",
@@ -70,17 +72,21 @@ __all__ = [
     "dpo",
     "dropout",
     "embedding",
+    "expanded",
     "experts",
     "gated",
     "gatednorm",
     "geglu",
     "gelu",
     "grad_norm",
+    "head_columns",
+    "joined",
     "kto",
     "layernorm",
     "linear",
     "linear_cross_entropy",
     "orpo",
+    "placed",
     "queries",
     "relu2",
     "rmsnorm",

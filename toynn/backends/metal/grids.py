@@ -172,6 +172,11 @@ PASSES: dict[str, Passes] = {
     "experts.backward_input": lambda s: _tiles(s, "M", "K"),
     "experts.backward_weight": lambda s: _tiles(s, "N", "K", s["E"]),
     "experts.forward": _products_of_experts,
+    "latent.absorb": lambda s: [each(s["N"] * s["H"] * _over(s["C"], RUN))],
+    "latent.expand": lambda s: [rows(_over(s["N"] * s["H"] * s["D"], GROUP // LINE))],
+    "latent.join_backward": lambda s: [
+        each(s["N"] * max(s["H"] * s["P"], s["G"] * s["R"])),
+    ],
     "gated.queries_backward": _each("N", "H", "D"),
     "gatednorm.backward": lambda s: [
         rows(s["N"] * s["G"], "_x"),

@@ -8,6 +8,8 @@ from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
 __all__ = ["no_gguf", "no_peft"]
 
+#: Matrices of attention over latents that llama.cpp multiplies by without their adapters.
+_UNADAPTED = ("attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b")
 _INSTEAD = "write a PEFT folder, or merge it into a model (toynn fuse)"
 
 
@@ -19,6 +21,13 @@ def no_gguf(tensors: Iterable[str], base: Base | None = None) -> str:
             "llama.cpp's adapters are A and B alone, with no place for the magnitudes of DoRA: "
             f"{_INSTEAD}"
         )
+    for name in names:
+        if name.rpartition(".weight.")[0].rpartition(".")[2] in _UNADAPTED:
+            return (
+                f"llama.cpp reads an adapter of {name.rpartition('.')[0]}, and does not apply it: "
+                f"of attention over latents it adapts attn_output alone (targets o, gate, up, "
+                f"down, experts); {_INSTEAD}"
+            )
     for name in names if base is not None and is_tied(base) else ():
         if name.startswith(TABLE):
             return (

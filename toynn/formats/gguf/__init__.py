@@ -22,21 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import GGUFError, LifecycleError
+from toynn.formats.gguf.deferred import Deferred, stored_as
 from toynn.formats.gguf.finite import find_nonfinite
 from toynn.formats.gguf.header import Value
+from toynn.formats.gguf.latents import joined, parts_of, whole_of
 from toynn.formats.gguf.parts import Part, open_parts
 from toynn.formats.gguf.strings import Strings
 from toynn.formats.gguf.tensors import READABLE, TensorInfo
 from toynn.formats.gguf.values import typed_metadata
-from toynn.formats.gguf.writer import (
-    OUTTYPES,
-    WRITABLE,
-    Deferred,
-    check_target,
-    encode,
-    stored_as,
-    write,
-)
+from toynn.formats.gguf.writer import OUTTYPES, WRITABLE, check_target, encode, write
 from toynn.formats.opened import Opened
 from toynn.formats.quants import dequantize
 
@@ -89,6 +83,12 @@ class GGUFFile(Opened):
         for part in parts:
             self.tensors |= part.header.tensors
             self._paths |= dict.fromkeys(part.header.tensors, part.path)
+        self._halves = parts_of(self.tensors)  # of tensors that are one here
+        for name, halves in self._halves.items():
+            self._paths[name] = self._paths[halves[0].name]
+            self.tensors[name] = joined(name, *halves)
+            for half in halves:
+                del self.tensors[half.name]
 
     def close(self) -> None:
         """Let go of the mapping. Arrays taken from it stay valid, and keep it while they live."""
@@ -130,17 +130,24 @@ class GGUFFile(Opened):
         info = self.tensors.get(name)
         if info is None:
             raise GGUFError(f"{self.path}: missing tensor {name!r}; {len(self)} others are there")
-        path = self._paths[name]
+        if name not in self._halves:
+            return self._region(info)
+        halves = [dequantize(self._region(h), h.type, h.shape) for h in self._halves[name]]
+        return whole_of(*halves).view(np.uint8)
+
+    def _region(self, info: TensorInfo) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor of the file, as ``raw`` does."""
+        path = self._paths[info.name]
         if not info.nbytes:
             raise GGUFError(
-                f"{path}: dimensions of {name}: expected at least 1 each, got {info.shape}"
+                f"{path}: dimensions of {info.name}: expected at least 1 each, got {info.shape}"
             )
         flat = np.frombuffer(self._mappings[path], np.uint8, info.nbytes, info.offset)
         return flat.reshape(*info.shape[:-1], -1)
 
     def is_copied(self, name: str) -> bool:
-        """Whether ``stored`` copies a tensor: it never does."""
-        return False
+        """Whether ``stored`` copies a tensor: one that is two in the file."""
+        return name in self._halves
 
     def stored(self, name: str) -> NDArray[Any]:
         """Return a tensor as stored there: float32, or the bytes of another type.

@@ -4,7 +4,6 @@ import io
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,55 +14,21 @@ from numpy.typing import NDArray
 
 from toynn.errors import GGUFError
 from toynn.formats.files import replacing
+from toynn.formats.gguf.deferred import Array, Deferred, Tensors
 from toynn.formats.gguf.finite import find_nonfinite
 from toynn.formats.gguf.header import is_alignment, read_header
+from toynn.formats.gguf.latents import apart
 from toynn.formats.gguf.mapping import is_mapped, map_file
 from toynn.formats.gguf.tensors import BLOCKS
 from toynn.formats.gguf.values import typed
 from toynn.formats.quants import quantize
 
-__all__ = ["OUTTYPES", "WRITABLE", "Deferred", "check_target", "encode", "stored_as", "write"]
+__all__ = ["OUTTYPES", "WRITABLE", "check_target", "encode", "write"]
 
 #: The types that float32 is turned into.
 WRITABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 #: What a model can be written as, with llama.cpp's number for a file that is mostly so.
 OUTTYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
-
-
-@dataclass(frozen=True)
-class Deferred:
-    """An array that is made when its turn to be written comes, so that there is one at a time."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    make: Callable[[], NDArray[Any]]
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
-
-Array = NDArray[Any] | Deferred
-Tensors = Mapping[str, tuple[Array, str]]
-
-
-def stored_as(name: str, shape: tuple[int, ...], outtype: str) -> str:
-    """Return the type of one tensor of a model: ``outtype``, or f32 where that does not fit.
-
-    Norms, biases, routers, matrices of one row, convolutions and learned positions stay float32, as
-    in llama.cpp's own converter; so do, in q8_0, matrices whose rows are no whole number of blocks.
-    """
-    exact = ("position_embd.weight", ".ffn_gate_inp.weight", ".bias")
-    states = (".conv.weight", ".ssm_conv1d.weight", ".ssm_a", ".ssm_d", ".ssm_norm.weight")
-    if len(shape) < 2 or shape[0] == 1 or name.endswith(exact + states):
-        return "f32"
-    return "f32" if shape[-1] % BLOCKS[outtype.upper()][0] else outtype
 
 
 def write(
@@ -87,6 +52,7 @@ def write(
     path = Path(path)
     check_target(path, overwrite=overwrite)
     _check_kinds(path, metadata, tensors)
+    tensors = apart(metadata, tensors)
     # The library writes this key itself, and first.
     architecture, type, _ = typed(
         f"{path}: general.architecture", metadata.get("general.architecture", "")

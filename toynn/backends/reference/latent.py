@@ -1,0 +1,58 @@
+"""Heads of latent attention: parts of heads, and their products with their own rows of a matrix."""
+
+import numpy as np
+
+from toynn.backends.reference.kernel import Array, Outputs, kernel
+
+
+@kernel("latent.columns")
+def columns(x: Array, N: int, H: int, W: int, D: int, first: int) -> Outputs:
+    """Take columns first to first + D - 1 of each head."""
+    return {"y": x.reshape(N, H, W)[..., first : first + D]}
+
+
+@kernel("latent.columns_backward")
+def columns_backward(dy: Array, N: int, H: int, W: int, D: int, first: int) -> Outputs:
+    """Put dy where its columns came from; the others have no part in y."""
+    dx = np.zeros((N, H, W))
+    dx[..., first : first + D] = dy.reshape(N, H, D)
+    return {"dx": dx}
+
+
+@kernel("latent.join")
+def join(a: Array, b: Array, N: int, H: int, G: int, P: int, R: int) -> Outputs:
+    """Put a head of b behind each head of a; H / G in a row get the same one."""
+    shared = b.reshape(N, G, R).repeat(H // max(G, 1), axis=1)
+    return {"y": np.concatenate([a.reshape(N, H, P), shared], axis=2)}
+
+
+@kernel("latent.join_backward")
+def join_backward(dy: Array, N: int, H: int, G: int, P: int, R: int) -> Outputs:
+    """Take dy apart; a head of b gets the sum over those that it stands behind."""
+    heads = dy.reshape(N, H, P + R)
+    shared = heads[..., P:].reshape(N, G, H // max(G, 1), R).sum(axis=2)
+    return {"da": heads[..., :P], "db": shared}
+
+
+def _own(w: Array, H: int, G: int, W: int, D: int, first: int) -> Array:
+    """Return the rows (H, D, C) of w (G W, C) that belong to each head."""
+    rows: Array = w.reshape(G, W, w.shape[1])[:, first : first + D].repeat(H // max(G, 1), axis=0)
+    return rows
+
+
+@kernel("latent.absorb")
+def absorb(
+    x: Array, w: Array, N: int, H: int, G: int, W: int, D: int, C: int, first: int
+) -> Outputs:
+    """Compute each head times its rows of w."""
+    own = _own(w, H, G, W, D, first)
+    return {"y": np.einsum("nhd,hdc->nhc", x.reshape(N, H, D), own)}
+
+
+@kernel("latent.expand")
+def expand(
+    x: Array, w: Array, N: int, H: int, G: int, W: int, D: int, C: int, first: int
+) -> Outputs:
+    """Compute each head times its rows of w, transposed."""
+    own = _own(w, H, G, W, D, first)
+    return {"y": np.einsum("nhc,hdc->nhd", x.reshape(N, H, C), own)}

@@ -1,0 +1,49 @@
+"""What is written as a tensor, perhaps made only then; and in which type."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.formats.gguf.tensors import BLOCKS
+
+__all__ = ["Array", "Deferred", "Tensors", "stored_as"]
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """An array that is made when its turn to be written comes, so that there is one at a time."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    make: Callable[[], NDArray[Any]]
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+
+Array = NDArray[Any] | Deferred
+Tensors = Mapping[str, tuple[Array, str]]
+
+
+def stored_as(name: str, shape: tuple[int, ...], outtype: str) -> str:
+    """Return the type of one tensor of a model: ``outtype``, or f32 where that does not fit.
+
+    Norms, biases, routers, matrices of one row, convolutions and learned positions stay float32, as
+    in llama.cpp's own converter; so do, in q8_0, matrices whose rows are no whole number of blocks.
+    """
+    exact = ("position_embd.weight", ".ffn_gate_inp.weight", ".bias")
+    states = (".conv.weight", ".ssm_conv1d.weight", ".ssm_a", ".ssm_d", ".ssm_norm.weight")
+    if len(shape) < 2 or shape[0] == 1 or name.endswith(exact + states):
+        return "f32"
+    return "f32" if shape[-1] % BLOCKS[outtype.upper()][0] else outtype

@@ -1,0 +1,115 @@
+"""The matrix that makes keys and values of latents: one for toynn, two in llama.cpp's files.
+
+    blk.{n}.attn_kv_b (H (P + E), C)      of each head P rows for its key, then E for its value
+    blk.{n}.attn_k_b (H, C, P)            the former, transposed
+    blk.{n}.attn_v_b (H, E, C)            the latter
+
+llama.cpp multiplies queries by the one and what attention gives by the other; it adapts neither. A
+file is read and written as if it had the one matrix, which is in float32 where the two were read.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import GGUFError
+from toynn.formats.gguf.deferred import Deferred, Tensors, stored_as
+from toynn.formats.gguf.tensors import BLOCKS, TensorInfo
+from toynn.formats.quants import dequantize
+
+__all__ = ["WHOLE", "apart", "joined", "parts_of", "whole_of"]
+
+Floats = NDArray[np.float32]
+WHOLE, _KEYS, _VALUES = ".attn_kv_b.weight", ".attn_k_b.weight", ".attn_v_b.weight"
+
+
+def parts_of(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[TensorInfo, TensorInfo]]:
+    """Return the two tensors that each whole one is in, by its name: those that fit together."""
+    found = {}
+    for name, k in tensors.items():
+        block = name.removesuffix(_KEYS)
+        v = tensors.get(block + _VALUES)
+        if block == name or v is None or len(k.shape) != 3 or len(v.shape) != 3:
+            continue
+        if (k.shape[0], k.shape[1]) == (v.shape[0], v.shape[2]) and block + WHOLE not in tensors:
+            found[block + WHOLE] = k, v
+    return found
+
+
+def joined(name: str, k: TensorInfo, v: TensorInfo) -> TensorInfo:
+    """Return what the whole of two tensors is."""
+    H, C, P = k.shape
+    rows = H * (P + v.shape[1])
+    return TensorInfo(name, "F32", (rows, C), k.offset, 4 * rows * C)
+
+
+def whole_of(k: Floats, v: Floats) -> Floats:
+    """Return the whole (H (P + E), C) of k (H, C, P) and v (H, E, C)."""
+    both = np.concatenate([k.swapaxes(1, 2), v], axis=1, dtype=np.float32)
+    return np.ascontiguousarray(both.reshape(-1, both.shape[2]))
+
+
+def apart(metadata: Mapping[str, Any], tensors: Tensors) -> Tensors:
+    """Return the tensors of a file, whole ones in two, if its metadata tell of latents.
+
+    Raises GGUFError where the metadata do not fit.
+    """
+    if not any(name.endswith(WHOLE) for name in tensors):
+        return tensors
+    prefix = _plain(metadata.get("general.architecture"))
+    keys = ("attention.head_count", "attention.key_length_mla", "rope.dimension_count")
+    H, D, R = (_plain(metadata.get(f"{prefix}.{key}")) for key in keys)
+    if D is None:
+        return tensors
+    if not all(isinstance(n, int) for n in (H, D, R)) or H < 1 or D <= R:
+        raise GGUFError(f"{prefix}: {', '.join(keys)}: expected heads of D > R; got {H}, {D}, {R}")
+    found = dict[str, tuple[Any, str]]()
+    for name, (array, type) in tensors.items():
+        if name.endswith(WHOLE):
+            found |= _parts(name.removesuffix(WHOLE), array, type, H, D - R)
+        else:
+            found[name] = array, type
+    return found
+
+
+def _parts(
+    block: str, array: Any, type: str, H: int, P: int
+) -> Iterable[tuple[str, tuple[Deferred, str]]]:
+    rows, C = array.shape[0], _columns(array, type)
+    E = rows // H - P
+    if rows % H or E < 1:
+        raise GGUFError(f"{block}{WHOLE}: expected {H} heads of more than {P} rows; got {rows}")
+    shapes = {block + _KEYS: (H, C, P), block + _VALUES: (H, E, C)}
+
+    def make(name: str) -> Floats:
+        heads = _floats(array, type, (rows, C)).reshape(H, P + E, C)
+        part = heads[:, :P].swapaxes(1, 2) if name.endswith(_KEYS) else heads[:, P:]
+        return np.ascontiguousarray(part)
+
+    for name, shape in shapes.items():
+        part = Deferred(shape, np.dtype(np.float32), partial(make, name))
+        yield name, (part, stored_as(name, shape, type.lower()))
+
+
+def _columns(array: Any, type: str) -> int:
+    """Return the columns of an array of floats, or of blocks of a type."""
+    if array.dtype != np.uint8:
+        return int(array.shape[1])
+    elements, nbytes = BLOCKS[type.upper()]
+    return int(array.shape[1] // nbytes * elements)
+
+
+def _floats(array: Any, type: str, shape: tuple[int, int]) -> Floats:
+    values = array.make() if isinstance(array, Deferred) else array
+    floats: Floats = values
+    if values.dtype == np.uint8:
+        floats = dequantize(values, type.upper(), shape)
+    return floats.astype(np.float32, copy=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return the value of a key, without its type."""
+    return value[0] if isinstance(value, tuple) else value

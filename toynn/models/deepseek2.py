@@ -1,0 +1,411 @@
+"""DeepSeek-V3 and GLM-4.7-Flash: attention over latents, and a mixture whose experts are in groups.
+
+    x += W_o attention(rotate(W_qb rmsnorm(W_qa n)), (W_k c | rotate(r)), W_v c)      n = rmsnorm(x)
+    c | r = W_kva n,  c behind an rmsnorm of its own
+    x += sum_j w_j expert_j(n) + shared(n), or in the first blocks W_down (silu(W_gate n) * W_up n)
+
+A head of q and k has nope_dim channels of W_qb and W_k, then rope_dim that rotate, neighbours in
+pairs; r is the same for all heads. Generation caches c and r alone: see Layers.latent_attention.
+Small ones have W_q in place of W_qb and W_qa. Scores are multiplied by D^-1/2, under YaRN also by
+(1 + yarn_scores ln(s) / 10)^2. The norms of latents have an eps of their own, 1e-6 in folders;
+llama.cpp gives them that of the others. Blocks behind the last are left out. Sources: DeepSeek-AI
+2024, arXiv:2405.04434 and arXiv:2412.19437; deepseek_v3 and glm4_moe_lite of transformers,
+deepseek2 of llama.cpp.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isclose, log
+from typing import Any, ClassVar
+
+from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
+from toynn.graph.tape import Tensor
+from toynn.models.checks import check_positive, check_sizes
+from toynn.models.hyper import EPS, KV, Hyper, refuse, sizes_of
+from toynn.models.llama import Floats, Llama
+from toynn.models.mixture import (
+    DENSE,
+    EXPERT_WIDTH,
+    EXPERTS,
+    GROUPS,
+    GROUPS_USED,
+    SCALE,
+    SHARED,
+    SHARED_COUNT,
+    USED,
+    Sparse,
+    SparseConfig,
+    with_experts,
+)
+from toynn.models.registry import register
+from toynn.models.rope import ROTATED, magnitude, stretch_of, written
+from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT
+from toynn.models.table import Sizes, by_width, matrix, norm
+from toynn.nn import Layers
+from toynn.options import RecipeOptions
+
+__all__ = ["DeepSeek2Config", "Latent"]
+
+_LAYER = "model.layers.{n}"
+_ATTENTION = f"{_LAYER}.self_attn"
+_Q_RANK, _KV_RANK = "attention.q_lora_rank", "attention.kv_lora_rank"
+_KEY, _VALUE = "attention.key_length", "attention.value_length"
+_KEY_MLA, _VALUE_MLA = "attention.key_length_mla", "attention.value_length_mla"
+_LATENT_EPS = "attention.latent_layer_norm_rms_epsilon"  # toynn's own
+_LOG, _MAGNITUDE = "rope.scaling.yarn_log_multiplier", "rope.scaling.attn_factor"
+_LITE = 27  # blocks, by which llama.cpp knows a model without W_qa
+_FOLDER_EPS = 1e-6
+_GLM = "glm4_moe_lite"
+
+#: Keys of config.json that balance loads in training, and of other programs.
+_UNUSED = ("ep_size", "aux_loss_alpha", "seq_aux", "index_topk", "num_mtp_layers")
+
+
+@dataclass(frozen=True)
+class DeepSeek2Config(SparseConfig):
+    """Shape of a DeepSeek-V3. Raises ConfigError for numbers that make no model.
+
+    Attributes
+    ----------
+    q_rank, kv_rank
+        Channels of the latents of q, 0 for none, and of k and v; None: d_model / 2 of the latter.
+    nope_dim, rope_dim, value_dim
+        Channels of a head of q and k that do not rotate, and that do; those of a head of v; None:
+        d_model / n_heads of the first and last, half as many, but an even number, of the other.
+    latent_eps
+        What the norms of latents add under the root.
+    yarn_scores
+        By how much of ln(rope_factor) / 10 the root of scores grows, under YaRN.
+    """
+
+    has: ClassVar[tuple[str, ...]] = (
+        *("shared_d_ff", "dense_blocks", "normalized", "weights_scale", "expert_groups"),
+    )
+    counts_shared: ClassVar[bool] = True
+    scalings: ClassVar[tuple[str, ...]] = ("none", "linear", "yarn")
+
+    arch: str = "deepseek2"
+    rms_eps: float = 1e-6
+    q_rank: int = 0
+    kv_rank: int | None = None
+    nope_dim: int | None = None
+    rope_dim: int | None = None
+    value_dim: int | None = None
+    latent_eps: float = _FOLDER_EPS
+    yarn_scores: float = 0.0
+
+    def __post_init__(self) -> None:
+        usual = max(self.d_model // max(self.n_heads, 1), 1)
+        for name, value in {
+            "kv_rank": max(self.d_model // 2, 1),
+            "nope_dim": usual,
+            "rope_dim": max(usual // 4 * 2, 2),
+            "value_dim": usual,
+        }.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        check_sizes(self, "kv_rank", "nope_dim", "rope_dim", "value_dim")
+        check_sizes(self, "q_rank", least=0)
+        check_positive(self, "latent_eps")
+        if self.head_dim is not None or self.n_kv_heads != self.n_heads:
+            raise ConfigError(
+                "DeepSeek2Config: heads are of nope_dim + rope_dim, and n_kv_heads is n_heads; got "
+                f"head_dim {self.head_dim}, n_kv_heads {self.n_kv_heads} of {self.n_heads}"
+            )
+        if (self.rope_dim or 0) % 2:
+            raise ConfigError(
+                f"DeepSeek2Config: rope_dim must be even: RoPE rotates pairs; got {self.rope_dim}"
+            )
+        if not 0 <= self.yarn_scores < 1e3 or (self.yarn_scores and self.rope_scaling != "yarn"):
+            raise ConfigError(
+                "DeepSeek2Config: yarn_scores must be 0 to 1000, and needs rope_scaling 'yarn'; "
+                f"got {self.yarn_scores!r} and {self.rope_scaling!r}"
+            )
+        object.__setattr__(self, "head_dim", self.d_head)
+        super().__post_init__()
+        object.__setattr__(self, "head_dim", None)
+
+    @property
+    def d_head(self) -> int:
+        """Width of a head of q and k."""
+        return (self.nope_dim or 0) + (self.rope_dim or 0)
+
+    @property
+    def rope_channels(self) -> int:
+        """Channels of a head that rotate."""
+        return self.rope_dim or 0
+
+    @property
+    def score_growth(self) -> float:
+        """By what YaRN multiplies the root of scores."""
+        return _growth(self.rope_factor, self.yarn_scores)
+
+
+class Latent(Llama):
+    """What Llama does otherwise: attention over latents."""
+
+    table = (
+        *EMBEDDING,
+        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
+        matrix("blk.{n}.attn_q", "Q C", f"{_ATTENTION}.q_proj", std=by_width, when="whole_q"),
+        matrix("blk.{n}.attn_q_a", "QR C", f"{_ATTENTION}.q_a_proj", std=by_width, when="QR"),
+        norm("blk.{n}.attn_q_a_norm", "QR", f"{_ATTENTION}.q_a_layernorm", when="QR"),
+        matrix("blk.{n}.attn_q_b", "Q QR", f"{_ATTENTION}.q_b_proj", std=by_width, when="QR"),
+        matrix("blk.{n}.attn_kv_a_mqa", "KA C", f"{_ATTENTION}.kv_a_proj_with_mqa", std=by_width),
+        norm("blk.{n}.attn_kv_a_norm", "KR", f"{_ATTENTION}.kv_a_layernorm"),
+        matrix("blk.{n}.attn_kv_b", "KB KR", f"{_ATTENTION}.kv_b_proj", std=by_width),
+        replace(ATTENDED, shape="C HV"),
+        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm"),
+        *MLP,
+        norm("output_norm", "C", "model.norm"),
+        OUTPUT,
+    )
+    reads_betas = True
+    biases_are_fixed = "have no"
+
+    def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
+        """Return what the table's letters and conditions mean."""
+        H, own = cfg.n_heads, {"QR": cfg.q_rank, "whole_q": not cfg.q_rank, "KR": cfg.kv_rank}
+        own |= {"KA": cfg.kv_rank + cfg.rope_dim, "HV": H * cfg.value_dim}
+        own |= {"KB": H * (cfg.nope_dim + cfg.value_dim)}
+        return {**super().sizes(cfg, opts, n), **own}
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for.
+
+        Old files have the widths of heads where newer ones have those of latents.
+        """
+        sizes, mla = hyper.sizes, hyper.has(_KEY_MLA)
+        rank, R = hyper.whole(_KV_RANK), hyper.whole(ROTATED)
+        D, E = hyper.whole(_KEY_MLA if mla else _KEY), hyper.whole(_VALUE_MLA if mla else _VALUE)
+        if D <= R:
+            refuse(hyper.file, f"heads of {D} channels, {R} of which rotate, are no heads")
+        if mla:
+            hyper.expect(_KEY, rank + R)
+            hyper.expect(_VALUE, rank)
+        hyper.expect(KV, 1 if mla else sizes["n_heads"])
+        stretch, eps = stretch_of(hyper), hyper.real(EPS)
+        if hyper.has(_LOG):
+            stretch["yarn_scores"] = _rounded(10 * hyper.real(_LOG))
+            whole = stretch.get("yarn_magnitude", 1.0)
+            stretch["yarn_magnitude"] = _rounded(whole / _growth(stretch.get("rope_factor", 1.0)))
+        cfg = self.config_type(
+            **sizes,
+            n_kv_heads=sizes["n_heads"],
+            rms_eps=eps,
+            latent_eps=hyper.real(_LATENT_EPS, eps),
+            rope_base=hyper.real("rope.freq_base", 1e4),
+            arch=self.architecture,
+            q_rank=hyper.count(_Q_RANK),
+            kv_rank=rank,
+            nope_dim=D - R,
+            rope_dim=R,
+            value_dim=E,
+            **stretch,
+        )
+        return cfg, {"untied": "output.weight" in hyper.tensors}
+
+    def check_gguf(self, cfg: Any) -> None:
+        """Refuse what llama.cpp does not read. Raises ConfigError."""
+        if not cfg.q_rank and cfg.n_layers != _LITE:
+            raise ConfigError(
+                f"export: llama.cpp reads {cfg.arch} without q_rank by its {_LITE} blocks only; "
+                f"got {cfg.n_layers}"
+            )
+        if not isclose(magnitude(cfg), 1, rel_tol=1e-6):
+            raise ConfigError(
+                f"export: llama.cpp reads {cfg.arch} whose RoPE YaRN multiplies by 1 only, as with "
+                f"mscale equal to mscale_all_dim in config.json; got {magnitude(cfg):.6g}"
+            )
+
+    def unlike(self, cfg: Any) -> list[str]:
+        """Return what llama.cpp computes otherwise of a file that it reads."""
+        found = super().unlike(cfg)
+        if cfg.latent_eps != cfg.rms_eps:
+            found.append(
+                f"gives the norms of latents the eps of the others, {cfg.rms_eps:g} in place of "
+                f"{cfg.latent_eps:g}"
+            )
+        return found
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        rank, stretch = cfg.kv_rank, written(cfg)
+        if cfg.yarn_scores:
+            stretch[_LOG] = 0.1 * cfg.yarn_scores
+            stretch[_MAGNITUDE] = magnitude(cfg)  # llama.cpp multiplies by nothing else then
+        if isclose(stretch.get(_MAGNITUDE, 0), 1, rel_tol=1e-6):
+            del stretch[_MAGNITUDE]
+        return {
+            **sizes_of(cfg),
+            KV: 1,
+            _KEY: rank + cfg.rope_dim,
+            _VALUE: rank,
+            _KEY_MLA: cfg.d_head,
+            _VALUE_MLA: cfg.value_dim,
+            _KV_RANK: rank,
+            **({_Q_RANK: cfg.q_rank} if cfg.q_rank else {}),
+            EPS: float(cfg.rms_eps),
+            **({_LATENT_EPS: float(cfg.latent_eps)} if cfg.latent_eps != cfg.rms_eps else {}),
+            ROTATED: cfg.rope_dim,
+            "rope.freq_base": float(cfg.rope_base),
+            **stretch,
+        }
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read the widths of heads and of latents, and RoPE."""
+        nope = int(config.number("qk_nope_head_dim", config.get("qk_nope_head_dim"), real=False))
+        R, rank = found.get(ROTATED, 0), found.get(_KV_RANK, 0)
+        found |= {_KEY: rank + R, _VALUE: rank, _KEY_MLA: nope + R, KV: 1}
+        found[_LATENT_EPS] = _FOLDER_EPS
+        H = found.get("attention.head_count")
+        for key, usual in (("num_key_value_heads", H), ("qk_head_dim", nope + R), ("head_dim", R)):
+            if config.get(key) not in (None, usual):
+                config.refuse(f"{key} must be {usual} here; got {config.get(key)!r}")
+        for unused in _UNUSED:
+            config.get(unused)
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        scores = 0.0
+        if isinstance(rope, dict):
+            whole = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+            if whole != 1:
+                config.refuse(f"partial_rotary_factor must be 1; got {whole!r}")
+            config = config.over(
+                rope_parameters={k: v for k, v in rope.items() if k != "partial_rotary_factor"},
+                rope_scaling=None,
+            )
+            if rope.get("mscale_all_dim"):
+                scores = config.number("mscale_all_dim", rope["mscale_all_dim"], real=True)
+        more = super().complete(config, found)
+        if scores:
+            found[_LOG] = 0.1 * scores
+            found[_MAGNITUDE] *= _growth(found["rope.scaling.factor"])
+        return more
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return the widths of heads, and RoPE; raises ConfigError for an eps that folders lack."""
+        eps = hyper.get(_LATENT_EPS, hyper[EPS])
+        if eps != _FOLDER_EPS:
+            raise ConfigError(
+                f"export_hf: the norms of latents have an eps of {_FOLDER_EPS:g} in folders; got "
+                f"{eps:g}"
+            )
+        scores = 10 * hyper.get(_LOG, 0.0)
+        grown = _growth(hyper["rope.scaling.factor"]) if scores else 1.0
+        plain = {**hyper, _MAGNITUDE: hyper.get(_MAGNITUDE, 1.0) / grown}
+        keys, more = super().folder(plain, tensors)
+        if scores:
+            keys["rope_scaling"]["mscale_all_dim"] = _rounded(scores)
+        H, R = hyper["attention.head_count"], hyper[ROTATED]
+        own = {"num_key_value_heads": H, "qk_nope_head_dim": hyper[_KEY_MLA] - R}
+        return keys | own | {"q_lora_rank": hyper.get(_Q_RANK), "pad_token_id": None}, more
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def mixed(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
+        """Record the attention of block n."""
+        rope: dict[str, Any] = {"interleaved": True, "magnitude": magnitude(cfg)}
+        if cfg.q_rank:
+            low = block.rmsnorm(block.linear(x, "attn_q_a"), "attn_q_a_norm", cfg.latent_eps)
+            q = block.linear(low, "attn_q_b")
+        else:
+            q = block.linear(x, "attn_q")
+        both = block.linear(x, "attn_kv_a_mqa")
+        c = block.columns(both, 0, cfg.kv_rank)
+        r = block.rope(block.columns(both, cfg.kv_rank, cfg.rope_dim), positions, 1, **rope)
+        heads = block.latent_attention(
+            block.rope_behind(q, positions, cfg.n_heads, **rope),
+            block.rmsnorm(c, "attn_kv_a_norm", cfg.latent_eps),
+            r,
+            "attn_kv_b",
+            n_heads=cfg.n_heads,
+            d_value=cfg.value_dim,
+            scale=cfg.score_growth**2 / cfg.d_head**0.5,
+        )
+        return block.linear(heads, "attn_output")
+
+
+class DeepSeek2(Sparse, Latent):
+    """The architecture."""
+
+    config_type = DeepSeek2Config
+    score, eps, chooses = "sigmoid", 1e-20, True
+    usually_normalized, usually_dense = False, 3
+    dense_key = "first_k_dense_replace"
+    table = with_experts(
+        Latent.table, dense=True, choice="gate.e_score_correction_bias", shared="shared_experts"
+    )
+    hf = replace(
+        Llama.hf,
+        model_type="deepseek_v3",
+        keys={
+            **{k: v for k, v in Llama.hf.keys.items() if k not in (KV, _KEY)},
+            _Q_RANK: "q_lora_rank",
+            _KV_RANK: "kv_lora_rank",
+            ROTATED: "qk_rope_head_dim",
+            _VALUE_MLA: "v_head_dim",
+            EXPERTS: "n_routed_experts",
+            USED: "num_experts_per_tok",
+            EXPERT_WIDTH: "moe_intermediate_size",
+            SHARED_COUNT: "n_shared_experts",
+            SCALE: "routed_scaling_factor",
+            GROUPS: "n_group",
+            GROUPS_USED: "topk_group",
+        },
+        real=Llama.hf.real | {SCALE},
+        optional=frozenset((_Q_RANK,)),
+        fixed={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "rope_interleave": (True,),
+            "topk_method": ("noaux_tc",),
+            "scoring_func": ("sigmoid",),
+            "moe_layer_freq": (1,),
+        },
+        biases={},
+        zero_biases=frozenset(),
+    )
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read_shared(self, hyper: Hyper, width: int) -> int:
+        """Return the width of the expert that all tokens share; ``width`` is that of another."""
+        return hyper.whole(SHARED_COUNT) * width
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        return {key: value for key, value in super().write(cfg).items() if key != SHARED}
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read which blocks are dense, which GLM's folders list, and the rest."""
+        kinds, count = config.get("mlp_layer_types"), found.get("block_count", 0)
+        if config.get("model_type") == _GLM:
+            config.get(self.dense_key)  # which transformers does not read of it
+            kinds = ["dense"] + ["sparse"] * (count - 1) if kinds is None else kinds
+            dense = kinds.index("sparse") if isinstance(kinds, list) and "sparse" in kinds else 0
+            config = config.over(first_k_dense_replace=dense)
+        more = super().complete(config, found)
+        dense = found[DENSE]
+        if kinds is not None and kinds != ["dense"] * dense + ["sparse"] * (count - dense):
+            config.refuse(
+                f"mlp_layer_types must be {count} of dense, then of sparse; got {kinds!r}"
+            )
+        return more
+
+
+def _growth(factor: float, times: float = 1.0) -> float:
+    """Return what YaRN multiplies by, of the factor by which the context is longer."""
+    return 1 + 0.1 * times * log(factor)
+
+
+def _rounded(x: float) -> float:
+    """Return a number to seven digits, which is what files have."""
+    return float(f"{x:.7g}")
+
+
+register(DeepSeek2("deepseek2", "DeepseekV3", interleaved=True, also=(_GLM,)))

@@ -1,0 +1,102 @@
+"""Heads of latent attention: parts of heads, joined; products of heads with their rows of a matrix.
+
+    k = joined(s, head_columns(s, kv, H, 0, P), r, H)         (k_1 | r) of each head, r for all
+    v = head_columns(s, kv, H, P, E)
+
+    k . q = (q_1 W_k) . c + r . q_2           q_1 W_k = absorbed(s, q_1, w, H, 0, P + E)
+    o = W_v c                                 expanded(s, c, w, H, P, E)
+
+In generation the latter two stand in place of the former: then c and r alone are cached.
+"""
+
+from toynn.errors import ConfigError
+from toynn.graph.autograd import Backward
+from toynn.graph.tape import Node, Op, Tensor
+from toynn.ops._shape import Recorder, by_names, flops, matrix, require
+
+__all__ = ["absorbed", "expanded", "head_columns", "joined", "placed"]
+
+
+def head_columns(s: Recorder, x: Tensor, n_heads: int, first: int, width: int) -> Tensor:
+    """Record columns first to first + width - 1 of each head of x (N, H W): (N, H width)."""
+    W = _width("head_columns", x, n_heads)
+    fits = width > 0 <= first <= W - width
+    require(fits, "head_columns", f"{width} of {W} columns from {first}", x)
+    return s.tape.record(COLUMNS, {"x": x}, H=n_heads, D=width, first=first).output
+
+
+def placed(s: Recorder, x: Tensor, n_heads: int, first: int, width: int) -> Tensor:
+    """Record heads of ``width`` columns, 0 but for x (N, H D) from ``first`` on. No gradient."""
+    return s.tape.record(COLUMNS_BACKWARD, {"dy": x}, H=n_heads, W=width, first=first).output
+
+
+def joined(s: Recorder, a: Tensor, b: Tensor, n_heads: int, n_shared: int = 1) -> Tensor:
+    """Record (a | b) of each head (N, H (P + R)): a (N, H P), and the ``n_shared`` heads of b."""
+    _width("joined", a, n_heads)
+    _width("joined", b, n_shared)
+    require(n_heads % n_shared == 0, "joined", f"{n_shared} heads that divide {n_heads}", a, b)
+    return s.tape.record(JOIN, {"a": a, "b": b}, H=n_heads, G=n_shared).output
+
+
+def absorbed(
+    s: Recorder, x: Tensor, w: Tensor, n_heads: int, first: int, rows: int, *, shared: bool = False
+) -> Tensor:
+    """Record x_h w_h (N, H C) for each head of x (N, H D); see the kernel. No gradient.
+
+    w (H ``rows``, C) has ``rows`` for each head, of which w_h is D from ``first`` on; ``shared``:
+    it has them once.
+    """
+    D, G = _width("absorbed", x, n_heads), 1 if shared else n_heads
+    fits = w.shape[0] == G * rows and 0 <= first <= rows - D
+    require(fits, "absorbed", f"w ({G * rows}, C), {D} of {rows} rows from {first}", x, w)
+    tensors = {"x": x, "w": w}
+    return s.tape.record(ABSORB, tensors, H=n_heads, G=G, W=rows, D=D, first=first).output
+
+
+def expanded(
+    s: Recorder,
+    x: Tensor,
+    w: Tensor,
+    n_heads: int,
+    first: int,
+    width: int,
+    rows: int,
+    *,
+    shared: bool = False,
+) -> Tensor:
+    """Record x_h w_h^T (N, H D) for each head of x (N, H C), w as in ``absorbed``. No gradient."""
+    C, G = _width("expanded", x, n_heads), 1 if shared else n_heads
+    fits = w.shape == (G * rows, C) and 0 <= first <= rows - width
+    require(fits, "expanded", f"w ({G * rows}, {C}), {width} of {rows} rows from {first}", x, w)
+    tensors = {"x": x, "w": w}
+    return s.tape.record(EXPAND, tensors, H=n_heads, G=G, W=rows, D=width, first=first).output
+
+
+def _width(op: str, x: Tensor, n_heads: int) -> int:
+    _, across = matrix(op, x)
+    require(n_heads > 0 == across % n_heads, op, f"{n_heads} heads", x)
+    return across // n_heads
+
+
+def _no_gradient(back: Backward, node: Node, dy: Tensor) -> None:
+    raise ConfigError(
+        "heads that absorb a matrix have no gradient: record keys and values to train"
+    )
+
+
+_PRODUCT = flops(2, "N", "H", "D", "C")
+
+COLUMNS_BACKWARD = Op("latent.columns_backward", flops(1, "N", "H", "W"), rows="N dy")
+COLUMNS = Op(
+    "latent.columns",
+    flops(1, "N", "H", "D"),
+    by_names(COLUMNS_BACKWARD),
+    rows="N x",
+    name="columns",
+)
+JOIN_BACKWARD = Op("latent.join_backward", flops(1, "N", "H", "R"), rows="N dy")
+JOIN = Op(
+    "latent.join", flops(1, "N", "H", "P"), by_names(JOIN_BACKWARD), rows="N a", name="joined"
+)
+ABSORB = Op("latent.absorb", _PRODUCT, _no_gradient, rows="N x", name="absorbed")
+EXPAND = Op("latent.expand", _PRODUCT, _no_gradient, rows="N x", name="expanded")
