@@ -1,11 +1,11 @@
-"""Granite 4: Granite's four numbers, with Mamba 2 in most blocks, and perhaps experts.
+"""Granite 4: Granite's four scales, with Mamba 2 in most blocks, and sometimes experts.
 
     x += residual_scale * mamba(n), or W_o attention(...)                       n = rmsnorm(x)
     x += residual_scale * (mixture(n) + W_down (silu(W_gate n) * W_up n))       n = rmsnorm(x)
 
-The formulas of mamba are in mamba.py, those of the mixture in granitemoe.py; without experts the
-second term stands alone. Few models rotate heads of q and k. Source: IBM 2025, Granite 4.0;
-granitemoehybrid of transformers and granitehybrid of llama.cpp.
+The formulas of mamba are in mamba.py, those of the mixture in granitemoe.py. Without experts there
+is no mixture. Few models have RoPE. Source: IBM 2025, Granite 4.0; granitemoehybrid of transformers
+and granitehybrid of llama.cpp.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,18 +27,18 @@ from toynn.models.rows import changed
 __all__ = ["GraniteHybrid", "GraniteHybridConfig"]
 
 _LAYER = "model.layers.{n}"
-_ROTATED = "rope.scaling.finetuned"  # which llama.cpp takes for whether there is RoPE
+_ROTATED = "rope.scaling.finetuned"  # by this key llama.cpp decides whether there is RoPE
 #: What config.json calls kinds of blocks: those with attention, and those without.
 _ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")
 _PARTS = {"gate": "input_linear[0/2]", "up": "input_linear[1/2]", "down": "output_linear"}
 _SHARED = {part: f"{_LAYER}.shared_mlp.{name}" for part, name in _PARTS.items()}
-#: Any step: what models have, and what is computed.
+#: The values of time_step_limit that set no limit: toynn computes no other.
 _LIMITS = (None, [0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
 
 
 @dataclass(frozen=True)
 class GraniteHybridConfig(GraniteMoEConfig, MambaConfig):
-    """Shape of a Granite 4.
+    """Shape of a Granite 4. Raises ConfigError for sizes that make no model.
 
     Attributes
     ----------
@@ -60,9 +60,9 @@ class GraniteHybridConfig(GraniteMoEConfig, MambaConfig):
         check_flags(self, "rotated")
         if bool(self.n_experts) != bool(self.n_experts_used and self.shared_d_ff):
             raise ConfigError(
-                f"{type(self).__name__}: with n_experts n_experts_used and shared_d_ff must be at "
-                f"least 1, without them 0; got {self.n_experts}, {self.n_experts_used} and "
-                f"{self.shared_d_ff}"
+                f"{type(self).__name__}: n_experts_used and shared_d_ff must be at least 1 if "
+                f"n_experts is, and 0 if it is 0; got n_experts {self.n_experts}, "
+                f"{self.n_experts_used} and {self.shared_d_ff}"
             )
 
 
@@ -126,7 +126,7 @@ class GraniteHybrid(GraniteMoE, Mamba):
     # -- Files ---------------------------------------------------------------------------------
 
     def shape(self, hyper: Hyper) -> tuple[dict[str, Any], int]:
-        """Return the sizes that a file says of a model, and the width of its heads."""
+        """Return the sizes of a file's model, and the width of its heads."""
         found, d_head = super().shape(hyper)
         count, used = hyper.count(EXPERTS), hyper.count(USED)
         shared = hyper.whole(SHARED) if count else 0
@@ -134,7 +134,7 @@ class GraniteHybrid(GraniteMoE, Mamba):
         return found | own, d_head
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
         return replace(cfg, rotated=hyper.flag(_ROTATED, True)), options
 
@@ -143,7 +143,7 @@ class GraniteHybrid(GraniteMoE, Mamba):
         super().check_gguf(cfg)
         if len(cfg.attention_blocks) == cfg.n_layers:
             raise ConfigError(
-                "export: llama.cpp reads granitehybrid with a state space in a block or more; "
+                "export: llama.cpp reads granitehybrid with a state space in at least one block; "
                 "got attention in all"
             )
 
@@ -152,7 +152,7 @@ class GraniteHybrid(GraniteMoE, Mamba):
         return super().write(cfg) | {_ROTATED: cfg.rotated}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read which blocks attend, whether they have RoPE, how wide parts are, and experts."""
+        """Read config.json's keys for attention blocks, RoPE, widths and experts."""
         self._read_blocks(config, found)
         position = config.get("position_embedding_type")
         if position not in (None, "nope", "rope"):
@@ -168,7 +168,7 @@ class GraniteHybrid(GraniteMoE, Mamba):
                 f"mamba_n_heads x mamba_d_head must be mamba_expand x hidden_size, "
                 f"{expand * d_model}; got {found[INNER]}"
             )
-        config.get("mamba_chunk_size")  # of the reference's own algorithm
+        config.get("mamba_chunk_size")  # no result depends on it
         experts = config.number(
             "num_local_experts", config.get("num_local_experts"), real=False, least=0
         )
@@ -197,17 +197,20 @@ class GraniteHybrid(GraniteMoE, Mamba):
         found[KV] = [int(heads) * (kind in _ATTENTION) for kind in kinds]
 
     def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
-        """Read nothing more: see ``complete``."""
+        """Do nothing: ``complete`` reads the kinds."""
 
     def spare(self, hyper: Mapping[str, Any]) -> Collection[str]:
-        """Return the names of the shared MLP that it has in other models."""
+        """Return the names that the shared MLP has in other models."""
         end = "" if hyper.get(EXPERTS) else "_shexp"
         return [f"blk.{{n}}.ffn_{part}{end}" for part in _SHARED]
 
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return which blocks attend, whether they have RoPE, how wide parts are, and experts."""
+        """Return config.json's keys for attention blocks, RoPE, widths and experts.
+
+        Raises ConfigError for a state space that folders cannot express.
+        """
         keys, more = Granite.folder(self, hyper, tensors)
         keys |= self.folder_heads(hyper)
         keys |= {
@@ -220,8 +223,8 @@ class GraniteHybrid(GraniteMoE, Mamba):
         }
         if hyper[INNER] % hyper["embedding_length"]:
             raise ConfigError(
-                f"export_hf: folders of granitemoehybrid have heads of a multiple of d_model in "
-                f"all; got {hyper[INNER]} for {hyper['embedding_length']}"
+                f"export_hf: a folder of granitemoehybrid needs mamba heads whose channels add up "
+                f"to a multiple of d_model, {hyper['embedding_length']}; got {hyper[INNER]}"
             )
         return keys | {"mamba_expand": hyper[INNER] // hyper["embedding_length"]}, more
 

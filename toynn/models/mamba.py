@@ -1,11 +1,11 @@
-"""Mamba 2 in some blocks, attention in others: what such architectures have in common.
+"""Mamba 2 in some blocks, attention in the others: shared by such architectures.
 
     z, u, dt = W_in n                               n = rmsnorm(x), u = (x, b, c) side by side
     mamba(n) = W_out gatednorm(ssd(silu(conv(u)), dt), z)
 
-ssd and gatednorm, the norm of groups of what the gate z lets through: see their kernels. The
-attention has RoPE only if the architecture says so. GGUF files say by heads of k and v which blocks
-have attention: those of others are 0. Source: Dao & Gu 2024, arXiv:2405.21060.
+The kernels of the same names define ssd and gatednorm. Attention has RoPE only if the architecture
+says so. In a GGUF file, blocks without attention have 0 heads of k and v.
+Source: Dao & Gu 2024, arXiv:2405.21060.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class MambaConfig(LlamaConfig):
     Attributes
     ----------
     attention_blocks
-        Numbers of the blocks with attention, in order.
+        Indices of the blocks with attention, ascending.
     mamba_heads, mamba_dim
         Heads of a state space, and channels of each; None: n_heads, and twice d_model in all.
     mamba_groups
@@ -74,7 +74,7 @@ class MambaConfig(LlamaConfig):
         known = all(isinstance(n, int) and 0 <= n < self.n_layers for n in blocks)
         if not known or list(blocks) != sorted(set(blocks)):
             raise ConfigError(
-                f"{kind}: attention_blocks must be numbers of blocks, in order; got "
+                f"{kind}: attention_blocks must be indices of blocks, ascending; got "
                 f"{self.attention_blocks!r}"
             )
         object.__setattr__(self, "attention_blocks", blocks)
@@ -95,7 +95,7 @@ class MambaConfig(LlamaConfig):
 
 
 def mamba_rows(block: str) -> tuple[Row, ...]:
-    """Return the rows of a state space, by what their names at Hugging Face begin with."""
+    """Return the table's rows of a state space; ``block`` is the prefix of Hugging Face's names."""
     return (
         matrix("blk.{n}.ssm_in", "P C", f"{block}.in_proj", std=by_width, when="mamba"),
         taps(
@@ -113,7 +113,7 @@ def mamba_rows(block: str) -> tuple[Row, ...]:
 
 
 class Mamba(Llama):
-    """What the architectures share."""
+    """Base of the architectures with a MambaConfig."""
 
     config_type: ClassVar[type[Any]] = MambaConfig
     narrows = True
@@ -131,7 +131,7 @@ class Mamba(Llama):
     # -- Files ---------------------------------------------------------------------------------
 
     def shape(self, hyper: Hyper) -> tuple[dict[str, Any], int]:
-        """Return the sizes that a file says of a model, and the width of its heads."""
+        """Return the sizes of a file's model, and the width of its heads."""
         counts = hyper.counts(KV, hyper.layers)
         attends = [n for n, heads in enumerate(counts) if heads]
         if len({counts[n] for n in attends}) > 1:
@@ -160,11 +160,11 @@ class Mamba(Llama):
         return super().write(cfg) | own | {HEADS: cfg.heads, INNER: cfg.inner}
 
     def read_inner(self, config: Config, found: dict[str, Any], width: object, name: str) -> None:
-        """Read how many channels all heads have, of how many each has."""
+        """Read the channels of all heads of a state space, from those of each head."""
         found[INNER] = int(config.number(name, width, real=False)) * found.get(HEADS, 0)
 
     def folder_heads(self, hyper: Mapping[str, Any]) -> dict[str, int]:
-        """Return heads of k and v, which files say for each block."""
+        """Return config.json's number of heads of k and v; GGUF has one for each block."""
         return {"num_key_value_heads": max(hyper[KV]) or hyper["attention.head_count"]}
 
     # -- Forward -------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Mamba(Llama):
         )
 
     def mamba(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
-        """Record a state space of x (B T, C), behind a gate."""
+        """Record a gated state space of x (B T, C)."""
         inner, D, G = cfg.inner, cfg.state_dim, cfg.mamba_groups
         wide = inner + 2 * G * D
         both = block.linear(x, "ssm_in")

@@ -119,7 +119,8 @@ kernel void cached_attention_forward(
     device const float* values = args.has_v ? vc + head * E : kc + head * D;
     device const float* own = q + (b * T + t) * args.ldq + h * D;
     const uint begin = first_key(keys - 1, 0, args.window), c0 = group.z * WIDE, column = c0 + tid;
-    Seen seen = attend(own, kc + head * D, values, D, E, ldv, args.scale, args.cap, begin, keys, c0, tile, P, part, tid);
+    Seen seen =
+        attend(own, kc + head * D, values, D, E, ldv, args.scale, args.cap, begin, keys, c0, tile, P, part, tid);
     if (args.has_sinks) sink(seen.most, seen.sum, seen.out, sinks[h]);
     if (tid < WIDE && column < E) o[(b * T + t) * H * E + h * E + column] = seen.out / seen.sum;
 }
