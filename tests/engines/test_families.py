@@ -357,6 +357,77 @@ FOLDERS = {
     "qwen3next none": ("qwen3next", dict(linear_num_key_heads=4), "does not fit: 4 and 6 heads"),
     "qwen3next experts": ("qwen3next", dict(num_experts=4), "count is 4; blk.0.ffn_gate_exps"),
     "qwen3next used": ("qwen3next", dict(num_experts_per_tok=9), "at most n_experts; got 9 of 5"),
+    "gemma4 bias": ("gemma4", dict(attention_bias=True), "attention_bias must be False; got True"),
+    "gemma4 ways": ("gemma4", dict(use_bidirectional_attention="all"), "must be None; got 'all'"),
+    "gemma4 act": ("gemma4", dict(hidden_activation="silu"), "hidden_activation must be 'gelu_py"),
+    "gemma4 last": (
+        "gemma4",
+        dict(layer_types=["sliding_attention"] * 4),
+        "layer_types must end in full_attention; got",
+    ),
+    "gemma4 kinds": ("gemma4", dict(layer_types=["mamba"] * 4), "layer_types must be sliding_att"),
+    "gemma4 count": ("gemma4", dict(num_hidden_layers=5), "layer_types must have 5 entries; got 4"),
+    "gemma4 window": ("gemma4", dict(sliding_window=None), "sliding_window is null|whole number"),
+    "gemma4 shared": ("gemma4", dict(num_kv_shared_layers=3), "shared_kv must leave a block of ea"),
+    "gemma4 all shared": ("gemma4", dict(num_kv_shared_layers=9), "shared_kv must leave a block"),
+    "gemma4 fewer": ("gemma4", dict(num_kv_shared_layers=1), "is missing"),
+    "gemma4 rows": (
+        "gemma4",
+        dict(vocab_size_per_layer_input=60),
+        "vocab_size_per_layer_input must be vocab_size, 61; got 60",
+    ),
+    "gemma4 sizes": (
+        "gemma4",
+        dict(per_layer_config={"1": {"head_dim": 6}, "3": {"head_dim": 8}}),
+        "per_layer_config must say the same head_dim and num_key_value_heads",
+    ),
+    "gemma4 part": (
+        "gemma4",
+        dict(per_layer_config={"1": {"sliding_window": 6}, "3": {"sliding_window": 6}}),
+        "and nothing else; got",
+    ),
+    "gemma4 k as v": (
+        "gemma4",
+        dict(attention_k_eq_v=True),
+        "unknown tensors: blk.1.attn_v.weight",
+    ),
+    "gemma4 rope": (
+        "gemma4",
+        dict(rope_parameters={"full_attention": {"rope_theta": 9.0}}),
+        "rope_parameters must be those of two kinds of layers, as objects; got",
+    ),
+    "gemma4 yarn": (
+        "gemma4",
+        dict(
+            rope_parameters={
+                "full_attention": {"rope_theta": 9.0, "rope_type": "yarn", "factor": 2.0},
+                "sliding_attention": {"rope_theta": 9.0},
+            }
+        ),
+        "RoPE of full_attention must be default, or proportional; got",
+    ),
+    "gemma4 turn": (
+        "gemma4",
+        dict(
+            rope_parameters={
+                "full_attention": {
+                    "rope_theta": 9.0,
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 1.5,
+                },
+                "sliding_attention": {"rope_theta": 9.0},
+            }
+        ),
+        "partial_rotary_factor must be at most 1; got 1.5",
+    ),
+    "gemma4 experts": ("gemma4-moe", dict(num_experts=4), "wrong shape: expected"),
+    "gemma4 used": ("gemma4-moe", dict(top_k_experts=6), "experts need n_experts, n_experts_used"),
+    "gemma4 no width": (
+        "gemma4-moe",
+        dict(moe_intermediate_size=None),
+        "moe_intermediate_size is missing; enable_moe_block is true",
+    ),
+    "gemma4 dense": ("gemma4-moe", dict(enable_moe_block=False), "unknown tensors: blk.0.ffn_down"),
     "soft cap": ("granite", dict(logit_softcapping=30.0), "logit_softcapping = 30.0 is not known"),
 }
 
@@ -524,6 +595,49 @@ FILES = {
     "latent values": ("deepseek2", "deepseek2.attention.value_length_mla", 8, "the wrong shape"),
     "latent shared": ("deepseek2", "deepseek2.attention.head_count_kv", 6, "must be 1 here; got"),
     "latent queries": ("deepseek2", "deepseek2.attention.q_lora_rank", 9, "the wrong shape"),
+    "gemma4 heads": (
+        "gemma4",
+        "gemma4.attention.head_count_kv",
+        3,
+        "wrong shape: expected",
+    ),
+    "gemma4 width": ("gemma4", "gemma4.attention.key_length", 7, "must be 7 here; got"),
+    "gemma4 local": ("gemma4", "gemma4.attention.key_length_swa", 2**31, "must be 2147483648 here"),
+    "gemma4 mlp": (
+        "gemma4",
+        "gemma4.feed_forward_length",
+        40,
+        "wrong shape: expected",
+    ),
+    "gemma4 input": ("gemma4", "gemma4.embedding_length_per_layer_input", 4, "wrong shape: expect"),
+    "gemma4 no input": ("gemma4", "gemma4.embedding_length_per_layer_input", 0, "unknown tensors"),
+    "gemma4 shared": (
+        "gemma4",
+        "gemma4.attention.shared_kv_layers",
+        4,
+        "shared_kv must leave a bl",
+    ),
+    "gemma4 many shared": (
+        "gemma4",
+        "gemma4.attention.shared_kv_layers",
+        2**31,
+        "must leave a blo",
+    ),
+    "gemma4 pattern": (
+        "gemma4",
+        "gemma4.attention.sliding_window_pattern",
+        7,
+        "the last block must have no window|must be one number for all blocks",
+    ),
+    "gemma4 count": ("gemma4-moe", "gemma4.expert_count", 4, "wrong shape: expected"),
+    "gemma4 no experts": ("gemma4-moe", "gemma4.expert_count", 0, "experts need n_experts, n_exp"),
+    "gemma4 used": ("gemma4-moe", "gemma4.expert_used_count", 2**31, "experts need n_experts"),
+    "gemma4 cap": (
+        "gemma4",
+        "gemma4.final_logit_softcapping",
+        -1.0,
+        "softcapping must be a number",
+    ),
     "glm4moe share": ("glm4moe", "glm4moe.expert_shared_count", 0, "whole number >= 1; got 0"),
     "glm4moe groups": ("glm4moe", "glm4moe.expert_group_used_count", 4, "got 3 of 6, 4 and"),
     "glm4moe word": ("glm4moe", "glm4moe.expert_weights_norm", 1, "must be true or false; got 1"),
@@ -687,6 +801,15 @@ def test_what_a_family_cannot_be():
         ("glm4", {"rope_channels": 3}, "rope_channels must be even, and at most the 4"),
         ("llama", {"mlp_bias": 1}, "mlp_bias must be True or False; got 1"),
         ("gemma3", {"query_scalar": 0.0}, "query_scalar must be a number above 0; got 0.0"),
+        ("gemma4", {"full_kv_heads": 4}, "full_kv_heads must divide n_heads; got 4 and 6"),
+        ("gemma4", {"rope_channels": 6}, "rope_channels must be even, and those at most this; got"),
+        ("gemma4", {"full_head_dim": 3}, "full_head_dim and rope_channels must be even"),
+        ("gemma4", {"windowed": (False, True)}, "the last block must have no window"),
+        ("gemma4", {"shared_kv": 1}, "shared_kv must leave a block of each kind"),
+        ("gemma4", {"block_scales": (1.0,)}, "block_scales must be 2 numbers above 0; got 1"),
+        ("gemma4", {"n_experts": 4}, "experts need n_experts, n_experts_used of them and expert_d"),
+        ("gemma4", {"k_as_v": 1}, "k_as_v must be True or False; got 1"),
+        ("gemma4", {"window": 0}, "window must be a whole number >= 1; got 0"),
     ):
         with pytest.raises(ConfigError, match=message):
             config(kind, **sizes)
@@ -707,6 +830,11 @@ def test_what_llama_cpp_does_not_load_is_not_written_and_what_it_changes_is_said
         ("smollm3", FACTORS, r"llama.cpp reads smollm3 without rope_factors; got \(1.0, 4.0\)"),
         ("starcoder2", {}, "llama.cpp reads starcoder2 with output_bias and mlp_bias"),
         ("cohere2", {"window": 0}, "llama.cpp reads cohere2 with a window only; got 0"),
+        (
+            "gemma4",
+            {"n_layers": 4, "windowed": (False, True, True, False), "shared_kv": 1},
+            "gemma4 with block 1 with a window and 2 without, as the last that have k and v",
+        ),
     ):
         with pytest.raises(ConfigError, match=f"export: .*{message}"):
             build(config(kind, **sizes)).export_gguf(tmp_path / "model.gguf")
@@ -751,7 +879,7 @@ def test_what_a_phi3_or_gemma_cannot_be():
     ):
         with pytest.raises(ConfigError, match=f"Qwen35Config: .*{message}"):
             config("qwen35", **{"delta_value_heads": 6} | sizes)
-    for kind in ("exaone4", "phi3", "gemma3", "lfm2", "qwen35"):
+    for kind in ("exaone4", "phi3", "gemma3", "gemma4", "lfm2", "qwen35"):
         with pytest.raises(ConfigError, match=f"{kind}: q, k and v have no biases"):
             make(kind, qkv_bias=True)
     with pytest.raises(ConfigError, match="gemma2: the head is tied"):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from llamas import FACTORS, KINDS, LINEAR, SIZES, YARN, T, draw, make, shake
+from llamas import FACTORS, GAINS, KINDS, LINEAR, SIZES, YARN, T, draw, make, shake
 
 import toynn
 from toynn import AdamW, LlamaConfig, LlamaSeqEngine, RecipeOptions
@@ -127,7 +127,7 @@ def test_zero_t_seq_means_the_context():
 def test_initial_weights(kind):
     weights = make(kind).engine.weights()
     for name, w in weights.items():
-        if name.endswith("norm.weight"):
+        if name.endswith(GAINS):
             assert (w == 1).all(), name
         elif name.endswith("ssm_a"):  # by which states forget, each head at its own pace
             assert (w.ravel()[0], w.ravel()[-1]) == (-1, -16) and (np.diff(w.ravel()) < 0).all()
@@ -136,7 +136,7 @@ def test_initial_weights(kind):
         elif name.endswith(("bias", "sinks.weight")):
             assert not w.any(), name
         else:
-            table = name in ("token_embd.weight", "output.weight")
+            table = name in ("token_embd.weight", "output.weight", "per_layer_token_embd.weight")
             std = 0.02 if table else w.shape[-1] ** -0.5
             assert abs(w.mean()) < 5 * std / w.size**0.5, name
             assert w.std() == pytest.approx(std, rel=5 / (2 * w.size) ** 0.5), name

@@ -18,6 +18,7 @@ from toynn.models import (
     DeepSeek2Config,
     Ernie45MoEConfig,
     Exaone4Config,
+    Gemma4Config,
     GemmaConfig,
     Glm4Config,
     Glm4MoEConfig,
@@ -56,6 +57,11 @@ SCALED |= dict(expert_groups=3, expert_groups_used=2)
 LATENT = dict(n_kv_heads=4, kv_rank=32, nope_dim=24, rope_dim=8, value_dim=16)
 GEMMA = GQA | dict(head_dim=32, window=9)
 MAMBA = dict(attention_blocks=(1,), mamba_heads=8, mamba_groups=2, state_dim=16, conv_taps=4)
+GEMMA4 = GQA | dict(head_dim=16, full_head_dim=32, rope_channels=8, window=9, local_base=20.0)
+GEMMA4 |= dict(n_layers=4, windowed=(True, False, True, False), block_scales=(0.8, 1.3, 0.7, 0.9))
+TWO = dict(n_layers=2, windowed=(True, False), block_scales=(0.8, 1.3))
+THREE = dict(n_layers=3, windowed=(True, False, False), block_scales=(0.8, 1.3, 0.7), shared_kv=1)
+SHARED = dict(shared_kv=2, wide_shared=True, per_layer=32, logit_cap=2.0)
 DELTA = dict(delta_heads=2, delta_value_heads=4, delta_dim=16, delta_value_dim=16)
 CAPS = dict(score_cap=1.5, logit_cap=2.0)
 YARN = dict(rope_scaling="yarn", rope_factor=4.0, original_context=512, rope_base=50.0)
@@ -235,6 +241,14 @@ MODELS = {
         GemmaConfig(**GEMMA | {"n_layers": 7}, rope_base=500.0, local_base=50.0, rope_divisor=8.0),
     ),
     "gemma3-untied": lambda: trained(LlamaSeqEngine(), GemmaConfig(**GEMMA), untied=True),
+    "gemma4": lambda: trained(LlamaSeqEngine(), Gemma4Config(**GEMMA4, **SHARED)),
+    "gemma4-three": lambda: trained(
+        LlamaSeqEngine(), Gemma4Config(**GEMMA4 | SHARED | THREE), untied=True
+    ),
+    "gemma4-moe": lambda: trained(
+        LlamaSeqEngine(),
+        Gemma4Config(**GEMMA4 | TWO, **EXPERTS, expert_d_ff=96, k_as_v=True, full_kv_heads=4),
+    ),
     "granite-biases": lambda: trained(
         LlamaSeqEngine(), GraniteConfig(**GQA, **BIASES), qkv_bias=True
     ),
@@ -286,7 +300,7 @@ def test_float32_files_give_the_same_logits(model, tmp_path):
     # llama.cpp looks GELU up in a table of float16; Gemma is measured with up to seven blocks.
     gelu = isinstance(model, GPT2SeqEngine) or isinstance(model.config, Starcoder2Config)
     limit = 1e-7 if gelu else 1e-8
-    limit = 1e-6 if isinstance(model.config, GemmaConfig) else limit
+    limit = 1e-6 if isinstance(model.config, GemmaConfig | Gemma4Config) else limit
     assert nmse(model.logits(ids), judged_logits(path, ids)) < limit
 
 

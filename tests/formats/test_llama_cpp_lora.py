@@ -26,6 +26,7 @@ LIMITS = {
     "gpt2": 1e-6,
     "gemma2": 1e-6,
     "gemma3": 1e-6,
+    "gemma4": 1e-6,
     "starcoder2": 1e-6,
 }  # llama.cpp looks GELU up in a table of float16
 LIMIT = 1e-10
@@ -37,12 +38,17 @@ BASES += ["ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan-dense", "exaon
 BASES += ["starcoder2", "glm4", "granite-biases"]
 BASES += ["deepseek2", "lfm2moe", "glm4moe", "ernie4_5-moe", "qwen35moe", "qwen3next"]
 BASES += ["olmo2", "phi3", "phi3-short", "lfm2", "qwen35", "gemma2", "gemma3"]
+BASES += ["gemma4-three", "gemma4-moe"]
 
 
 def adapted(base):
-    """The matrices that llama.cpp adapts: of a deepseek2's attention one, as forms.py says."""
+    """The matrices that llama.cpp adapts: of a deepseek2's attention one, as forms.py says.
+
+    Of Gemma 4's experts it adapts one of two as PEFT does.
+    """
     names = matrices(base)
     latent = base.architecture == "deepseek2"
+    names = [n for n in names if f"{n.removesuffix('weight')}scale" not in base.tensors]
     return [n for n in names if not latent or "attn_" not in n or "output" in n]
 
 
@@ -91,6 +97,23 @@ def test_the_divergence_of_its_logits_is_ours(tmp_path):
     assert found.mean == pytest.approx(kl.mean(), rel=1e-4) and found.mean > 0.01
     assert found.largest == pytest.approx(kl.max(), rel=1e-4)
     assert found.same_top == (log_q.argmax(1) == log_p.argmax(1)).mean()
+
+
+def test_an_adapter_that_llama_cpp_would_add_behind_a_factor(tmp_path):
+    """Of Gemma 4's experts, whose results are multiplied; and of a matrix without adapters."""
+    for kind, part, why in (
+        ("gemma4-moe", "blk.0.ffn_down_exps", r"behind blk\.0\.ffn_down_exps\.scale"),
+        (
+            "gemma4-three",
+            "per_layer_model_proj",
+            "adapter of per_layer_model_proj.weight, and does not",
+        ),
+    ):
+        MODELS[kind]().export_gguf(tmp_path / f"{kind}.gguf")
+        with gguf.open(tmp_path / f"{kind}.gguf") as base:
+            adapter = draw(base, [f"{part}.weight"])
+            with pytest.raises(AdapterError, match=why):
+                adapters.write_gguf(tmp_path / "adapter.gguf", adapter, base)
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)

@@ -47,6 +47,12 @@ OLMO3 = WINDOWS | YARN | {"head_dim": None, "local_base": 20.0}
 COHERE2 = WINDOWS | {"logit_scale": 0.4}
 STARCODER2 = BIASES | {"window": 4}
 GLM4 = {"head_dim": 8, "rope_channels": 4}
+GEMMA4 = {"full_head_dim": 6, "rope_channels": 4, "rope_base": 50.0, "window": 4}
+GEMMA4 |= {"rms_eps": 0.03}  # v is normalised, small as it may be: as of states, above
+GEMMA4 |= {"n_layers": 4, "local_base": 20.0, "block_scales": (0.8, 1.3, 0.7, 0.9)}
+SHARED = {"windowed": (True, False, True, False), "shared_kv": 2, "wide_shared": True}
+#: How the names of gains end.
+GAINS = ("norm.weight", "norm_1.weight", "norm_2.weight", ".scale")
 T = 13
 
 # By name: what differs in the configuration, and the options.
@@ -150,6 +156,19 @@ KINDS = {
     ),
     "gemma2": ({"arch": "gemma2", "n_layers": 3, "head_dim": 6} | CAPS, {}),
     "gemma3": ({"arch": "gemma3", "n_layers": 7, "head_dim": 6} | LOCAL, {}),
+    "gemma4": (
+        {"arch": "gemma4", "per_layer": 5, "logit_cap": 2.0} | GEMMA4 | SHARED,
+        {},
+    ),
+    "gemma4-moe": (
+        {"arch": "gemma4"}
+        | GEMMA4
+        | EXPERTS
+        | {"expert_d_ff": 28, "k_as_v": True, "full_kv_heads": 3}
+        | {"n_layers": 3, "block_scales": (0.8, 1.3, 0.7)},
+        {},
+    ),
+    "gemma4-plain": ({"arch": "gemma4", "n_layers": 3, "rms_eps": 0.1}, {"untied": True}),
     "ministral3": ({"arch": "mistral3"} | GROWTH, {}),
     "seed_oss": ({"arch": "seed_oss", "head_dim": 6}, {"qkv_bias": True, "untied": True}),
     "ernie4_5": ({"arch": "ernie4_5", "head_dim": 6}, {}),
@@ -183,7 +202,7 @@ def make(kind="llama", batch=1, length=T, context=SIZES["context"], **options):
 def shake(engine, rng):
     """Load random weights, biases and gains too, so that no gradient is small; return them."""
     weights = {
-        name: (name.endswith("norm.weight") + 0.3 * rng.standard_normal(w.shape)).astype(np.float32)
+        name: (name.endswith(GAINS) + 0.3 * rng.standard_normal(w.shape)).astype(np.float32)
         for name, w in engine.weights().items()
     }
     for name in (name for name in weights if name.endswith("ssm_a")):  # by which states forget

@@ -47,6 +47,21 @@ GEMMA = LLAMA | {"pad_token_id": None, "head_dim": 6, "query_pre_attn_scalar": 6
 GEMMA |= {"sliding_window": 5, "final_logit_softcapping": 2.0}
 TWO_ROPES = {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}}
 TWO_ROPES |= {"sliding_attention": {"rope_type": "default", "rope_theta": 20.0}}
+GEMMA4 = LLAMA | {"pad_token_id": None, "head_dim": 4, "rms_norm_eps": 0.03, "sliding_window": 4}
+GEMMA4 |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4}
+GEMMA4 |= {"global_head_dim": 8, "final_logit_softcapping": 20.0, "num_kv_shared_layers": 2}
+GEMMA4 |= {"hidden_size_per_layer_input": 5, "vocab_size_per_layer_input": 61}
+GEMMA4["use_double_wide_mlp"] = True
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 50.0, "partial_rotary_factor": 0.5}
+GEMMA4["rope_parameters"] = {
+    "full_attention": PROPORTIONAL,
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+}
+GEMMA4MOE = GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 3}
+GEMMA4MOE |= {"num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 20}
+GEMMA4MOE["enable_moe_block"] = True
+PLAIN = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "layer_types": None}
+PLAIN |= {"rope_parameters": None, "final_logit_softcapping": None, "use_double_wide_mlp": False}
 LFM2 = NO_PAD | {"num_hidden_layers": 3, "conv_L_cache": 4, "norm_eps": 1e-3}
 LFM2 |= {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
 LFM2 |= {"block_multiple_of": 8, "block_ffn_dim_multiplier": 1.5}
@@ -171,6 +186,9 @@ MODELS = {
     "gemma2-scalar": ("Gemma2Config", GEMMA | {"query_pre_attn_scalar": 11}),
     "gemma3": ("Gemma3TextConfig", GEMMA | {"num_hidden_layers": 7, "rope_parameters": TWO_ROPES}),
     "gemma3-plain": ("Gemma3TextConfig", GEMMA | {"tie_word_embeddings": False}),
+    "gemma4": ("Gemma4TextConfig", GEMMA4),
+    "gemma4-moe": ("Gemma4TextConfig", GEMMA4MOE),
+    "gemma4-plain": ("Gemma4TextConfig", GEMMA4 | PLAIN),
     "ministral3": ("Ministral3Config", MINISTRAL | {"pad_token_id": None}),
     "seed_oss": ("SeedOssConfig", NO_PAD | {"head_dim": 6}),
     "seed_oss-biases": (
@@ -218,7 +236,7 @@ def their_model(kind):
     settings = json.loads(json.dumps(settings))  # which the configuration may change
     model = AutoModelForCausalLM.from_config(getattr(transformers, name)(**settings)).float()
     with torch.no_grad():
-        chosen = [w for name, w in model.named_buffers() if name.endswith("_bias")]  # by which
+        chosen = [w for name, w in model.named_buffers() if name.endswith(("_bias", "scalar"))]
         for w in [*model.parameters(), *chosen]:
             w.add_(torch.randn_like(w), alpha=0.2)
     return model.eval()
@@ -320,6 +338,8 @@ FAMILIES += [
     "granite-biases",
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4-moe",
     "phi3-longrope",
     "qwen35-part",
     "lfm2moe",

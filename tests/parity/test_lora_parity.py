@@ -14,6 +14,7 @@ from llamas import (
     COHERE2,
     DELTA,
     EXPERTS,
+    GEMMA4,
     GLM4,
     GROUPS,
     GROWTH,
@@ -24,6 +25,7 @@ from llamas import (
     OLMO3,
     OLMOE,
     SCALES,
+    SHARED,
     SPARSE,
     STARCODER2,
     WINDOWS,
@@ -74,6 +76,8 @@ BASES = {
     "qwen35": ("qwen35", "F32", {"n_layers": 3, "attention_every": 2} | DELTA),
     "gemma2": ("gemma2", "F32", {"n_layers": 3, "head_dim": 6} | CAPS),
     "gemma3": ("gemma3", "F32", {"n_layers": 7, "head_dim": 6} | LOCAL),
+    "gemma4": ("gemma4", "F32", GEMMA4 | SHARED | {"per_layer": 5}),
+    "gemma4-moe": ("gemma4", "F32", GEMMA4 | EXPERTS | {"expert_d_ff": 28, "k_as_v": True}),
     "granite-biases": ("granite", "F32", SCALES | BIASES),
     "ministral3": ("mistral3", "F32", GROWTH),
     "seed_oss": ("seed_oss", "F32", {"head_dim": 6}),
@@ -120,6 +124,7 @@ PAIRS += [
 ]
 PAIRS += [("qwen35moe", "plain"), ("qwen3next", "plain")]
 PAIRS += [("granitehybrid", "plain"), ("granitehybrid-experts", "plain")]
+PAIRS += [("gemma4", "attention"), ("gemma4-moe", "plain")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]
 
 

@@ -13,6 +13,7 @@ import torch_gpt2
 import transformers
 from llamas import SCALES, SIZES, draw, make, shake
 from test_gpt2_parity import LOSS, assert_gradients_agree, hp
+from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
@@ -48,6 +49,7 @@ MODELS = {
     "qwen3next": "Qwen3Next",
     "gemma2": "Gemma2",
     "gemma3": ("Gemma3", "Text"),
+    "gemma4": ("Gemma4", "Text"),
     "mistral3": "Ministral3",
     "seed_oss": "SeedOss",
     "ernie4_5": "Ernie4_5",
@@ -121,6 +123,7 @@ KINDS += ["exaone4", "starcoder2", "cohere2", "glm4", "qwen35-widths"]
 KINDS += ["lfm2moe", "lfm2moe-plain", "glm4moe", "glm4moe-plain", "qwen35moe"]
 KINDS += ["ernie4_5-moe", "ernie4_5-moe-none", "qwen3next"]
 KINDS += ["deepseek2", "deepseek2-plain"]
+KINDS += ["gemma4", "gemma4-moe", "gemma4-plain"]
 KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
 
 
@@ -181,6 +184,21 @@ OTHER_NAMES["granitehybrid"] = {
     "ffn_up": "shared_mlp.input_linear",
     "ffn_down": "shared_mlp.output_linear",
 }
+OTHER_NAMES["gemma4"] = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_up_exps": "experts.gate_up_proj",
+    "ffn_down_exps": "experts.down_proj",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
 SHARED = {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in PARTS}
 OTHER_NAMES["glm4moe"] = SHARED | {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
 LATENT = {"q_a": "q_a_proj", "q_b": "q_b_proj", "q_a_norm": "q_a_layernorm"}
@@ -232,7 +250,7 @@ def more(kind, cfg):
         known |= {"position_embedding_type": "rope" if cfg.rotated else None}
         known |= {f"mamba_{name}": getattr(cfg, own) for name, own in MAMBA.items()}
         return MORE[cfg.arch] | NO_PAD | known | {"shared_intermediate_size": cfg.d_ff}
-    if cfg.arch in WIDE:
+    if hasattr(cfg, "delta"):
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base, "mrope_section": [2, 1, 1]}
         rope["partial_rotary_factor"] = cfg.rope_channels / cfg.d_head
         every = {"layer_types": None, "full_attention_interval": cfg.attention_every}
@@ -244,6 +262,8 @@ def more(kind, cfg):
             known |= {"shared_expert_intermediate_size": cfg.shared_d_ff} | NO_PAD
             known |= {"num_experts": cfg.n_experts}
         return known
+    if cfg.arch == "gemma4":
+        return gemma4(cfg)
     if cfg.arch.startswith("gemma"):
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base}
         if cfg.arch == "gemma3":
@@ -294,6 +314,24 @@ def more(kind, cfg):
     return MORE.get(kind, NO_PAD) | stretch(cfg)
 
 
+def gemma4(cfg):
+    """What a Gemma 4 has, as released folders say it."""
+    kinds = ["sliding_attention" if has else "full_attention" for has in cfg.windowed]
+    full = {"rope_type": "proportional"}
+    full["partial_rotary_factor"] = cfg.rope_channels / cfg.width_of(full=True)
+    local = {"rope_type": "default", "rope_theta": cfg.local_base}
+    rope = {"full_attention": full | {"rope_theta": cfg.rope_base}, "sliding_attention": local}
+    known = {"layer_types": kinds, "rope_parameters": rope, "sliding_window": cfg.window}
+    known |= {"global_head_dim": cfg.width_of(full=True)}
+    known |= {"num_global_key_value_heads": cfg.heads(full=True)}
+    known |= {"attention_k_eq_v": cfg.k_as_v, "num_kv_shared_layers": cfg.shared_kv}
+    known |= {"use_double_wide_mlp": cfg.wide_shared, "hidden_size_per_layer_input": cfg.per_layer}
+    known |= {"vocab_size_per_layer_input": cfg.vocab}
+    known |= {"final_logit_softcapping": cfg.logit_cap or None}
+    known |= {"enable_moe_block": cfg.n_experts > 0, "num_experts": cfg.n_experts or None}
+    return NO_PAD | known | {"top_k_experts": cfg.n_experts_used or None}
+
+
 def sparse(cfg, dense):
     """What the mixtures have whose experts have a width of their own."""
     known = {"num_experts": cfg.n_experts, "norm_topk_prob": cfg.normalized}
@@ -334,14 +372,20 @@ def in_float64(module):
         yield
 
 
+#: Weights whose names end in no ".weight".
+WHOLE = {"ssm_a": "mixer.A_log", "ssm_dt.bias": "mixer.dt_bias", "ssm_d": "mixer.D"}
+WHOLE |= {"ffn_gate_inp.scale": "router.scale"}
+WHOLE |= {"ffn_down_exps.scale": "router.per_expert_scale"}
+
+
 def their_name(name, arch):
     """blk.0.attn_q.weight: model.layers.0.self_attn.q_proj.weight."""
     if name.endswith(CHOICE):
         return f"model.layers.{name.split('.')[1]}.{OTHER_NAMES[arch]['exp_probs_b']}"
-    for whole, theirs in (("ssm_a", "A_log"), ("ssm_dt.bias", "dt_bias"), ("ssm_d", "D")):
+    for whole, theirs in WHOLE.items():
         if name.endswith(f".{whole}"):
             mixer = "mamba" if arch == "granitehybrid" else "linear_attn"
-            return f"model.layers.{name.split('.')[1]}.{mixer}.{theirs}"
+            return f"model.layers.{name.split('.')[1]}.{theirs.replace('mixer', mixer)}"
     part, _, kind = name.rpartition(".")
     block = part.split(".")[:2] if part.startswith("blk.") else []
     part = ".".join(part.split(".")[len(block) :])
@@ -384,7 +428,8 @@ def half_of(name, w, cfg):
 
 def less(name, w, cfg):
     """Gemma's gains are 1 + w there, and most of Qwen3.5's."""
-    shifted = cfg.arch.startswith(("gemma", "qwen35", "qwen3next")) and "ssm_" not in name
+    shifted = cfg.arch in ("gemma2", "gemma3") or hasattr(cfg, "delta")
+    shifted = shifted and "ssm_" not in name
     return w - (shifted and name.endswith("norm.weight"))
 
 
@@ -421,6 +466,7 @@ def rows_apart(name, w, cfg):
 
 WIDE = {"qwen35": modeling_qwen3_5, "qwen35moe": modeling_qwen3_5_moe}
 WIDE |= {"qwen3next": modeling_qwen3_next, "granitehybrid": modeling_granitemoehybrid}
+WIDE["gemma4"] = modeling_gemma4
 
 
 class Theirs:
@@ -439,7 +485,8 @@ class Theirs:
         known |= more(kind, cfg)
         if hasattr(cfg, "n_experts"):
             known |= {"num_experts_per_tok": cfg.n_experts_used}
-            known |= {"moe_intermediate_size": cfg.expert_width}
+            width = cfg.expert_d_ff if cfg.arch == "gemma4" else cfg.expert_width
+            known |= {"moe_intermediate_size": width}
             known |= {"num_local_experts": cfg.n_experts}
             known |= {"shared_intermediate_size": shared} if shared else {}
         self.model = model(
@@ -469,6 +516,8 @@ class Theirs:
             assert name.endswith("o_proj.bias")
             torch.nn.init.zeros_(left)
         with torch.no_grad():
+            for n, scale in enumerate(getattr(cfg, "block_scales", ())):
+                self.model.model.layers[n].layer_scalar.fill_(scale)
             for name, w in engine.weights().items():
                 theirs = half_of(name, self.weights[first_of(name, cfg.arch)], cfg)
                 ours = less(name, rows_apart(name, w, cfg), cfg)

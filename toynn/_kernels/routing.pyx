@@ -2,10 +2,11 @@
 
     experts[n,:]   = the K experts e with the largest p[n,e] + b[e], largest first; of equals, the
                      first
-    weights[n,j]   = s p[n,e_j] / Z[n]      e_j = experts[n,j];  Z = eps + sum_j p[n,e_j], or 1
-    dp[n,e_j]      = s dw[n,j]                                   without Z
-                     (s dw[n,j] - sum_i dw[n,i] w[n,i]) / Z[n]   with it (normalized)
-    dp[n,e]        = 0                                           for the others
+    weights[n,j]   = s f[e_j] p[n,e_j] / Z[n]    e_j = experts[n,j];  Z = eps + sum_j p[n,e_j], or 1
+    dp[n,e_j]      = s f[e_j] dw[n,j]                                   without Z
+                     (s f[e_j] dw[n,j] - sum_i dw[n,i] w[n,i]) / Z[n]   with it (normalized)
+    dp[n,e]        = 0                                                  for the others
+    df[e]          = sum of s dw[n,j] p[n,e] / Z[n]                     over the n, j with e_j = e
 
 With G groups of E / G experts, only experts of the L groups with the largest g are chosen:
 
@@ -13,10 +14,11 @@ With G groups of E / G experts, only experts of the L groups with the largest g 
 
 N rows, E experts, K of them chosen. p (N,E) are scores of at least 0, a softmax or a sigmoid of the
 router's logits; s is the scale. b (E,) balances loads and may be missing: it takes part in the
-choice, not in the weights. float32, experts int32, C-contiguous; nothing may share memory. All
-outputs are overwritten. Saved for backward: weights and experts, which are outputs anyway. Neither
-the choice nor b has a gradient. NaN counts as larger than any number, so that a row with NaN
-shows it.
+choice, not in the weights. f (E,), a factor of each expert, may be missing: then it is 1. float32,
+experts int32, C-contiguous; nothing may share memory. All outputs are overwritten, but df is added
+to if accumulate is set; it may be missing. Saved for backward: weights and experts, which are
+outputs anyway. Neither the choice nor b has a gradient. NaN counts as larger than any number, so
+that a row with NaN shows it.
 Source: Shazeer et al. 2017, arXiv:1701.06538, section 2.1; with Z: Jiang et al. 2024,
 arXiv:2401.04088; with a sigmoid, b, s and groups: DeepSeek-AI 2024, arXiv:2412.19437, section
 2.1.2, and 2.1.3 of arXiv:2405.04434.
@@ -113,36 +115,57 @@ cdef inline float _total(
 
 
 cdef inline void _row_forward(
-    float* weights, int* experts, const float* p, const float* b, Py_ssize_t E, Py_ssize_t K,
-    Py_ssize_t G, Py_ssize_t L, bint normalized, float scale, float eps,
+    float* weights, int* experts, const float* p, const float* b, const float* f, Py_ssize_t E,
+    Py_ssize_t K, Py_ssize_t G, Py_ssize_t L, bint normalized, float scale, float eps,
 ) noexcept nogil:
     cdef Py_ssize_t j
     _choose(experts, p, b, E, K, G, L)
     cdef float factor = scale / _total(p, experts, K, eps) if normalized else scale
     for j in range(K):
         weights[j] = p[experts[j]] * factor
+        if f != NULL:
+            weights[j] *= f[experts[j]]
 
 
 cdef inline void _row_backward(
-    float* dp, const float* dw, const float* p, const float* w, const int* experts, Py_ssize_t E,
-    Py_ssize_t K, bint normalized, float scale, float eps,
+    float* dp, const float* dw, const float* p, const float* w, const int* experts,
+    const float* f, Py_ssize_t E, Py_ssize_t K, bint normalized, float scale, float eps,
 ) noexcept nogil:
     cdef Py_ssize_t j
-    cdef float common = 0, factor = 1
+    cdef float d, common = 0, factor = 1
     memset(dp, 0, E * sizeof(float))
     if normalized:
         for j in range(K):
             common += dw[j] * w[j]
         factor = <float>1.0 / _total(p, experts, K, eps)
     for j in range(K):
-        dp[experts[j]] = (scale * dw[j] - common) * factor
+        d = scale * dw[j]
+        if f != NULL:
+            d *= f[experts[j]]
+        dp[experts[j]] = (d - common) * factor
+
+
+cdef inline void _factors(Backward* a) noexcept nogil:
+    """df, on one thread: there are few numbers."""
+    cdef const int* experts
+    cdef const float* p
+    cdef float factor
+    cdef Py_ssize_t n, j
+    if not a.accumulate:
+        memset(a.df, 0, a.E * sizeof(float))
+    for n in range(a.N):
+        experts = a.experts + n * a.K
+        p = a.p + n * a.E
+        factor = a.scale / _total(p, experts, a.K, a.eps) if a.normalized else a.scale
+        for j in range(a.K):
+            a.df[experts[j]] += a.dweights[n * a.K + j] * p[experts[j]] * factor
 
 
 cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t n
     for n in range(first, last):
         _row_forward(
-            a.weights + n * a.K, a.experts + n * a.K, a.p + n * a.E, a.b, a.E, a.K, a.G, a.L,
+            a.weights + n * a.K, a.experts + n * a.K, a.p + n * a.E, a.b, a.f, a.E, a.K, a.G, a.L,
             a.normalized, a.scale, a.eps,
         )
 
@@ -156,12 +179,14 @@ cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcep
     for n in range(first, last):
         _row_backward(
             a.dp + n * a.E, a.dweights + n * a.K, a.p + n * a.E, a.weights + n * a.K,
-            a.experts + n * a.K, a.E, a.K, a.normalized, a.scale, a.eps,
+            a.experts + n * a.K, a.f, a.E, a.K, a.normalized, a.scale, a.eps,
         )
 
 
 cdef void _backward(Backward* a) noexcept nogil:
     parallel_for(<part_fn>_backward_rows, a, a.N if a.E else 0)  # rows of nothing take no time
+    if a.df != NULL:
+        _factors(a)
 
 
 def _checked(where, arrays, sizes, options):
@@ -187,12 +212,13 @@ def _in_groups(where, arrays, sizes, options):
 
 forward = entry(
     <kernel_fn>_forward,
-    "weights[N K] i32 experts[N K] <- p[N E] b[E]? | G=1 L=1 normalized=0 scale=1.0 eps=0.0",
+    "weights[N K] i32 experts[N K] <- p[N E] b[E]? f[E]? "
+    "| G=1 L=1 normalized=0 scale=1.0 eps=0.0",
     NULL, _in_groups,
 )
 backward = entry(
     <kernel_fn>_backward,
-    "dp[N E] "
-    "<- dweights[N K] p[N E] weights[N K] i32 experts[N K]<E | normalized=0 scale=1.0 eps=0.0",
+    "dp[N E] df[E]?+ <- dweights[N K] p[N E] weights[N K] i32 experts[N K]<E f[E]? "
+    "| normalized=0 scale=1.0 eps=0.0",
     NULL, _checked,
 )

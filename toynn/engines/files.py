@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import gguf, hf, mixes
 from toynn.formats.gguf import OUTTYPES, stored_as
+from toynn.formats.hf.name_mapping import module_of
 from toynn.formats.tokenizer import ByteTokenizer, Given, Tokenizer, TokenType
 from toynn.formats.tokenizer.folder import FolderKeys
 from toynn.formats.tokenizer.vocab import PREFIX
@@ -161,7 +162,7 @@ def write_hf(path: StrPath, engine: Writable, tokenizer: StrPath | None) -> str:
     """
     model, cfg = engine.model, engine.config
     beside = model.beside(cfg)
-    if unsaid := beside.keys() - model.config_says:
+    if unsaid := {name for name in beside if module_of(name) not in model.config_says}:
         raise ConfigError(f"export_hf: config.json has no place for {', '.join(sorted(unsaid))}")
     hyper = model.write(cfg) | {"vocab_size": cfg.vocab}
     files, named, why = _tokenizer_files(engine, tokenizer)

@@ -11,6 +11,7 @@ from toynn.models.ernie4_5 import Ernie45
 from toynn.models.ernie4_5moe import Ernie45MoEConfig
 from toynn.models.exaone4 import Exaone4Config
 from toynn.models.gemma import GemmaConfig
+from toynn.models.gemma4 import Gemma4Config
 from toynn.models.glm4 import Glm4Config
 from toynn.models.glm4moe import Glm4MoEConfig
 from toynn.models.gpt2 import GPT2Config
@@ -52,6 +53,7 @@ __all__ = [
     "Exaone4Config",
     "Folder",
     "GPT2Config",
+    "Gemma4Config",
     "GemmaConfig",
     "Glm4Config",
     "Glm4MoEConfig",

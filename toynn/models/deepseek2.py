@@ -178,7 +178,7 @@ class Latent(Llama):
 
         Old files have the widths of heads where newer ones have those of latents.
         """
-        sizes, mla = hyper.sizes, hyper.has(_KEY_MLA)
+        sizes, mla = hyper.sizes(), hyper.has(_KEY_MLA)
         rank, R = hyper.whole(_KV_RANK), hyper.whole(ROTATED)
         D, E = hyper.whole(_KEY_MLA if mla else _KEY), hyper.whole(_VALUE_MLA if mla else _VALUE)
         if D <= R:

@@ -350,17 +350,9 @@ class Gemma(Llama):
         )
         return block.linear(heads, "attn_output")
 
-    def logits(self, layers: Layers, cfg: LlamaConfig, opts: RecipeOptions, x: Tensor) -> Tensor:
-        """Record the logits, bounded by logit_cap unless it is 0."""
-        assert isinstance(cfg, GemmaConfig)
-        return layers.softcap(super().logits(layers, cfg, opts, x), cfg.logit_cap)
-
-    def loss(
-        self, layers: Layers, cfg: LlamaConfig, opts: RecipeOptions, x: Tensor, labels: Tensor
-    ) -> tuple[Tensor | None, Tensor]:
-        """Record the loss of bounded logits."""
-        assert isinstance(cfg, GemmaConfig)
-        return layers.head(x, self.head(cfg, opts), labels, cfg.logit_cap)
+    def cap(self, cfg: Any) -> float:
+        """Return the bound of logits."""
+        return float(cfg.logit_cap)
 
 
 _SLIDING = "sliding_attention"

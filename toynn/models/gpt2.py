@@ -153,7 +153,7 @@ class GPT2(SequenceModel[GPT2Config]):
 
     def read(self, hyper: Hyper) -> tuple[GPT2Config, dict[str, Any]]:
         """Return a file's configuration."""
-        cfg = GPT2Config(**hyper.sizes, norm_eps=hyper.real("attention.layer_norm_epsilon"))
+        cfg = GPT2Config(**hyper.sizes(), norm_eps=hyper.real("attention.layer_norm_epsilon"))
         return cfg, {}
 
     def write(self, cfg: GPT2Config) -> dict[str, Any]:

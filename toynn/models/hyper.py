@@ -9,6 +9,7 @@ import numpy as np
 
 from toynn.formats.bases import Base
 from toynn.formats.gguf import Strings
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
 __all__ = ["EPS", "KV", "Hyper", "Source", "check_tensors", "refuse", "shape_of", "sizes_of"]
 
@@ -107,16 +108,19 @@ class Hyper:
             )
         return count - further
 
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """Sizes that every configuration has, by the names of its fields.
+    def sizes(self, **given: int) -> dict[str, Any]:
+        """Return the sizes that every configuration has, by the names of its fields.
 
-        A mixture without dense blocks may lack the width of the MLP: an expert's width is used.
+        ``given`` sizes are not read. A mixture without dense blocks may lack the width of the MLP:
+        an expert's width is used.
         """
         usual: dict[str, Any] = {
             "d_ff": self.file.metadata.get(f"{self.prefix}expert_feed_forward_length")
         }
-        found = {name: self.whole(key, usual.get(name)) for key, name in SIZES.items()}
+        found = {
+            name: given[name] if name in given else self.whole(key, usual.get(name))
+            for key, name in SIZES.items()
+        }
         return found | {"n_layers": self.layers, "vocab": self.vocabulary}
 
     def rows(self, name: str) -> int:
@@ -220,7 +224,7 @@ def shape_of(
     ``queries`` names a tensor with at least one row for each channel of q. The number of heads of k
     and v is read unless given. ``head_dim`` is None if a head is d_model / n_heads wide.
     """
-    sizes = hyper.sizes
+    sizes = hyper.sizes()
     d_model, n_heads = sizes["d_model"], sizes["n_heads"]
     d_head = hyper.whole("attention.key_length", max(1, d_model // n_heads))
     if d_head > hyper.rows(queries):
@@ -248,7 +252,8 @@ def _further(file: Source) -> tuple[str, ...]:
 def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that a file has exactly these tensors, with these shapes.
 
-    A file with a tied head may still have output.weight, if it equals token_embd.weight.
+    A file with a tied head may still have output.weight, if it equals token_embd.weight; and
+    tensors that its architecture does not read.
     """
     for name, shape in shapes.items():
         if name not in file.tensors:
@@ -258,6 +263,8 @@ def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
             refuse(file, f"tensor {name} has the wrong shape: expected {shape}; got {found}")
     unknown = file.tensors.keys() - shapes.keys()
     unknown -= {name for name in unknown if name.startswith(_further(file))}
+    if mapping := NAME_MAPPINGS.get(file.architecture):
+        unknown -= {name for name in unknown if mapping.passes_over(file.metadata, name)}
     if "output.weight" in unknown:
         embedding, output = (file.tensors[name] for name in ("token_embd.weight", "output.weight"))
         if (embedding.type, embedding.shape) != (output.type, output.shape) or not np.array_equal(

@@ -128,7 +128,7 @@ class Phi3(Llama):
         known = super().sizes(cfg, opts, n)
         return {**known, "QKV": known["Q"] + 2 * known["KV"], "2F": 2 * known["F"]}
 
-    config_says = frozenset((_LONG, _SHORT))
+    config_says = frozenset(("rope_factors_long", "rope_factors_short"))
 
     # -- Files ---------------------------------------------------------------------------------
 

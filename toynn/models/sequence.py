@@ -59,7 +59,7 @@ class SequenceModel(Model[S]):
     narrows: bool = False
     #: Whether llama.cpp wants an output.weight even if the head is tied.
     needs_head: bool = False
-    #: Tensors of ``beside`` that ``folder`` writes to config.json.
+    #: Modules of ``beside`` that ``folder`` writes.
     config_says: frozenset[str] = frozenset()
 
     def new_config(self, **shape: Any) -> S:
@@ -91,6 +91,10 @@ class SequenceModel(Model[S]):
     def exported(self, cfg: S, weights: dict[str, Floats]) -> dict[str, Floats]:
         """Return the weights as files of the architecture store them."""
         return weights
+
+    def unread(self, hyper: Mapping[str, Any], name: str) -> bool:
+        """Say whether files may have a tensor of this name which the model ignores."""
+        return False
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Add config.json's keys beside ``hf.keys`` to ``found``; return tensors made from them."""
@@ -132,6 +136,7 @@ class SequenceModel(Model[S]):
             orders={row.name: row.order for row in rows if row.order},
             flat={row.name: row.flat for row in rows if row.flat},
             spare=self.spare,
+            unread=self.unread,
             complete=self.complete,
             beside=self.folder,
         )
@@ -196,7 +201,11 @@ class SequenceModel(Model[S]):
 
     def logits(self, layers: Layers, cfg: S, opts: RecipeOptions, x: Tensor) -> Tensor:
         """Record the logits (N, V) of ``last``'s result x (N, C)."""
-        return layers.linear(x, self.head(cfg, opts))
+        return layers.softcap(layers.linear(x, self.head(cfg, opts)), self.cap(cfg))
+
+    def cap(self, cfg: S) -> float:
+        """Return the bound of logits, which are cap tanh(logits / cap); 0 means none."""
+        return 0.0
 
     def loss(
         self, layers: Layers, cfg: S, opts: RecipeOptions, x: Tensor, labels: Tensor
@@ -205,4 +214,4 @@ class SequenceModel(Model[S]):
 
         A model that overrides ``logits`` must override this, too.
         """
-        return layers.head(x, self.head(cfg, opts), labels)
+        return layers.head(x, self.head(cfg, opts), labels, self.cap(cfg))

@@ -150,8 +150,13 @@ class Layers:
         return ops.layernorm(self.session, x, gain, bias, eps)
 
     def rmsnorm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        """Record x / sqrt(mean x^2 + eps) * w by row, or by head if w is as wide as a head."""
-        return ops.rmsnorm(self.session, x, self.weight(f"{name}.weight"), eps)
+        """Record x / sqrt(mean x^2 + eps) * w by row, or by head if w is as wide as a head.
+
+        w is the weight of the module ``name``; or the weight or constant of this whole name.
+        """
+        known = (self.weights.get(f"{self.prefix}{name}{end}") for end in (".weight", ""))
+        w = next((weight for weight in known if weight is not None), None)
+        return ops.rmsnorm(self.session, x, self.constants[name] if w is None else w, eps)
 
     def mlp(self, x: Tensor, up: str, down: str, activation: str) -> Tensor:
         """Record down(f(up(x))); f as in ``linear``."""
@@ -180,14 +185,16 @@ class Layers:
         eps: float = 0.0,
         choice: str = "",
         groups: tuple[int, int] = (1, 1),
+        factors: str = "",
     ) -> ops.Routes:
         """Record which experts each row of x (N, C) goes to, by the scores of a router (E, C).
 
         Scores are the "softmax" of the router's logits, or the "sigmoid" of each. ``choice`` names
         a module; its bias (E,), if there is one, is added to the scores only to choose the ``used``
         largest. The weights are the plain scores times ``scale``; if ``normalized``, they are first
-        divided by their sum + ``eps``. ``groups`` is that of ops.route. The router's product is
-        computed in float32. Raises ConfigError for another score.
+        divided by their sum + ``eps``. ``factors`` is the whole name of a weight (E,): the weights
+        of each expert are multiplied by its factor. ``groups`` is that of ops.route. The router's
+        product is computed in float32. Raises ConfigError for another score.
         """
         s = self.session
         if score not in _SCORES:
@@ -198,8 +205,9 @@ class Layers:
         finally:
             s.matmul_precision = precision
         scores, b = _SCORES[score](s, logits), self.bias(choice) if choice else None
+        f = self.weight(factors) if factors else None
         return ops.route(
-            s, scores, used, b, normalized=normalized, scale=scale, eps=eps, groups=groups
+            s, scores, used, b, f, normalized=normalized, scale=scale, eps=eps, groups=groups
         )
 
     def mixture(
@@ -238,10 +246,24 @@ class Layers:
         """Record down(silu(gate) * up), where gate and up are the halves of both(x)."""
         return self.linear(ops.swiglu_halves(self.session, self.linear(x, both)), down)
 
-    def geglu(self, x: Tensor, gate: str, up: str, down: str) -> Tensor:
-        """Record down(gelu(gate(x)) * up(x)), with GELU's tanh form. Source: see ``swiglu``."""
-        gates, values = self.linear(x, gate), self.linear(x, up)
+    def geglu(self, x: Tensor, gate: str, up: str | Tensor, down: str) -> Tensor:
+        """Record down(gelu(gate(x)) * up(x)), with GELU's tanh form; up may be a tensor itself.
+
+        Source: see ``swiglu``.
+        """
+        gates, values = self.linear(x, gate), self.linear(x, up) if isinstance(up, str) else up
         return self.linear(ops.geglu(self.session, gates, values), down)
+
+    def geglu_mixture(self, x: Tensor, both: str, down: str, routes: ops.Routes) -> Tensor:
+        """Record the sum of w down(gelu(gate) * up) over the experts of each row of x.
+
+        gate and up are the halves of both(x); w is applied before ``down``, as in ``mixture``.
+        """
+        s = self.session
+        halves = self.experts(ops.dispatch(s, x, routes), both, routes)
+        F = halves.shape[1] // 2
+        h = ops.geglu(s, self.columns(halves, 0, F), self.columns(halves, F, F))
+        return ops.combine(s, self.experts(ops.weigh(s, h, routes), down, routes), routes)
 
     def shortconv(self, x: Tensor, into: str, taps: str, out: str) -> Tensor:
         """Record out(g * conv(b * v)); b, g and v are the thirds of into(x). See ops.shortconv.

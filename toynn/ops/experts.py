@@ -49,6 +49,7 @@ def route(
     p: Tensor,
     k: int,
     b: Tensor | None = None,
+    f: Tensor | None = None,
     *,
     normalized: bool = False,
     scale: float = 1.0,
@@ -62,11 +63,12 @@ def route(
 
     p is a softmax or a sigmoid of a router's logits. What a copy counts is its score without b,
     times ``scale``; with ``normalized``, its share in the sum of the k, to which ``eps`` is added.
+    ``f`` (E,): that is multiplied by what the expert has there.
     """
     N, E = matrix("route", p)
     fits = 1 <= k <= E and N * k <= MOST_ROWS
     require(fits, "route", f"{k} of E experts, and at most {MOST_ROWS} copies of rows", p)
-    tensors = {"p": p, "b": b}
+    tensors = {"p": p, "b": b, "f": f}
     G, L = groups
     within = G == L == 1 or (2 <= G <= MOST_GROUPS and E % G == 0 and E >= 2 * G and 1 <= L <= G)
     require(within and k <= E // G * L, "route", f"{k} experts of {L} of {G} groups", p)

@@ -149,6 +149,7 @@ PASSES: dict[str, Passes] = {
         each(s["B"] * (s["T"] - 1) * s["C"], "_x"),
         each(s["T"] * s["C"] * max(s["has_dcls"], s["has_dpos"]), "_w"),
     ],
+    "columns.backward": _each("N", "H", "X"),
     "cross_entropy.backward": _rows,
     "cross_entropy.backward_dense": _rows,
     "cross_entropy.forward": _one_loss,
@@ -197,7 +198,7 @@ PASSES: dict[str, Passes] = {
     "rmsnorm.forward": _rows,
     "rope.backward": _pairs,
     "rope.forward": _pairs,
-    "routing.backward": _each("N"),
+    "routing.backward": lambda s: [each(s["N"], "_p"), each(s["E"] * s["has_df"], "_f")],
     "routing.forward": _each("N"),
     "shortconv.backward": lambda s: [
         each(s["B"] * s["T"] * s["C"], "_x"),

@@ -9,9 +9,17 @@ from toynn.backends.reference.kernel import Array, Outputs, kernel
 
 @kernel("routing.forward")
 def routing(
-    p: Array, b: Array | None, K: int, G: int, L: int, normalized: int, scale: float, eps: float
+    p: Array,
+    b: Array | None,
+    f: Array | None,
+    K: int,
+    G: int,
+    L: int,
+    normalized: int,
+    scale: float,
+    eps: float,
 ) -> Outputs:
-    """Compute the scores p of the K experts with the largest p + b, divided by their sum + eps.
+    """Compute f times the scores p of the K experts with the largest p + b, over their sum + eps.
 
     Only the L of G groups whose two largest p + b have the largest sums are considered.
     """
@@ -25,23 +33,35 @@ def routing(
     experts = np.argsort(-scores, axis=1, kind="stable")[:, :K]
     chosen = np.take_along_axis(p, experts, axis=1)
     total = chosen.sum(axis=1, keepdims=True) + eps if normalized else 1
-    return {"weights": scale * chosen / total, "experts": experts}
+    factors = 1 if f is None else f[experts]
+    return {"weights": scale * factors * chosen / total, "experts": experts}
 
 
 @kernel("routing.backward")
 def routing_backward(
-    dweights: Array, p: Array, experts: Array, normalized: int, scale: float, eps: float
+    dweights: Array,
+    p: Array,
+    experts: Array,
+    f: Array | None,
+    normalized: int,
+    scale: float,
+    eps: float,
 ) -> Outputs:
-    """Compute dp. For c / Z, with chosen c and Z = eps + sum(c), it is (g - <g, c> / Z) / Z."""
-    gradient = scale * dweights
+    """Compute dp. For c / Z, with chosen c and Z = eps + sum(c), it is (g - <g, c> / Z) / Z.
+
+    df is the sum of what f multiplies, by expert.
+    """
+    chosen = np.take_along_axis(p, experts, axis=1)
+    total = chosen.sum(axis=1, keepdims=True) + eps if normalized else 1
+    df = np.zeros(p.shape[1])
+    np.add.at(df, experts, scale * dweights * chosen / total)
+    gradient = scale * dweights * (1 if f is None else f[experts])
     if normalized:
-        chosen = np.take_along_axis(p, experts, axis=1)
-        total = chosen.sum(axis=1, keepdims=True) + eps
         common = (gradient * chosen).sum(axis=1, keepdims=True) / total
         gradient = (gradient - common) / total
     dp = np.zeros_like(p)
     np.put_along_axis(dp, experts, gradient, axis=1)
-    return {"dp": dp}
+    return {"dp": dp} | ({} if f is None else {"df": df})
 
 
 @kernel("expert_rows.forward")

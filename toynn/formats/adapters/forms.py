@@ -10,6 +10,8 @@ __all__ = ["no_gguf", "no_peft"]
 
 #: Matrices of attention over latents that llama.cpp multiplies by without their adapters.
 _UNADAPTED = ("attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b")
+#: Another one, which all blocks share.
+_INPUTS = "per_layer_model_proj.weight"
 _INSTEAD = "write a PEFT folder, or merge it into a model (toynn fuse)"
 
 
@@ -21,7 +23,17 @@ def no_gguf(tensors: Iterable[str], base: Base | None = None) -> str:
             "llama.cpp's adapters are A and B alone, with no place for the magnitudes of DoRA: "
             f"{_INSTEAD}"
         )
+    known = () if base is None else base.tensors
     for name in names:
+        weight = name.rpartition(".")[0]
+        scale = f"{weight.removesuffix('weight')}scale"
+        if weight == _INPUTS:
+            return f"llama.cpp reads an adapter of {weight}, and does not apply it: {_INSTEAD}"
+        if scale in known:
+            return (
+                f"llama.cpp adds what an adapter of {weight} gives behind {scale}, which "
+                f"multiplies both here: {_INSTEAD}"
+            )
         if name.rpartition(".weight.")[0].rpartition(".")[2] in _UNADAPTED:
             return (
                 f"llama.cpp reads an adapter of {name.rpartition('.')[0]}, and does not apply it: "

@@ -283,6 +283,8 @@ class HFModel(Opened):
                     self._pieces.setdefault(piece.name, {})[part] = name
                 continue
             gguf_name = self._mapping.gguf_name(hf_name)
+            if gguf_name and self._mapping.passes_over(self.metadata, gguf_name):
+                continue
             if gguf_name is None or gguf_name in sources:
                 unknown += [] if name.endswith(BUFFERS) else [name]
             else:

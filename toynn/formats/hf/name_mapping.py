@@ -47,6 +47,10 @@ def _nothing_more(config: Config, found: dict[str, Any]) -> dict[str, Floats]:
     return {}
 
 
+def _all_read(hyper: Hyper, name: str) -> bool:
+    return False
+
+
 def _nothing_beside(hyper: Hyper, tensors: Weights) -> tuple[dict[str, Any], dict[str, Floats]]:
     return {}, {}
 
@@ -138,6 +142,8 @@ class NameMapping(Folder):
         Reads what is no plain number: adds to what was found; returns tensors that come of it.
     beside
         Returns what else to write for a model: keys of config.json, and tensors by GGUF name.
+    unread
+        Says of a weight, by hyper-parameters, whether there may be one that the model ignores.
     has_head
         Whether a model can have a head that is not its table of embeddings.
     """
@@ -154,6 +160,7 @@ class NameMapping(Folder):
     has_head: bool = True
     flat: Mapping[str, str] = field(default_factory=dict)
     spare: Callable[[Hyper], Collection[str]] = _none_spare
+    unread: Callable[[Hyper, str], bool] = _all_read
     complete: Callable[[Config, dict[str, Any]], dict[str, Floats]] = _nothing_more
     beside: Callable[[Hyper, Weights], tuple[dict[str, Any], dict[str, Floats]]] = _nothing_beside
 
@@ -181,7 +188,7 @@ class NameMapping(Folder):
         number, _, part = hf_name.removeprefix(self._block).partition(".")
         in_block = hf_name.startswith(self._block) and number.isdecimal()
         if in_block and len(number) < MAX_DIGITS:
-            hf_name = f"{self._block}{{n}}.{part}"
+            hf_name = f"{self._block}{{n}}.{part}".removesuffix(".")
             for module in self.whole:
                 if self.modules[module] == f"{hf_name}.{kind}":
                     return module.replace("{n}", str(int(number)))
@@ -309,6 +316,11 @@ class NameMapping(Folder):
         order = self.order(metadata, gguf_name, (total,))
         _, part, parts, interleaved = layout_of(self.name(gguf_name))
         return order[1] if order else np.arange(total)[rows_of(part, parts, interleaved, total)]
+
+    def passes_over(self, metadata: Mapping[str, Any], gguf_name: str) -> bool:
+        """Say whether a model of these metadata ignores a weight."""
+        prefix = f"{self.architecture}."
+        return self.unread({k.removeprefix(prefix): v for k, v in metadata.items()}, gguf_name)
 
     def heads(self, metadata: Mapping[str, Any], gguf_name: str) -> int:
         """Return the number of heads of a weight whose rows are in another order, else 0.

@@ -1,4 +1,4 @@
-"""routing against a stable argsort of the scores, or of the scores + b if there is a b."""
+"""routing against a stable argsort of the scores, or of the scores + b; f multiplies."""
 
 from collections.abc import Mapping
 
@@ -8,11 +8,12 @@ from toynn.testing.cases._case import Array, Sizes, differentiable, normal
 
 
 def _inputs(
-    rng: np.random.Generator, N: int, E: int, biased: int = 0, **_: int
+    rng: np.random.Generator, N: int, E: int, biased: int = 0, factors: int = 0, **_: int
 ) -> dict[str, Array]:
     p = np.exp(2 * rng.standard_normal((N, E)))
     found = {"p": (p / p.sum(axis=1, keepdims=True)).astype(np.float32)}
-    return found | {"b": normal(rng, E, scale=0.3)} if biased else found
+    found |= {"b": normal(rng, E, scale=0.3)} if biased else {}
+    return found | ({"f": normal(rng, E)} if factors else {})
 
 
 def _options(sizes: Sizes) -> dict[str, float]:
@@ -45,6 +46,8 @@ CASE = differentiable(
         {"N": 33, "E": 24, "K": 5, "G": 6, "L": 2, "normalized": 1, "biased": 1},
         {"N": 9, "E": 128, "K": 4, "G": 64, "L": 63},  # the most groups, of the fewest experts
         {"N": 9, "E": 12, "K": 6, "G": 2, "L": 1},  # all of a group
+        {"N": 21, "E": 9, "K": 3, "normalized": 1, "factors": 1},
+        {"N": 5, "E": 3, "K": 3, "tenths": 5, "factors": 1},
     ),
     bench={
         "qwen3_30b_a3b": {"N": 256, "E": 128, "K": 8, "normalized": 1},

@@ -1,15 +1,17 @@
 // Routing: the experts that a row goes to, and their weights.
 //
 //   experts[n,:]   = the K experts e with the largest p[n,e] + b[e], largest first; of equals, the first
-//   weights[n,j]   = s p[n,e_j] / Z[n]      e_j = experts[n,j];  Z = eps + sum_j p[n,e_j], or 1
-//   dp[n,e_j]      = s dw[n,j]                                   without Z
-//                    (s dw[n,j] - sum_i dw[n,i] w[n,i]) / Z[n]   with it (normalized)
-//   dp[n,e]        = 0                                           for the others
+//   weights[n,j]   = s f[e_j] p[n,e_j] / Z[n]      e_j = experts[n,j];  Z = eps + sum_j p[n,e_j], or 1
+//   dp[n,e_j]      = s f[e_j] dw[n,j]                                   without Z
+//                    (s f[e_j] dw[n,j] - sum_i dw[n,i] w[n,i]) / Z[n]   with it (normalized)
+//   dp[n,e]        = 0                                                  for the others
+//   df[e]          = sum of s dw[n,j] p[n,e] / Z[n]                     over the n, j with e_j = e
 //
 // With G groups of E / G experts, only experts of L groups are chosen: those whose two largest p + b have the
 // largest sums.
 //
-// N rows, a thread each; E experts, K of them chosen; b may be missing. NaN counts as larger than any number.
+// N rows, a thread each, for df an expert each; E experts, K of them chosen; b and f may be missing. NaN counts as
+// larger than any number.
 // Source: Shazeer et al. 2017, arXiv:1701.06538, section 2.1; Jiang et al. 2024, arXiv:2401.04088.
 
 static inline bool is_larger(float x, float y) { return x > y || (isnan(x) && !isnan(y)); }
@@ -46,6 +48,7 @@ kernel void routing_forward(
     device int*               experts [[buffer(RoutingForward::experts)]],
     device const float*       p       [[buffer(RoutingForward::p)]],
     device const float*       b       [[buffer(RoutingForward::b)]],
+    device const float*       f       [[buffer(RoutingForward::f)]],
     constant RoutingForward&  args    [[buffer(RoutingForward::args)]],
     uint n [[thread_position_in_grid]])
 {
@@ -80,15 +83,16 @@ kernel void routing_forward(
         experts[j] = int(e);
     }
     const float factor = args.normalized ? args.scale / total_of(p, experts, K, args.eps) : args.scale;
-    for (uint j = 0; j < K; ++j) weights[j] = p[experts[j]] * factor;
+    for (uint j = 0; j < K; ++j) weights[j] = p[experts[j]] * factor * (args.has_f ? f[experts[j]] : 1.0f);
 }
 
-kernel void routing_backward(
+kernel void routing_backward_p(
     device float*              dp       [[buffer(RoutingBackward::dp)]],
     device const float*        dweights [[buffer(RoutingBackward::dweights)]],
     device const float*        p        [[buffer(RoutingBackward::p)]],
     device const float*        weights  [[buffer(RoutingBackward::weights)]],
     device const int*          experts  [[buffer(RoutingBackward::experts)]],
+    device const float*        f        [[buffer(RoutingBackward::f)]],
     constant RoutingBackward&  args     [[buffer(RoutingBackward::args)]],
     uint n [[thread_position_in_grid]])
 {
@@ -104,5 +108,28 @@ kernel void routing_backward(
         for (uint j = 0; j < K; ++j) common += dweights[j] * weights[j];
         factor = 1.0f / total_of(p + n * E, experts, K, args.eps);
     }
-    for (uint j = 0; j < K; ++j) dp[experts[j]] = (args.scale * dweights[j] - common) * factor;
+    for (uint j = 0; j < K; ++j) {
+        const float d = args.scale * dweights[j] * (args.has_f ? f[experts[j]] : 1.0f);
+        dp[experts[j]] = (d - common) * factor;
+    }
+}
+
+kernel void routing_backward_f(
+    device float*              df       [[buffer(RoutingBackward::df)]],
+    device const float*        dweights [[buffer(RoutingBackward::dweights)]],
+    device const float*        p        [[buffer(RoutingBackward::p)]],
+    device const int*          experts  [[buffer(RoutingBackward::experts)]],
+    constant RoutingBackward&  args     [[buffer(RoutingBackward::args)]],
+    uint e [[thread_position_in_grid]])
+{
+    const uint E = args.E, K = args.K;
+    if (e >= E) return;
+    float sum = args.accumulate ? df[e] : 0.0f;
+    for (uint n = 0; n < args.N; ++n, dweights += K, p += E, experts += K)
+        for (uint j = 0; j < K; ++j) {
+            if (uint(experts[j]) != e) continue;
+            const float total = args.normalized ? total_of(p, experts, K, args.eps) : 1.0f;
+            sum += dweights[j] * p[e] * (args.scale / total);
+        }
+    df[e] = sum;
 }

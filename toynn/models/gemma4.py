@@ -1,0 +1,224 @@
+"""Gemma 4: heads of two widths, keys and values that blocks share, an input for each block.
+
+    x = sqrt(C) W_e[token]
+    x += rmsnorm(W_o attention(rotate(rmsnorm(W_q n)), rotate(rmsnorm(k)), u(v)))  n = rmsnorm(x)
+    x += rmsnorm(h)             h = W_down (gelu(W_gate n) * W_up n),              n = rmsnorm(x)
+    x += rmsnorm(W_proj (gelu(W_inp x) * e))
+    x *= block_scale
+
+k = W_k n, v = W_v n; u normalises a head without a gain. Scores are not divided. Blocks with a
+window have heads of head_dim, the others of full_head_dim, of which the first rope_channels / 2
+pairs rotate, by the frequencies of whole heads; and v = k where k_as_v. The last shared_kv blocks
+have no k and v: they read those of the last block of their kind that has them, and their MLP may be
+twice as wide. e is a stretch of per_layer numbers of
+
+    (rmsnorm(W_model x / sqrt(C)) + sqrt(P) W_p[token]) / sqrt(2)       x as embedded, P = per_layer
+
+With experts, h is rmsnorm_1(MLP(n)) + rmsnorm_2(mixture(rmsnorm_2(x))): they stand beside the MLP.
+The router sees scale u(x) / sqrt(C); an expert counts its share in the softmax of those that are
+used, times a factor of its own. Gains are as in folders, not 1 + w. The last block has no window.
+Source: Gemma Team 2026, gemma4 of transformers and of llama.cpp.
+"""
+
+from dataclasses import replace
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from toynn.graph.tape import Tensor
+from toynn.models.gemma4_files import BASE, KINDS, LOCAL, LOGITS, SCALE, Gemma4Config, Gemma4Files
+from toynn.models.hyper import EPS
+from toynn.models.llama import Floats
+from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED
+from toynn.models.registry import register
+from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV
+from toynn.models.table import Row, Sizes, by_width, experts, matrix, norm, router, table
+from toynn.nn import Layers
+from toynn.options import RecipeOptions
+
+__all__ = ["Gemma4", "Gemma4Config"]
+
+_LAYER = "model.layers.{n}"
+
+
+class Gemma4(Gemma4Files):
+    """The architecture."""
+
+    biases_are_fixed = "have no"
+    narrows = True
+    table = (
+        *EMBEDDING,
+        table("per_layer_token_embd", "V LP", "model.embed_tokens_per_layer", std=0.02, when="P"),
+        matrix(
+            "per_layer_model_proj", "LP C", "model.per_layer_model_projection",
+            std=by_width, when="P",
+        ),
+        norm("per_layer_proj_norm", "P", "model.per_layer_projection_norm", when="P"),
+        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
+        QKV[0],
+        replace(QKV[1], when="has_k"),
+        replace(QKV[2], when="has_v"),
+        norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_norm"),
+        norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_norm", when="has_k"),
+        ATTENDED,
+        norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
+        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.pre_feedforward_layernorm"),
+        *MLP,
+        router("blk.{n}.ffn_gate_inp", "N C", f"{_LAYER}.router.proj", when="N"),
+        norm("blk.{n}.ffn_gate_inp.scale", "C", f"{_LAYER}.router.scale", bare=True, when="N"),
+        experts(
+            "blk.{n}.ffn_gate_up_exps", "N 2M C", f"{_LAYER}.experts.gate_up_proj", when="N"
+        ),
+        experts("blk.{n}.ffn_down_exps", "N C M", f"{_LAYER}.experts.down_proj", when="N"),
+        norm(
+            "blk.{n}.ffn_down_exps.scale", "N", f"{_LAYER}.router.per_expert_scale",
+            bare=True, when="N",
+        ),
+        norm("blk.{n}.post_ffw_norm_1", "C", f"{_LAYER}.post_feedforward_layernorm_1", when="N"),
+        norm("blk.{n}.pre_ffw_norm_2", "C", f"{_LAYER}.pre_feedforward_layernorm_2", when="N"),
+        norm("blk.{n}.post_ffw_norm_2", "C", f"{_LAYER}.post_feedforward_layernorm_2", when="N"),
+        norm("blk.{n}.post_ffw_norm", "C", f"{_LAYER}.post_feedforward_layernorm"),
+        matrix("blk.{n}.inp_gate", "P C", f"{_LAYER}.per_layer_input_gate", std=by_width, when="P"),
+        matrix("blk.{n}.proj", "C P", f"{_LAYER}.per_layer_projection", std=by_width, when="P"),
+        norm("blk.{n}.post_norm", "C", f"{_LAYER}.post_per_layer_input_norm", when="P"),
+        Row(SCALE, "1", f"{_LAYER}.layer_scalar", "norm", bare=True, when=False),
+        norm("output_norm", "C", "model.norm"),
+        OUTPUT,
+    )  # fmt: skip
+
+    def __init__(self, name: str, title: str, model_type: str) -> None:
+        super().__init__(name, title)
+        left_out = ("attention.key_length", BASE)
+        activation = "gelu_pytorch_tanh"
+        self.hf = replace(
+            self.hf,
+            keys={
+                **{key: hf for key, hf in self.hf.keys.items() if key not in left_out},
+                LOCAL: "head_dim",
+                LOGITS: LOGITS,
+                EXPERTS: "num_experts",
+                USED: "top_k_experts",
+                EXPERT_WIDTH: "moe_intermediate_size",
+            },
+            real=frozenset((EPS, LOGITS)),
+            optional=frozenset((LOGITS, EXPERTS, USED, EXPERT_WIDTH)),
+            fixed={
+                "attention_bias": (False,),
+                "hidden_activation": (activation,),
+                "use_bidirectional_attention": (None, "vision"),  # of pictures
+            },
+            shown={"architectures": [f"{title}ForCausalLM"], "hidden_activation": activation},
+            tied=True,
+            biases={},
+            zero_biases=frozenset(),
+            bare=frozenset(("experts.gate_up_proj", "experts.down_proj")),
+            model_type=model_type,
+        )
+
+    def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
+        """Return what the table's letters and conditions mean."""
+        known = {**super().sizes(cfg, opts, n), "P": cfg.per_layer}
+        known |= {"LP": cfg.n_layers * cfg.per_layer}
+        known |= {"N": cfg.n_experts, "M": cfg.expert_d_ff, "2M": 2 * cfg.expert_d_ff}
+        if n is None:
+            return known
+        full, has = not cfg.windowed[n], not cfg.shares(n)
+        D = cfg.width_of(full)
+        known |= {"D": D, "Q": cfg.n_heads * D, "KV": cfg.heads(full) * D, "F": cfg.widths()[n]}
+        return known | {"has_k": has, "has_v": has and not (full and cfg.k_as_v)}
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def constants(self, cfg: Any) -> dict[str, Floats]:
+        """Return RoPE's frequencies and gains of 1, of both kinds of blocks."""
+        found = {}
+        for kind, full in zip(KINDS, (True, False), strict=True):
+            found[kind] = cfg.frequencies(full)
+            found[f"{kind}_ones"] = np.ones(cfg.width_of(full), np.float32)
+        return found
+
+    def cap(self, cfg: Any) -> float:
+        """Return the bound of logits."""
+        return float(cfg.logit_cap)
+
+    def forward(self, layers: Layers, cfg: Any, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Record the embeddings and the blocks."""
+        x = layers.scale(self.embed(layers, cfg, tokens), sqrt(cfg.d_model))
+        inputs = self._inputs(layers, cfg, tokens, x) if cfg.per_layer else None
+        kept: dict[int, tuple[Tensor, Tensor]] = {}
+        for n, block in enumerate(layers.blocks(cfg.n_layers)):
+            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
+            heads = self._heads(block, cfg, n, normed, positions, kept)
+            x = block.residual(x, block.rmsnorm(heads, "post_attention_norm", cfg.rms_eps))
+            wide = self.feed_forward(block, cfg, x)
+            x = block.add(x, block.rmsnorm(wide, "post_ffw_norm", cfg.rms_eps))
+            if inputs is not None:
+                own = block.columns(block.narrowed(inputs), n * cfg.per_layer, cfg.per_layer)
+                y = block.geglu(x, "inp_gate", own, "proj")
+                x = block.add(x, block.rmsnorm(y, "post_norm", cfg.rms_eps))
+            x = block.scale(x, cfg.block_scales[n] if cfg.block_scales else 1.0)
+        return x
+
+    def _inputs(self, layers: Layers, cfg: Any, tokens: Tensor, x: Tensor) -> Tensor:
+        """Record the inputs of all blocks, side by side, of embeddings x (B T, C)."""
+        own = layers.scale(layers.embedding("per_layer_token_embd", tokens), sqrt(cfg.per_layer))
+        seen = layers.scale(layers.linear(x, "per_layer_model_proj"), cfg.d_model**-0.5)
+        both = layers.add(layers.rmsnorm(seen, "per_layer_proj_norm", cfg.rms_eps), own)
+        return layers.scale(both, 0.5**0.5)
+
+    def _heads(
+        self,
+        block: Layers,
+        cfg: Any,
+        n: int,
+        x: Tensor,
+        positions: Tensor,
+        kept: dict[int, tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Record the attention of block n; its k and v are kept for those that have none."""
+        full, source, eps = not cfg.windowed[n], cfg.source(n), cfg.rms_eps
+        H, KV, kind = cfg.n_heads, cfg.heads(full), KINDS[not full]
+        q = block.rmsnorm(block.linear(x, "attn_q"), "attn_q_norm", eps)
+        if source == n:
+            k = block.linear(x, "attn_k")
+            v = block.linear(x, "attn_v") if block.has("attn_v") else k
+            k = block.rope(block.rmsnorm(k, "attn_k_norm", eps), positions, KV, kind)
+            kept[n] = k, block.rmsnorm(v, f"{kind}_ones", eps)
+        # A block that has none reads the cache of the one that has, too.
+        with_cache = replace(block, prefix=f"blk.{source}.")
+        heads = with_cache.attention(
+            block.rope(q, positions, H, kind),
+            *kept[source],
+            n_heads=H,
+            n_kv_heads=KV,
+            scale=1.0,
+            window=cfg.width(n),
+        )
+        return block.linear(heads, "attn_output")
+
+    def feed_forward(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
+        """Record the MLP of x (B T, C), and the experts beside it, each behind its norm."""
+        eps = cfg.rms_eps
+        h = block.geglu(block.rmsnorm(x, "ffn_norm", eps), "ffn_gate", "ffn_up", "ffn_down")
+        if not cfg.n_experts:
+            return h
+        seen = block.scale(block.rmsnorm(x, "ffn_gate_inp.scale", eps), cfg.d_model**-0.5)
+        routes = block.routes(
+            seen,
+            "ffn_gate_inp",
+            cfg.n_experts_used,
+            normalized=True,
+            factors="ffn_down_exps.scale",
+        )
+        normed = block.rmsnorm(x, "pre_ffw_norm_2", eps)
+        y = block.geglu_mixture(normed, "ffn_gate_up_exps", "ffn_down_exps", routes)
+        h = block.rmsnorm(h, "post_ffw_norm_1", eps)
+        return block.add(h, block.rmsnorm(y, "post_ffw_norm_2", eps))
+
+    def used(self, cfg: Any) -> float:
+        """Return which part of its experts a token uses."""
+        return float(cfg.n_experts_used / cfg.n_experts) if cfg.n_experts else 1.0
+
+
+register(Gemma4("gemma4", "Gemma4", "gemma4_text"))
