@@ -27,12 +27,12 @@ def configurations(only: str = "") -> Iterator[LlamaConfig]:
         if not issubclass(model.config_type, LlamaConfig) or only not in name:
             continue
         has = {field.name: field.default for field in fields(model.config_type)}
-        widths = {"d_ff": WIDTH}
-        if "n_experts_used" in has:
-            widths["expert_d_ff" if "expert_d_ff" in has else "d_ff"] = (
-                WIDTH // has["n_experts_used"]
-            )
-        yield model.new_config(**SIZES, **widths, head_dim=64, arch=name)
+        own = {"d_ff": WIDTH}
+        if "kv_rank" in has:  # keys and values of each head come from one latent
+            own["n_kv_heads"] = SIZES["n_heads"]
+        if has.get("n_experts_used"):
+            own["expert_d_ff" if "expert_d_ff" in has else "d_ff"] = WIDTH // has["n_experts_used"]
+        yield model.new_config(**SIZES | own, arch=name)
 
 
 def active(cfg: LlamaConfig) -> int:
