@@ -325,6 +325,36 @@ def test_the_part_for_text_of_a_model_that_sees(tmp_path):
         hf.open(tmp_path / "old")
 
 
+def test_a_gemma4_as_it_is_published(tmp_path):
+    """Its text part is nested, says sizes in other words, and has k and v that no block reads."""
+    their_model("gemma4").save_pretrained(tmp_path)
+    expected = logits_of(tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())
+    text |= {"global_head_dim": text.pop("per_layer_config")["1"]["head_dim"]}
+    config = {"model_type": "gemma4", "text_config": text, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {f"model.language_{name}": w for name, w in tensors.items() if "lm_head" not in name}
+    layer = "model.language_model.layers"
+    for part in ("k_proj.weight", "v_proj.weight", "k_norm.weight"):
+        for n in (2, 3):
+            unread = tensors[f"{layer}.{n - 2}.self_attn.{part}"]
+            tensors[f"{layer}.{n}.self_attn.{part}"] = 2 * unread
+    tensors["model.vision_tower.spare.weight"] = np.ones(3, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert np.array_equal(logits_of(tmp_path), expected)
+    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    with gguf.open(tmp_path / "model.gguf") as file:
+        assert "blk.2.attn_k.weight" not in file
+        assert np.array_equal(frozen(file).logits(IDS), expected)
+        metadata = {key: (value, file.types[key]) for key, value in file.metadata.items()}
+        tensors = {name: (np.array(file[name]), "f32") for name in file}
+    tensors["blk.2.attn_k.weight"] = tensors["blk.0.attn_k.weight"]  # as llama.cpp's converter
+    gguf.write(tmp_path / "more.gguf", metadata, tensors)
+    with gguf.open(tmp_path / "more.gguf") as file:
+        assert np.array_equal(frozen(file).logits(IDS), expected)
+
+
 #: What changes no number of what is computed: ids, training, the longest text.
 NEUTRAL = {"max_position_embeddings", "initializer_range", "use_cache", "pretraining_tp"}
 UNUSED = ("_token_id", "dropout", "pdrop")
