@@ -5,7 +5,7 @@ together are as wide for a token, 512 ids; one sequence of 128 tokens. What an a
 beside these (states, streams, windows) is as in ``toynn train from-scratch --arch``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 
 import numpy as np
@@ -14,25 +14,28 @@ from toynn.models import ARCHITECTURES, LlamaConfig, architecture
 from toynn.options import RecipeOptions
 from toynn.recipes import FromScratch
 
-__all__ = ["active", "configurations", "step"]
+__all__ = ["active", "configuration", "names", "step"]
 
 T, WIDTH = 128, 768
 SIZES = {"vocab": 512, "d_model": 256, "n_heads": 4, "n_kv_heads": 2, "n_layers": 4, "context": T}
 
 
-def configurations(only: str = "") -> Iterator[LlamaConfig]:
-    """Yield a configuration of each architecture that is a relative of Llama; Llama's first."""
-    for name in ARCHITECTURES:
-        model = architecture(name)
-        if not issubclass(model.config_type, LlamaConfig) or only not in name:
-            continue
-        has = {field.name: field.default for field in fields(model.config_type)}
-        own = {"d_ff": WIDTH}
-        if "kv_rank" in has:  # keys and values of each head come from one latent
-            own["n_kv_heads"] = SIZES["n_heads"]
-        if has.get("n_experts_used"):
-            own["expert_d_ff" if "expert_d_ff" in has else "d_ff"] = WIDTH // has["n_experts_used"]
-        yield model.new_config(**SIZES | own, arch=name)
+def names(only: str = "") -> list[str]:
+    """Return the architectures that are relatives of Llama, by a part of their names."""
+    kinds = {name: architecture(name).config_type for name in ARCHITECTURES}
+    return [name for name, kind in kinds.items() if issubclass(kind, LlamaConfig) and only in name]
+
+
+def configuration(name: str) -> LlamaConfig:
+    """Return a configuration of an architecture; raise ConfigError where it needs another shape."""
+    model = architecture(name)
+    has = {field.name: field.default for field in fields(model.config_type)}
+    own = {"d_ff": WIDTH}
+    if "kv_rank" in has:  # keys and values of each head come from one latent
+        own["n_kv_heads"] = SIZES["n_heads"]
+    if has.get("n_experts_used"):
+        own["expert_d_ff" if "expert_d_ff" in has else "d_ff"] = WIDTH // has["n_experts_used"]
+    return model.new_config(**SIZES | own, arch=name)
 
 
 def active(cfg: LlamaConfig) -> int:
