@@ -699,6 +699,18 @@ def test_a_tied_folder_is_not_fused_where_llama_cpp_wants_a_head(tmp_path):
             fuse_into(base, adapter, tmp_path / "fused.gguf")
 
 
+def test_a_qwen3next_has_no_positions_in_pictures(tmp_path):
+    """Unlike a Qwen3.5, from which it differs by little."""
+    for kind, has in (("qwen35moe", True), ("qwen3next", False)):
+        engine = make(kind).engine
+        engine.export_gguf(tmp_path / f"{kind}.gguf")
+        with gguf.open(tmp_path / f"{kind}.gguf") as file:
+            assert (f"{kind}.rope.dimension_sections" in file.metadata) == has
+        engine.export_hf(tmp_path / kind)
+        config = json.loads((tmp_path / kind / "config.json").read_text())
+        assert ("mrope_section" in config["rope_parameters"]) == has
+
+
 def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
     """Behind the last, in folders beside those that num_hidden_layers counts."""
     engine = make("glm4moe", context=16).engine
