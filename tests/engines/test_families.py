@@ -317,13 +317,13 @@ FOLDERS = {
     "latent part": ("deepseek2", dict(partial_rotary_factor=0.5), "factor must be 1; got 0.5"),
     "latent kinds": (
         "deepseek2",
-        dict(mlp_layer_types=["dense"] * 3 + ["sparse"]),
-        "mlp_layer_types must be 4 of dense, then of sparse",
+        dict(mlp_layer_types=["dense", "sparse", "sparse"]),
+        "mlp_layer_types must be 3 of dense, then of sparse",
     ),
     "latent glm": (
         "deepseek2",
-        dict(model_type="glm4_moe_lite", mlp_layer_types=["dense", "sparse"] * 2),
-        "mlp_layer_types must be 4 of dense, then of sparse",
+        dict(model_type="glm4_moe_lite", mlp_layer_types=["dense", "sparse", "dense"]),
+        "mlp_layer_types must be 3 of dense, then of sparse",
     ),
     "glm4moe none": (
         "glm4moe",

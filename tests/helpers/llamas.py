@@ -118,7 +118,7 @@ KINDS = {
         | LATENT
         | SPARSE
         | GROUPS
-        | {"q_rank": 10, "shared_d_ff": 56, "weights_scale": 1.7}
+        | {"q_rank": 10, "shared_d_ff": 56, "weights_scale": 1.7, "n_layers": 3}
         | YARN_LATENT,
         {"untied": True},
     ),
