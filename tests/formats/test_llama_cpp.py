@@ -12,6 +12,7 @@ from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.evaluation import perplexity
 from toynn.formats import gguf
+from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.drawing import sample
 from toynn.models import (
     Cohere2Config,
@@ -319,6 +320,48 @@ def test_a_deepseek_without_latents_of_queries_by_its_27_blocks(tmp_path):
     model.export_gguf(tmp_path / "model.gguf")
     ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
     assert nmse(model.logits(ids), judged_logits(tmp_path / "model.gguf", ids)) < 1e-8
+
+
+def test_the_tokenizer_of_a_gemma4(tmp_path):
+    """BPE that merges across spaces, and spells bytes without a token; also as a folder."""
+    letters = [chr(c) for c in range(97, 123)] + ["\u2581", "\n", "\n\n", "!", "\u00e9"]
+    pairs = [("t", "h"), ("th", "e"), ("\u2581", "the"), ("e", "r"), ("\u2581the", "\u2581")]
+    pairs += [("\n", "\n"), ("\u2581the\u2581", "c")]
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"]
+    tokens += [f"<0x{byte:02X}>" for byte in range(256)] + letters
+    tokens += [a + b for a, b in pairs if a + b not in tokens]
+    types = np.array([3, 3, 3, 2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 262), np.int32)
+    carried = {
+        "model": ("gemma4", "STRING"),
+        "tokens": (tokens, "[STRING]"),
+        "token_type": (types, "[INT32]"),
+        "scores": (np.zeros(len(tokens), np.float32), "[FLOAT32]"),
+        "merges": ([" ".join(pair) for pair in pairs], "[STRING]"),
+    }
+    named = enumerate(("padding", "eos", "bos", "unknown"))
+    carried |= {f"{name}_token_id": (id, "UINT32") for id, name in named}
+    engine = LlamaSeqEngine()
+    cfg = Gemma4Config(**GEMMA4 | TWO | {"vocab": len(tokens)})
+    engine.realize_for_random_init(cfg, RecipeOptions())
+    engine._carried = {f"tokenizer.ggml.{key}": value for key, value in carried.items()}
+    engine.export_gguf(tmp_path / "model.gguf")
+    ours = Tokenizer.from_gguf(tmp_path / "model.gguf")
+    engine.export_hf(tmp_path / "folder")
+    folder = Tokenizer.from_folder(tmp_path / "folder")
+    theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), vocab_only=True, verbose=False)
+    for text in (
+        "the cat",
+        " the  catthe c",
+        "a\n\n\nthe\n",
+        "\u00e9 \u4e2d!",
+        "other\n the c",
+        "<turn|>",
+    ):
+        expected = theirs.tokenize(text.encode(), add_bos=True, special=False)
+        assert ours.encode(text) == folder.encode(text) == expected, text
+        assert ours.decode(expected) == text
+    assert ours.encode("<|turn>the<turn|>", parse_special=True)[1::2] == [4, 5]
+    assert {1, 5} <= ours.eog
 
 
 @pytest.mark.parametrize("config", [Olmo2Config, OLMoEConfig, GptOssConfig])

@@ -15,6 +15,8 @@ from toynn.errors import GGUFError
 from toynn.formats.tokenizer.chat import needed
 from toynn.formats.tokenizer.panics import refused
 from toynn.formats.tokenizer.pre import Kind
+from toynn.formats.tokenizer.spm import SPACE
+from toynn.formats.tokenizer.spm import piece_of as spelled_piece
 from toynn.formats.tokenizer.vocab import TokenType, Vocab
 
 __all__ = ["BPE", "byte_letters", "cutter", "pairs_of", "piece_of"]
@@ -38,7 +40,7 @@ def cutter(kind: Kind) -> Any:
     cut = library.pre_tokenizers
     return cut.Sequence(
         [cut.Split(library.Regex(regex), "isolated") for regex in kind.regexes]
-        + [cut.ByteLevel(add_prefix_space=False, use_regex=False)]
+        + ([] if kind.spaced else [cut.ByteLevel(add_prefix_space=False, use_regex=False)])
     )
 
 
@@ -59,9 +61,13 @@ class BPE:
                 list(pairs_of(vocab)),
                 unk_token=MISSING,
                 ignore_merges=kind.whole_words,
+                byte_fallback=kind.spaced,
             )
         self._tokenizer = library.Tokenizer(model)
         self._tokenizer.pre_tokenizer = cutter(kind)
+        if kind.spaced:
+            self._tokenizer.normalizer = library.normalizers.Replace(" ", SPACE)
+        self._piece = spelled_piece if kind.spaced else piece_of
 
     def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
         """Return the ids of texts. Bytes that no token spells are left out, as llama.cpp does.
@@ -82,7 +88,7 @@ class BPE:
 
     def piece(self, id: int) -> bytes:
         """Return the bytes that a token stands for."""
-        return piece_of(self._vocab, id)
+        return self._piece(self._vocab, id)
 
 
 def piece_of(vocab: Vocab, id: int) -> bytes:

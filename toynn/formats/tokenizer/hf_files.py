@@ -7,7 +7,7 @@ result is read back, and must give the same ids for texts of many kinds.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,6 +41,8 @@ def written(vocab: Vocab, template: str | None, *, of_bytes: bool) -> dict[str, 
     """
     if of_bytes:
         data = _byte_level(vocab, dict(zip(byte_letters(), range(256), strict=True)), [], BYTES)
+    elif vocab.kind is not None and vocab.kind.spaced:
+        data = _spaced(vocab, {text: id for id, text in enumerate(vocab.tokens)}, pairs_of(vocab))
     elif vocab.kind is not None:
         ids = {text: id for id, text in enumerate(vocab.tokens)}
         if missing := [letter for letter in byte_letters() if letter not in ids]:
@@ -134,23 +136,28 @@ def _byte_level(
 
 def _sentences(vocab: Vocab) -> dict[str, Any]:
     ids = {text: id for id, text in enumerate(vocab.tokens)}
-    if not SPELLED.keys() <= ids.keys():
-        _refuse(vocab, "not every byte has a token")
-    if vocab.unknown is None:
-        _refuse(vocab, "no token stands for what is unknown")
     pairs = list(_merges(vocab, ids))
     scores = [vocab.scores[ids[left + right]] for left, right in pairs]
     merged = {left + right for left, right in pairs}
     if len(set(scores)) < len(merged):
         _refuse(vocab, "tokens share a score, so that the order of their merges is not known")
     order = sorted(zip(scores, pairs, strict=True), key=lambda each: _rank(*each), reverse=True)
+    return _spaced(vocab, ids, [pair for _, pair in order])
+
+
+def _spaced(vocab: Vocab, ids: dict[str, int], merges: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return a tokenizer.json that spells spaces as U+2581, and bytes without a token as <0x00>."""
+    if not SPELLED.keys() <= ids.keys():
+        _refuse(vocab, "not every byte has a token")
+    if vocab.unknown is None:
+        _refuse(vocab, "no token stands for what is unknown")
     model = {
         "type": "BPE",
         "unk_token": vocab.tokens[vocab.unknown],
         "fuse_unk": True,
         "byte_fallback": True,
         "vocab": ids,
-        "merges": [list(pair) for _, pair in order],
+        "merges": [list(pair) for pair in merges],
     }
     space = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     begins = [{"type": "Prepend", "prepend": SPACE}] if vocab.add_space_prefix else []

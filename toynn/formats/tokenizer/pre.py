@@ -9,7 +9,7 @@ Sources: tokenizer.json of the models; the names are those of llama.cpp, whose i
 
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "Kind"]
+__all__ = ["GEMMA4", "KINDS", "Kind"]
 
 # 's|'t|... in upper case too, written out: (?i:'s) would match the long s as well
 SUFFIX = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -64,8 +64,11 @@ class Kind:
     regexes: tuple[str, ...]
     whole_words: bool = False  # a piece that is a token needs no merges ("ignore_merges")
     add_bos: bool = False
+    spaced: bool = False  # spaces are spelled U+2581, other bytes <0x00> to <0xFF>
 
 
+#: Of files whose tokenizer.ggml.model is "gemma4": merges cross spaces, and no line break.
+GEMMA4 = Kind(("[^\\n]+|\\n+",), add_bos=True, spaced=True)
 _DEFAULT = Kind((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
 _GPT2 = Kind((GPT2,))
 _DIGITS = Kind((r"\p{N}", GPT2))

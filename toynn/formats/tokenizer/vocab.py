@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from toynn.errors import GGUFError
 from toynn.formats.gguf import Strings
-from toynn.formats.tokenizer.pre import KINDS, Kind
+from toynn.formats.tokenizer.pre import GEMMA4, KINDS, Kind
 
 __all__ = ["PREFIX", "Given", "Keys", "TokenType", "Vocab", "read_vocab"]
 
 Scalar = TypeVar("Scalar", bool, int, float, str)
 
 PREFIX = "tokenizer.ggml."
-MODELS = {"gpt2": "byte-level BPE", "llama": "SentencePiece"}
+MODELS = {"gpt2": "byte-level BPE", "llama": "SentencePiece", "gemma4": "BPE over spaces"}
 
 
 class Keys(Protocol):
@@ -133,8 +133,8 @@ def read_vocab(file: Keys, kind: Kind | None = None) -> Vocab:
     if model not in MODELS:
         known = ", ".join(f"{name} ({what})" for name, what in MODELS.items())
         raise GGUFError(f"{file.path}: {PREFIX}model: expected one of {known}; got {model!r}")
-    bpe = model == "gpt2"
-    kind = (kind or _kind(file)) if bpe else None
+    bpe = model != "llama"
+    kind = (GEMMA4 if model == "gemma4" else kind or _kind(file)) if bpe else None
     texts = _texts(file, "tokens")
     tokens = [text or f"[EMPTY_{id}]" for id, text in enumerate(texts)]
     ids = {text: id for id, text in enumerate(tokens)}
