@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from hf_folders import edit_object, edit_tensors
-from llamas import FACTORS, SCALES, config, make
+from llamas import FACTORS, NEMOTRON_MOE, SCALES, config, make
 from lora_bases import rewritten
 from safetensors.numpy import load_file, save_file
 
@@ -139,6 +139,29 @@ FOLDERS = {
         "at most n_experts; got 6",
     ),
     "hybrid dense": ("granitehybrid-experts", dict(num_local_experts=0), "unknown tensors: blk"),
+    "nemotron kinds": (
+        "nemotron_h",
+        dict(layers_block_type=["conv"]),
+        "must be kinds of linear_at",
+    ),
+    "nemotron count": ("nemotron_h", dict(num_hidden_layers=3), "is 3; there are 4 kinds of bl"),
+    "nemotron few": ("nemotron_h", dict(layers_block_type=["mamba"]), "unknown tensors: blk.1"),
+    "nemotron act": ("nemotron_h", dict(mlp_hidden_act="silu"), "mlp_hidden_act must be 'relu2'"),
+    "nemotron bias": ("nemotron_h", dict(use_conv_bias=False), "use_conv_bias must be True"),
+    "nemotron limit": ("nemotron_h", dict(time_step_limit=[0.1, 1.0]), "time_step_limit must be"),
+    "nemotron shared": ("nemotron_h_moe", dict(n_shared_experts=2), "n_shared_experts must be 1"),
+    "nemotron many": (
+        "nemotron_h_moe",
+        dict(num_experts_per_tok=7),
+        "at most n_experts; got 7 of 6",
+    ),
+    "nemotron groups": ("nemotron_h_moe", dict(n_group=4), "divide n_experts into groups of 2"),
+    "nemotron latent": (
+        "nemotron_h_moe",
+        dict(moe_latent_size=0),
+        "moe_latent_size must be a whole",
+    ),
+    "nemotron experts": ("nemotron_h_moe", dict(n_routed_experts=5), "the wrong shape|has 6"),
     "lfm2 bias": ("lfm2", dict(conv_bias=True), "conv_bias must be False; got True"),
     "lfm2 kinds": (
         "lfm2",
@@ -517,6 +540,20 @@ FILES = {
         2,
         r"tensor blk\.0\.attn_q\.weight is missing",
     ),
+    "nemotron widths": (
+        "nemotron_h",
+        "nemotron_h.feed_forward_length",
+        40,
+        r"tensor blk\.0\.ffn_up\.weight is missing",
+    ),
+    "nemotron eps": (
+        "nemotron_h",
+        "nemotron_h.attention.layer_norm_epsilon",
+        0.5,
+        "must be 0.03, as",
+    ),
+    "nemotron used": ("nemotron_h_moe", "nemotron_h_moe.expert_used_count", 7, "at most n_experts"),
+    "nemotron gating": ("nemotron_h_moe", "nemotron_h_moe.expert_gating_func", 1, "must be 2 here"),
     "taps": ("lfm2", "lfm2.shortconv.l_cache", 2**31, "conv_taps must be at most 16; got"),
     "kv heads": (
         "lfm2",
@@ -833,6 +870,7 @@ def test_what_llama_cpp_does_not_load_is_not_written_and_what_it_changes_is_said
     for kind, sizes, message in (
         ("qwen3next", {"normalized": False}, "reads qwen3next with normalized; got False"),
         ("qwen35", {"delta_dim": 3}, r"delta_dim = delta_value_dim; got 3 and 4"),
+        ("granitehybrid", {"attention_blocks": (0, 1)}, "a state space in at least one block"),
         (
             "gemma2",
             {"query_scalar": 9.0, "score_cap": 1.0, "logit_cap": 1.0},
@@ -851,6 +889,17 @@ def test_what_llama_cpp_does_not_load_is_not_written_and_what_it_changes_is_said
         with pytest.raises(ConfigError, match=f"export: .*{message}"):
             build(config(kind, **sizes)).export_gguf(tmp_path / "model.gguf")
         build(config(kind, **sizes)).export_hf(tmp_path / kind) if kind != "smollm3" else None
+    for changes in (
+        {"kinds": "-*"},
+        NEMOTRON_MOE | {"arch": "nemotron_h_moe", "n_layers": 4, "kinds": "ME-*"},
+    ):
+        cfg = config(**{"arch": "nemotron_h", "n_layers": 2} | changes)
+        with pytest.raises(
+            ConfigError, match=r"export: .* a state space in at least one block.*; got"
+        ):
+            build(cfg).export_gguf(tmp_path / "model.gguf")
+    with pytest.raises(ConfigError, match="folders of nemotron_h have a head of their own"):
+        build(cfg).export_hf(tmp_path / "model")
     for kind, said in (
         ("gpt-oss", ["cuts YaRN's ramp to whole pairs, as if truncate were true", "does not read"]),
         ("phi3", ["has no window of 5 tokens here"]),

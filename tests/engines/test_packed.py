@@ -159,7 +159,7 @@ def test_micro_batches_weigh_by_the_tokens_that_they_learn():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", llamas.KINDS)
+@pytest.mark.parametrize("kind", [k for k in llamas.KINDS if "nemotron" not in k])  # a mixer each
 def test_behind_the_last_attention_only_rows_that_count_are_computed(kind):
     """Those of the last block: what its attention gave, what that is added to, MLP, norm, head."""
     recipe = llamas.make(kind, batch=2, packed=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from llamas import EXPERTS
+from llamas import EXPERTS, NEMOTRON_MOE
 from lora_bases import T, assert_close, make, write_base
 from some_adapters import draw as drawn
 
@@ -139,6 +139,17 @@ def test_what_neither_form_could_hold_is_refused_before_it_is_trained(tmp_path):
     base = write_base(tmp_path / "base.gguf", "granitemoe", **EXPERTS)
     with pytest.raises(ConfigError, match="DoRA is not for the matrices of experts"):
         make(base, targets="experts", use_dora=True)
+
+
+def test_what_a_program_does_not_adapt_is_not_written_for_it(tmp_path):
+    with gguf.open(write_base(tmp_path / "base.gguf", "nemotron_h_moe", **NEMOTRON_MOE)) as base:
+        assert adapters.no_gguf(["blk.1.ffn_latent_up.weight.lora_a"], base).startswith(
+            "blk.1.ffn_latent_up.weight: llama.cpp multiplies by it without adapters: write a PEFT"
+        )
+        with pytest.raises(
+            AdapterError, match=r"blk\.0\.ssm_out\.weight: PEFT adapts no module of"
+        ):
+            adapters.write_peft(tmp_path / "adapter", drawn(base, ["blk.0.ssm_out.weight"]), base)
 
 
 @pytest.mark.parametrize("settings", [{"use_dora": True}, {"init": "pissa", "use_rslora": True}])

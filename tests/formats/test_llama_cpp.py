@@ -30,6 +30,7 @@ from toynn.models import (
     LFM2Config,
     LFM2MoEConfig,
     Ministral3Config,
+    NemotronHConfig,
     Olmo2Config,
     OLMoEConfig,
     Phi3Config,
@@ -63,6 +64,7 @@ GEMMA4 |= dict(n_layers=4, windowed=(True, False, True, False), block_scales=(0.
 TWO = dict(n_layers=2, windowed=(True, False), block_scales=(0.8, 1.3))
 THREE = dict(n_layers=3, windowed=(True, False, False), block_scales=(0.8, 1.3, 0.7), shared_kv=1)
 SHARED = dict(shared_kv=2, wide_shared=True, per_layer=32, logit_cap=2.0)
+NEMOTRON = {name: size for name, size in MAMBA.items() if name != "attention_blocks"}
 DELTA = dict(delta_heads=2, delta_value_heads=4, delta_dim=16, delta_value_dim=16)
 CAPS = dict(score_cap=1.5, logit_cap=2.0)
 YARN = dict(rope_scaling="yarn", rope_factor=4.0, original_context=512, rope_base=50.0)
@@ -166,6 +168,25 @@ MODELS = {
         LlamaSeqEngine(),
         GraniteHybridConfig(
             **GQA | {"n_layers": 3}, **MAMBA, **EXPERTS, **SCALES, shared_d_ff=64, rotated=True
+        ),
+        untied=True,
+    ),
+    "nemotron_h": lambda: trained(
+        LlamaSeqEngine(), NemotronHConfig(**GQA | {"n_layers": 4}, **NEMOTRON, kinds="M-*-")
+    ),
+    "nemotron_h_moe": lambda: trained(
+        LlamaSeqEngine(),
+        NemotronHConfig(
+            **GQA | {"n_layers": 5},
+            **NEMOTRON,
+            kinds="ME*ME",
+            arch="nemotron_h_moe",
+            n_experts=8,
+            n_experts_used=2,
+            expert_d_ff=64,
+            shared_d_ff=96,
+            latent=32,
+            weights_scale=1.7,
         ),
         untied=True,
     ),

@@ -53,6 +53,10 @@ GEMMA4 |= {"n_layers": 4, "local_base": 20.0, "block_scales": (0.8, 1.3, 0.7, 0.
 SHARED = {"windowed": (True, False, True, False), "shared_kv": 2, "wide_shared": True}
 #: How the names of gains end.
 GAINS = ("norm.weight", "norm_1.weight", "norm_2.weight", ".scale")
+NEMOTRON = {name: size for name, size in MAMBA.items() if name != "attention_blocks"}
+NEMOTRON |= {"n_layers": 4, "kinds": "M-*-"}
+NEMOTRON_MOE = NEMOTRON | {"n_layers": 5, "kinds": "ME*ME", "n_experts": 6, "n_experts_used": 2}
+NEMOTRON_MOE |= {"expert_d_ff": 28, "shared_d_ff": 20, "latent": 12, "weights_scale": 1.7}
 T = 13
 
 # By name: what differs in the configuration, and the options.
@@ -89,6 +93,8 @@ KINDS = {
         {"arch": "granitehybrid", "shared_d_ff": 20} | HYBRID | EXPERTS,
         {},
     ),
+    "nemotron_h": ({"arch": "nemotron_h", "head_dim": 6} | NEMOTRON, {"untied": True}),
+    "nemotron_h_moe": ({"arch": "nemotron_h_moe"} | NEMOTRON_MOE, {"untied": True}),
     "gpt-oss": (
         {"arch": "gpt-oss", "n_layers": 3, "window": 4} | EXPERTS | YARN_UNCUT,
         {"untied": True},

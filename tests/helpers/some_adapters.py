@@ -4,6 +4,7 @@ import numpy as np
 
 from toynn.formats import adapters
 from toynn.formats.adapters import LORA_A, LORA_B, Adapter
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS, module_of
 
 RANKS = (1, 3, 4, 4)  # of one tensor after the other
 
@@ -20,9 +21,12 @@ class SomeBase:
 
 
 def matrices(base):
-    """The matrices of a model's blocks."""
+    """The matrices of a model's blocks, but for those that PEFT or llama.cpp adapts not."""
     own = [n for n, info in base.tensors.items() if n.startswith("blk.") and len(info.shape) > 1]
     none = ("conv.weight", "conv1d.weight", ".bias", ".ssm_a", ".ssm_d", "norm.weight")
+    mapping = NAME_MAPPINGS.get(base.architecture)
+    unadapted = mapping.unadapted if mapping else {}
+    own = [name for name in own if module_of(name) not in unadapted]
     return [n for n in own if "ffn_gate_inp" not in n and not n.endswith(none)]
 
 

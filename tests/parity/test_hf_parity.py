@@ -93,6 +93,14 @@ HYBRID |= {"layer_types": ["linear_attention", "full_attention", "linear_attenti
 HYBRID |= {"position_embedding_type": "rope", "rope_parameters": {"rope_theta": 50.0}}
 HYBRID_MOE = HYBRID | {"num_local_experts": 5, "num_experts_per_tok": 2}
 HYBRID_MOE |= {"position_embedding_type": None}
+NEMOTRON = {k: v for k, v in NO_PAD.items() if k != "num_hidden_layers"} | {"head_dim": 6}
+NEMOTRON |= {"mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 5}
+NEMOTRON |= {"conv_kernel": 3, "layer_norm_epsilon": 1e-3, "time_step_min": 1e-30}
+NEMOTRON |= {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}
+NEMOTRON_MOE = NEMOTRON | {"n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3}
+NEMOTRON_MOE |= {"moe_intermediate_size": 20, "moe_shared_expert_intermediate_size": 28}
+NEMOTRON_MOE |= {"routed_scaling_factor": 1.7, "topk_group": 2, "moe_latent_size": 12}
+NEMOTRON_MOE |= {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]}
 MINISTRAL = {"llama_4_scaling_beta": 0.3, "max_position_embeddings": 16, "mscale": 1.5}
 MINISTRAL |= YARN | {"mscale_all_dim": 0.7, "original_max_position_embeddings": 5, "truncate": True}
 MINISTRAL = LLAMA | {
@@ -133,6 +141,8 @@ MODELS = {
     "granitemoe": ("GraniteMoeConfig", LLAMA | GRANITE | EXPERTS),
     "granitehybrid": ("GraniteMoeHybridConfig", HYBRID),
     "granitehybrid-experts": ("GraniteMoeHybridConfig", HYBRID_MOE),
+    "nemotron_h": ("NemotronHConfig", NEMOTRON),
+    "nemotron_h_moe": ("NemotronHConfig", NEMOTRON_MOE),
     "gpt-oss": ("GptOssConfig", GPT_OSS),
     "gpt-oss-plain": ("GptOssConfig", GPT_OSS | {"rope_parameters": {"rope_theta": 50.0}}),
     "olmo2": ("Olmo2Config", NO_PAD),
@@ -286,9 +296,9 @@ def test_there_and_back(kind, tmp_path):
     before, after = theirs.float().state_dict(), back.float().state_dict()
     assert before.keys() == after.keys()
     for name in before:  # a gain of Gemma's is w + 1 here, which rounds it; a logarithm is -e^w
-        changed = kind.startswith(("gemma", "qwen35", "qwen3n", "granitehybrid")) and name.endswith(
-            ("norm.weight", "A_log")
-        )
+        changed = kind.startswith(
+            ("gemma", "qwen35", "qwen3n", "granitehybrid", "nemotron")
+        ) and name.endswith(("norm.weight", "A_log"))
         rounded = 3e-7 if changed else 0
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=rounded)
 
@@ -360,7 +370,10 @@ NEUTRAL = {"max_position_embeddings", "initializer_range", "use_cache", "pretrai
 UNUSED = ("_token_id", "dropout", "pdrop")
 NEUTRAL |= {"router_aux_loss_coef"}  # where output_router_logits is false
 NEUTRAL |= {"sliding_window_pattern"}  # where there are layer_types
-NEUTRAL |= {"mamba_chunk_size"}  # of an algorithm
+NEUTRAL |= {"mamba_chunk_size", "chunk_size", "expand"}  # of an algorithm, and of nothing
+NEUTRAL |= {f"time_step_{name}" for name in ("min", "max", "floor")}  # of how weights start
+NEUTRAL |= {"num_logits_to_keep", "rescale_prenorm_residual", "use_mamba_kernels"}
+NEUTRAL |= {"moe_shared_expert_overlap"}
 FAMILIES = ["ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan", "exaone4", "starcoder2"]
 FAMILIES += [
     "cohere2",
@@ -381,11 +394,17 @@ FAMILIES += [
     "qwen3next",
     "granitehybrid",
     "granitehybrid-experts",
+    "nemotron_h",
+    "nemotron_h_moe",
 ]
 #: Of blocks that no such model has.
 NONE = {"qwen3next": ("intermediate_size",)}
 NONE |= {"granitehybrid": ("intermediate_size", "num_experts_per_tok")}
 NONE |= {"granitehybrid-experts": ("rope_theta",)}
+MOE = ("num_experts_per_tok", "moe_intermediate_size", "moe_shared_expert_intermediate_size")
+MOE += ("n_routed_experts", "n_shared_experts", "routed_scaling_factor", "norm_topk_prob")
+NONE |= {"nemotron_h": (*MOE, "n_group", "topk_group", "rope_theta")}
+NONE |= {"nemotron_h_moe": ("intermediate_size", "rope_theta")}
 
 
 def numbers_of(config, path=()):

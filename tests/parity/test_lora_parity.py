@@ -22,6 +22,8 @@ from llamas import (
     LATENT,
     LOCAL,
     LONGROPE,
+    NEMOTRON,
+    NEMOTRON_MOE,
     OLMO3,
     OLMOE,
     SCALES,
@@ -68,6 +70,8 @@ BASES = {
     "olmoe": ("olmoe", "F32", OLMOE | EXPERTS),
     "granitemoe": ("granitemoe", "F32", EXPERTS | SCALES),
     "granitehybrid": ("granitehybrid", "F32", HYBRID),
+    "nemotron_h": ("nemotron_h", "F32", NEMOTRON | {"untied": True}),
+    "nemotron_h_moe": ("nemotron_h_moe", "F32", NEMOTRON_MOE | {"untied": True}),
     "granitehybrid-experts": ("granitehybrid", "F32", HYBRID | EXPERTS | {"shared_d_ff": 20}),
     "gpt-oss": ("gpt-oss", "F32", {"window": 4} | EXPERTS | YARN_UNCUT),
     "olmo2": ("olmo2", "F32", {}),
@@ -102,6 +106,7 @@ SETTINGS = {
     "rslora": {"alpha": 3.0, "use_rslora": True},
     "attention": {"rank": 2, "targets": "attention"},
     "latents": {"rank": 2, "targets": ("kv_b_proj", "q_a_proj", "kv_a_proj_with_mqa")},
+    "mixer": {"rank": 2, "targets": ("q", "ssm_in", "ffn_up_shexp")},
 }
 
 
@@ -125,6 +130,7 @@ PAIRS += [
 PAIRS += [("qwen35moe", "plain"), ("qwen3next", "plain")]
 PAIRS += [("granitehybrid", "plain"), ("granitehybrid-experts", "plain")]
 PAIRS += [("gemma4", "attention"), ("gemma4-moe", "plain")]
+PAIRS += [("nemotron_h", "attention"), ("nemotron_h_moe", "mixer")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]
 
 

@@ -85,7 +85,7 @@ WRITTEN += [("olmoe", "all")]
 MIXED = ("deepseek2", "lfm2moe", "glm4moe", "ernie4_5-moe", "qwen35moe", "qwen3next")
 FAMILIES = ("ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan", "exaone4", "starcoder2")
 FAMILIES += ("cohere2", "glm4", "granite-biases", *MIXED, "gemma4", "gemma4-moe")
-FAMILIES += ("granitehybrid", "granitehybrid-experts")
+FAMILIES += ("granitehybrid", "granitehybrid-experts", "nemotron_h", "nemotron_h_moe")
 WRITTEN += [(kind, "rslora-ranks") for kind in FAMILIES]
 WRITTEN += [("llama", name) for name in ("rslora", "ranks", "no-alpha", "one-block")]
 

@@ -15,6 +15,7 @@ from llamas import SCALES, SIZES, draw, make, shake
 from test_gpt2_parity import LOSS, assert_gradients_agree, hp
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
+from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
@@ -35,6 +36,8 @@ MODELS = {
     "granitemoe": "GraniteMoe",
     "granitemoe-shared": "GraniteMoeShared",
     "granitehybrid": "GraniteMoeHybrid",
+    "nemotron_h": "NemotronH",
+    "nemotron_h_moe": "NemotronH",
     "gpt-oss": "GptOss",
     "olmo2": "Olmo2",
     "olmo3": "Olmo3",
@@ -115,6 +118,7 @@ NAMES = {
 KINDS = ["llama", "llama-untied", "llama-wide-heads", "qwen2", "qwen3", "qwen3-untied-bias"]
 KINDS += ["smollm3", "granite", "qwen3moe", "olmoe", "olmoe-one", "olmoe-all", "granitemoe"]
 KINDS += ["granitemoe-shared", "gpt-oss", "granitehybrid", "granitehybrid-experts"]
+KINDS += ["nemotron_h", "nemotron_h_moe"]
 KINDS += ["smollm3", "granite", "olmo2", "phi3", "phi3-tied-part", "phi3-short", "phi3-long"]
 KINDS += ["llama-linear", "llama-yarn", "llama-yarn-uncut", "qwen3-yarn"]
 KINDS += ["qwen35", "qwen35-tied", "qwen35-usual"]
@@ -199,6 +203,21 @@ OTHER_NAMES["gemma4"] = {
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
 }
+OTHER_NAMES["nemotron_h"] = {
+    f"{own}": f"mixer.{name}"
+    for own, name in {
+        "ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj",
+        "attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj",
+        "ffn_up": "up_proj", "ffn_down": "down_proj", "ffn_gate_inp": "gate",
+        "ffn_up_exps": "experts.up_proj", "ffn_down_exps": "experts.down_proj",
+        "ffn_up_shexp": "shared_experts.up_proj", "ffn_down_shexp": "shared_experts.down_proj",
+        "ffn_latent_down": "fc1_latent_proj", "ffn_latent_up": "fc2_latent_proj",
+        "exp_probs_b": "gate.e_score_correction_bias",
+    }.items()
+}  # fmt: skip
+OTHER_NAMES["nemotron_h"] |= {"attn_norm": "norm", "token_embd": "model.embeddings"}
+OTHER_NAMES["nemotron_h"] |= {"output_norm": "model.norm_f"}
+OTHER_NAMES["nemotron_h_moe"] = OTHER_NAMES["nemotron_h"]
 SHARED = {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in PARTS}
 OTHER_NAMES["glm4moe"] = SHARED | {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
 LATENT = {"q_a": "q_a_proj", "q_b": "q_b_proj", "q_a_norm": "q_a_layernorm"}
@@ -244,6 +263,15 @@ def more(kind, cfg):
         width = {"block_auto_adjust_ff_dim": False, "pad_token_id": None, "norm_eps": cfg.rms_eps}
         known = {"layer_types": kinds, "conv_L_cache": cfg.conv_taps} | width
         return known | (sparse(cfg, "num_dense_layers") if cfg.arch == "lfm2moe" else {})
+    if cfg.arch.startswith("nemotron_h"):
+        names = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+        known = {"layers_block_type": [names[letter] for letter in cfg.kinds]} | NO_PAD
+        known |= {"mamba_num_heads": cfg.mamba_heads, "mamba_head_dim": cfg.mamba_dim}
+        known |= {"n_groups": cfg.mamba_groups, "ssm_state_size": cfg.state_dim}
+        known |= {"conv_kernel": cfg.conv_taps, "layer_norm_epsilon": cfg.rms_eps}
+        known |= {"n_routed_experts": cfg.n_experts or 1, "moe_latent_size": cfg.latent or None}
+        known |= {"moe_shared_expert_intermediate_size": cfg.shared_d_ff}
+        return known | {"routed_scaling_factor": cfg.weights_scale, "time_step_min": 1e-30}
     if cfg.arch == "granitehybrid":
         kinds = ("linear_attention", "full_attention")
         known = {"layer_types": [kinds[n in cfg.attention_blocks] for n in range(cfg.n_layers)]}
@@ -384,7 +412,8 @@ def their_name(name, arch):
         return f"model.layers.{name.split('.')[1]}.{OTHER_NAMES[arch]['exp_probs_b']}"
     for whole, theirs in WHOLE.items():
         if name.endswith(f".{whole}"):
-            mixer = "mamba" if arch == "granitehybrid" else "linear_attn"
+            mixers = {"granitehybrid": "mamba", "nemotron_h": "mixer", "nemotron_h_moe": "mixer"}
+            mixer = mixers.get(arch, "linear_attn")
             return f"model.layers.{name.split('.')[1]}.{theirs.replace('mixer', mixer)}"
     part, _, kind = name.rpartition(".")
     block = part.split(".")[:2] if part.startswith("blk.") else []
@@ -406,6 +435,8 @@ def first_of(name, arch):
     if arch == "granitehybrid":
         name = name.replace("ffn_up.", "ffn_gate.")
     shared = "ffn_up_shexp" if "ffn_up_shexp" not in OTHER_NAMES.get(arch, {}) else "none"
+    if arch.startswith("nemotron_h"):
+        return name
     return name.replace("ffn_up_exps", "ffn_gate_exps").replace(shared, "ffn_gate_shexp")
 
 
@@ -467,6 +498,7 @@ def rows_apart(name, w, cfg):
 WIDE = {"qwen35": modeling_qwen3_5, "qwen35moe": modeling_qwen3_5_moe}
 WIDE |= {"qwen3next": modeling_qwen3_next, "granitehybrid": modeling_granitemoehybrid}
 WIDE["gemma4"] = modeling_gemma4
+WIDE |= {"nemotron_h": modeling_nemotron_h, "nemotron_h_moe": modeling_nemotron_h}
 
 
 class Theirs:
@@ -485,7 +517,8 @@ class Theirs:
         known |= more(kind, cfg)
         if hasattr(cfg, "n_experts"):
             known |= {"num_experts_per_tok": cfg.n_experts_used}
-            width = cfg.expert_d_ff if cfg.arch == "gemma4" else cfg.expert_width
+            own = cfg.arch in ("gemma4", "nemotron_h", "nemotron_h_moe")
+            width = cfg.expert_d_ff if own else cfg.expert_width
             known |= {"moe_intermediate_size": width}
             known |= {"num_local_experts": cfg.n_experts}
             known |= {"shared_intermediate_size": shared} if shared else {}

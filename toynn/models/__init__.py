@@ -26,6 +26,7 @@ from toynn.models.lfm2moe import LFM2MoEConfig
 from toynn.models.llama import LlamaConfig
 from toynn.models.ministral3 import Ministral3Config
 from toynn.models.model import Model
+from toynn.models.nemotronh import NemotronHConfig
 from toynn.models.olmo2 import Olmo2Config
 from toynn.models.olmoe import OLMoEConfig
 from toynn.models.phi3 import Phi3Config
@@ -68,6 +69,7 @@ __all__ = [
     "LlamaConfig",
     "Ministral3Config",
     "Model",
+    "NemotronHConfig",
     "OLMoEConfig",
     "Olmo2Config",
     "Phi3Config",

@@ -118,10 +118,16 @@ class Hyper:
             "d_ff": self.file.metadata.get(f"{self.prefix}expert_feed_forward_length")
         }
         found = {
-            name: given[name] if name in given else self.whole(key, usual.get(name))
+            name: given[name] if name in given else self._size(key, usual.get(name))
             for key, name in SIZES.items()
         }
         return found | {"n_layers": self.layers, "vocab": self.vocabulary}
+
+    def _size(self, key: str, usual: int | None) -> int:
+        """Return a size; of one for each block the largest."""
+        if isinstance(self._get(key, usual), list | np.ndarray):
+            return max(self.counts(key, self.layers))
+        return self.whole(key, usual)
 
     def rows(self, name: str) -> int:
         """Return the number of rows of a tensor."""

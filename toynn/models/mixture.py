@@ -32,7 +32,7 @@ from toynn.models.table import Row, Sizes, by_width, experts, matrix, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Mixture", "MixtureConfig", "Sparse", "SparseConfig", "with_experts"]
+__all__ = ["Mixture", "MixtureConfig", "Sparse", "SparseConfig", "check_groups", "with_experts"]
 
 Floats = NDArray[np.float32]
 
@@ -41,9 +41,9 @@ EXPERT_WIDTH, SHARED = "expert_feed_forward_length", "expert_shared_feed_forward
 SHARED_COUNT = "expert_shared_count"
 GROUPS, GROUPS_USED = "expert_group_count", "expert_group_used_count"
 DENSE, SUM, SCALE = "leading_dense_block_count", "expert_weights_norm", "expert_weights_scale"
-_GATING = "expert_gating_func"
+GATING = "expert_gating_func"
 _MOST_GROUPS = 64  # most groups of experts that routing can have
-_SCORES = {"softmax": 1, "sigmoid": 2}
+SCORES = {"softmax": 1, "sigmoid": 2}
 #: Values of the fields that not every architecture has (see SparseConfig.has).
 _PLAIN = {"shared_d_ff": 0, "dense_blocks": 0, "normalized": True, "weights_scale": 1.0}
 _PLAIN |= {"expert_groups": 1}
@@ -149,7 +149,7 @@ class SparseConfig(MixtureConfig):
         for name, plain in _PLAIN.items():
             if name not in self.has and (value := getattr(self, name)) != plain:
                 raise ConfigError(f"{kind}: {name} must be {plain} in {self.arch}; got {value}")
-        self._check_groups()
+        check_groups(self)
         if self.counts_shared and (self.shared_d_ff or 0) % self.expert_width:
             raise ConfigError(
                 f"{kind}: expert_d_ff must divide shared_d_ff; got {self.expert_d_ff} and "
@@ -161,18 +161,6 @@ class SparseConfig(MixtureConfig):
                 f"{self.n_layers}"
             )
 
-    def _check_groups(self) -> None:
-        groups, used = self.expert_groups, self.expert_groups_used
-        size, rest = divmod(self.n_experts, groups)
-        whole = groups == 1 or (not rest and size > 1 and groups <= _MOST_GROUPS)
-        if not whole or used > groups or self.n_experts_used > size * used:
-            raise ConfigError(
-                f"{type(self).__name__}: expert_groups must be at most {_MOST_GROUPS} and divide "
-                "n_experts into groups of 2 or more; expert_groups_used of them must have at least "
-                f"n_experts_used experts; got {groups}, {self.n_experts}, {used} and "
-                f"{self.n_experts_used}"
-            )
-
     @property
     def expert_width(self) -> int:
         """Width of an expert."""
@@ -181,6 +169,20 @@ class SparseConfig(MixtureConfig):
     def mixes(self, n: int) -> bool:
         """Say whether block n has experts."""
         return n >= self.dense_blocks
+
+
+def check_groups(cfg: Any) -> None:
+    """Check groups of experts; raises ConfigError."""
+    groups, used = cfg.expert_groups, cfg.expert_groups_used
+    size, rest = divmod(cfg.n_experts, groups)
+    whole = groups == 1 or (not rest and size > 1 and groups <= _MOST_GROUPS)
+    if not whole or used > groups or cfg.n_experts_used > size * used:
+        raise ConfigError(
+            f"{type(cfg).__name__}: expert_groups must be at most {_MOST_GROUPS} and divide "
+            "n_experts into groups of 2 or more; expert_groups_used of them must have at least "
+            f"n_experts_used experts; got {groups}, {cfg.n_experts}, {used} and "
+            f"{cfg.n_experts_used}"
+        )
 
 
 def with_experts(
@@ -284,7 +286,7 @@ class Mixture(Llama):
                 hyper.file,
                 f"{hyper.prefix}{EXPERTS} is {count}; {known} has {stacked} experts",
             )
-        hyper.expect(_GATING, _SCORES[self.score])
+        hyper.expect(GATING, SCORES[self.score])
         found: dict[str, Any] = {"n_experts": count, "n_experts_used": used}
         return replace(cfg, **found), options
 
@@ -379,7 +381,7 @@ class Sparse(Mixture):
             own[GROUPS_USED] = cfg.expert_groups_used
         if cfg.counts_shared:
             own[SHARED_COUNT] = cfg.shared_d_ff // cfg.expert_d_ff
-        return super().write(cfg) | own | {_GATING: _SCORES[self.score]}
+        return super().write(cfg) | own | {GATING: SCORES[self.score]}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for dense_blocks and normalized."""

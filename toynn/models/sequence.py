@@ -100,6 +100,10 @@ class SequenceModel(Model[S]):
         """Add config.json's keys beside ``hf.keys`` to ``found``; return tensors made from them."""
         return {}
 
+    def claims(self, config: Config) -> bool:
+        """Say whether a folder is of this architecture, where others have its model_type, too."""
+        return True
+
     def spare(self, hyper: Mapping[str, Any]) -> Collection[str]:
         """Return modules that a model does not have, whose names in a folder another has."""
         return ()
@@ -137,6 +141,7 @@ class SequenceModel(Model[S]):
             flat={row.name: row.flat for row in rows if row.flat},
             spare=self.spare,
             unread=self.unread,
+            claims=self.claims,
             complete=self.complete,
             beside=self.folder,
         )

@@ -113,14 +113,15 @@ class Layers:
     def linear(self, x: Tensor, name: str, activation: str | None = None) -> Tensor:
         """Record f(W x + b); if W has an adapter, its product is added before f.
 
-        f is "gelu_tanh", "gelu_exact", "silu" or None; b is added if the module has a bias.
+        f is "gelu_tanh", "gelu_exact", "silu", "relu2" or None; b is added if there is one.
         """
         s, adapter = self.session, self._adapter(name)
         seen = self._dropped(x, name) if adapter is not None else x
-        fused = None if activation == "silu" else activation
+        apart = {"silu": ops.silu, "relu2": ops.relu2}.get(activation or "")
+        fused = activation if apart is None else None
         matrix, bias, measured = self.matrix(name), self.bias(name), self.caches is not None
         y = linear(s, x, matrix, bias, fused, adapter, seen, measured=measured)
-        return ops.silu(s, y) if activation == "silu" else y
+        return y if apart is None else apart(s, y)
 
     def _adapted(self, name: str) -> str:
         """Return the name of a matrix's adapter; a tied table, used as the head, has the head's."""
@@ -223,12 +224,16 @@ class Layers:
     ) -> Tensor:
         """Record the sum of w down(silu(gate(x)) * up(x)) over the experts of each row of x.
 
-        Without a bias in ``down``, the weight w is applied before ``down``: then no gradient needs
-        the output of ``down``. ``limit`` and ``alpha`` are those of ops.swiglu.
+        Without a gate, down reads relu(up(x))^2. Without a bias in ``down``, the weight w is
+        applied before ``down``: then no gradient needs the output of ``down``. ``limit`` and
+        ``alpha`` are those of ops.swiglu.
         """
         s, copies = self.session, ops.dispatch(self.session, x, routes)
-        gates, values = (self.experts(copies, name, routes) for name in (gate, up))
-        h = ops.swiglu(s, gates, values, limit=limit, alpha=alpha)
+        if gate:
+            gates, values = (self.experts(copies, name, routes) for name in (gate, up))
+            h = ops.swiglu(s, gates, values, limit=limit, alpha=alpha)
+        else:
+            h = ops.relu2(s, self.experts(copies, up, routes))
         if self.bias(down) is None:
             return ops.combine(s, self.experts(ops.weigh(s, h, routes), down, routes), routes)
         return ops.combine(s, ops.weigh(s, self.experts(h, down, routes), routes), routes)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from toynn.formats.adapters.adapter import HEAD, LORA_M, TABLE, Base, is_stack, is_tied
 from toynn.formats.adapters.stacks import called_as_experts
-from toynn.formats.hf.name_mapping import NAME_MAPPINGS
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS, module_of
 
 __all__ = ["no_gguf", "no_peft"]
 
@@ -40,6 +40,8 @@ def no_gguf(tensors: Iterable[str], base: Base | None = None) -> str:
                 f"of attention over latents it adapts attn_output alone (targets o, gate, up, "
                 f"down, experts); {_INSTEAD}"
             )
+    if base is not None and (weight := _unadapted(names, base.architecture, "gguf")):
+        return f"{weight}: llama.cpp multiplies by it without adapters: {_INSTEAD}"
     for name in names if base is not None and is_tied(base) else ():
         if name.startswith(TABLE):
             return (
@@ -57,6 +59,11 @@ def no_gguf(tensors: Iterable[str], base: Base | None = None) -> str:
 def no_peft(tensors: Iterable[str], architecture: str) -> str:
     """Return why no PEFT folder can hold an adapter of these tensors; empty where one can."""
     names = list(tensors)
+    if weight := _unadapted(names, architecture, "peft"):
+        return (
+            f"{weight}: PEFT adapts no module of that name in {architecture}: leave it out of the "
+            "targets, or write adapter.gguf"
+        )
     if not any(name.endswith(LORA_M) for name in names):
         return ""
     weights = sorted({name.rpartition(".")[0] for name in names})
@@ -71,3 +78,11 @@ def no_peft(tensors: Iterable[str], architecture: str) -> str:
                 "PEFT has no magnitudes: leave it out of the targets"
             )
     return ""
+
+
+def _unadapted(names: Iterable[str], architecture: str, program: str) -> str:
+    """Return a weight whose adapter a program does not apply; empty if there is none."""
+    mapping = NAME_MAPPINGS.get(architecture)
+    weights = sorted({name.rpartition(".")[0] for name in names})
+    without = mapping.unadapted if mapping else {}
+    return next((weight for weight in weights if without.get(module_of(weight)) == program), "")

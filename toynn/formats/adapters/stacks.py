@@ -35,7 +35,7 @@ _FUSED = {
     "w2": ("down_proj", 0, 1),
 }
 _LINEAR = {"input_linear": "gate_up_proj", "output_linear": "down_proj"}
-_ORDER = ("gate_up_proj", "down_proj")  # of the parameters of a module
+_ORDER = ("gate_up_proj", "up_proj", "down_proj")  # of the parameters of a module
 
 
 class Parameter(NamedTuple):
@@ -72,7 +72,10 @@ def parameter_of(mapping: NameMapping, weight: str) -> Parameter:
     hf_name = mapping.modules[module_of(weight)].replace("{n}", number)
     if "{e}" in hf_name:  # folders have a matrix of each expert, transformers one parameter
         module, _, last = hf_name.partition(".{e}.")
-        return Parameter(module, *_FUSED.get(last, (last, 0, 1)))
+        gated = any(
+            name.endswith((".{e}.gate_proj", ".{e}.w1")) for name in mapping.modules.values()
+        )
+        return Parameter(module, *(_FUSED.get(last) if gated else None) or (last, 0, 1))
     name, part, parts, interleaved = layout_of(hf_name)
     module, _, last = name.rpartition(".")
     if last in _LINEAR:
@@ -106,7 +109,7 @@ def wrapped(adapter: Adapter, mapping: NameMapping) -> list[Wrapped]:
     found = []
     for whole, group in groups.items():
         parameter = next(iter(group.values()))
-        inner = len(modules[parameter.module]) > 1 and parameter.name == _ORDER[0]
+        inner = len(modules[parameter.module]) > 1 and parameter.name != _ORDER[-1]
         place = f"base_model.model.{parameter.module}{'.base_layer' * inner}"
         total = adapter.pairs[next(iter(group))][1].shape[1] * parameter.parts
         kept = {weight: part.rows(total) for weight, part in group.items()}

@@ -69,7 +69,7 @@ class HFModel(Opened):
         self.path, config = path, Config(path, read_object(path / CONFIG))
         self._config, self._is_part = config.of_text()
         kind = self._config.get("model_type")
-        mapping = name_mapping_for(kind)
+        mapping = name_mapping_for(self._config)
         if mapping is None:
             known = ", ".join(name for s in NAME_MAPPINGS.values() for name in s.model_types)
             self._config.refuse(f"model_type must be {known}; got {kind!r}")
@@ -412,7 +412,7 @@ def context_length(folder: Path) -> int | None:
     Raises DataError for a config.json that cannot be read.
     """
     config, _ = Config(folder, read_object(folder / CONFIG)).of_text()
-    mapping = name_mapping_for(config.get("model_type"))
+    mapping = name_mapping_for(config)
     key = None if mapping is None else mapping.keys.get("context_length")
     value = None if key is None else config.get(key)
     return None if key is None or value is None else int(config.number(key, value, real=False))

@@ -55,6 +55,10 @@ def _nothing_beside(hyper: Hyper, tensors: Weights) -> tuple[dict[str, Any], dic
     return {}, {}
 
 
+def _any_model(config: Config) -> bool:
+    return True
+
+
 def _none_spare(hyper: Hyper) -> Collection[str]:
     return ()
 
@@ -96,6 +100,10 @@ class Folder:
         The architecture's name there; empty: as GGUF has it.
     also
         Other names of what computes the same.
+    begins
+        What names may begin with in place of another beginning.
+    unadapted
+        Modules whose adapters a program does not apply: "gguf", llama.cpp; or "peft".
     """
 
     keys: Mapping[str, str]
@@ -109,6 +117,8 @@ class Folder:
     bare: frozenset[str] = frozenset()
     model_type: str = ""
     also: tuple[str, ...] = ()
+    begins: Mapping[str, str] = field(default_factory=dict)
+    unadapted: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -138,6 +148,8 @@ class NameMapping(Folder):
         Weights that have one axis in a folder and two here: the key of the number of rows.
     spare
         Returns the modules that a model has not, where two of them have one name in a folder.
+    claims
+        Says whether a folder of its model_type is of the architecture, where several have one.
     complete
         Reads what is no plain number: adds to what was found; returns tensors that come of it.
     beside
@@ -161,6 +173,7 @@ class NameMapping(Folder):
     flat: Mapping[str, str] = field(default_factory=dict)
     spare: Callable[[Hyper], Collection[str]] = _none_spare
     unread: Callable[[Hyper, str], bool] = _all_read
+    claims: Callable[[Config], bool] = _any_model
     complete: Callable[[Config, dict[str, Any]], dict[str, Floats]] = _nothing_more
     beside: Callable[[Hyper, Weights], tuple[dict[str, Any], dict[str, Floats]]] = _nothing_beside
 
@@ -211,7 +224,9 @@ class NameMapping(Folder):
         return module if kind == "weight" else f"{module}_{kind}"
 
     def plain_name(self, name: str) -> str:
-        """Undo ``bare_name``; blocks of MXFP4 are weights."""
+        """Undo ``bare_name`` and other beginnings; blocks of MXFP4 are weights."""
+        for begin, usual in self.begins.items():
+            name = usual + name.removeprefix(begin) if name.startswith(begin) else name
         for ending, kind in (("", "weight"), ("_bias", "bias"), (BLOCKS, "weight")):
             module = name.removesuffix(ending)
             if name.endswith(ending) and self.bare and module.endswith(tuple(self.bare)):
@@ -334,9 +349,11 @@ class NameMapping(Folder):
         return found if isinstance(found, int) else int(max(found))  # 0 in blocks without any
 
 
-def name_mapping_for(model_type: object) -> NameMapping | None:
-    """Return the name mapping of a model_type; None if it is not known."""
-    return next((s for s in NAME_MAPPINGS.values() if model_type in s.model_types), None)
+def name_mapping_for(config: Config) -> NameMapping | None:
+    """Return the name mapping of a folder's model; None if its model_type is not known."""
+    kind = config.get("model_type")
+    found = [mapping for mapping in NAME_MAPPINGS.values() if kind in mapping.model_types]
+    return next((mapping for mapping in found if len(found) == 1 or mapping.claims(config)), None)
 
 
 def text_name_of(name: str) -> str | None:
