@@ -69,22 +69,18 @@ class LlamaConfig:
     head_dim
         Channels of a head, an even number; None means d_model / n_heads.
     donor_d_in
-        Width of a donor's frozen embedding table, which a trained input projection
-        (d_model, donor_d_in) maps to d_model; 0 means that the model trains its own table.
+        Width of a donor's frozen table, behind an input projection; 0: the table is the model's.
     arch
         "llama", "qwen2" or "qwen3".
     rope_scaling, rope_factors
         "none", "linear", "yarn", or "llama3": pair i's frequency is divided by rope_factors[i].
-    rope_factor
-        Ratio of the new context to the original one, with linear and yarn.
-    original_context
-        For yarn: the context before it was extended; 0 means ``context``.
+    rope_factor, original_context
+        Ratio of the new context to the original one; the latter, for yarn: 0 means ``context``.
     beta_fast, beta_slow
         For yarn: pairs that rotate beta_fast times or more in the original context keep their
         frequencies; pairs that rotate beta_slow times or fewer have theirs divided by rope_factor.
     yarn_magnitude, yarn_cut
-        For yarn: a further factor of the magnitude; whether the ramp begins and ends at whole
-        pairs.
+        For yarn: a further factor of the magnitude; whether its ramp is of whole pairs.
     output_bias, mlp_bias
         Whether attention's output matrix has a bias; whether the MLP's matrices have biases.
     """
