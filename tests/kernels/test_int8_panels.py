@@ -47,30 +47,47 @@ def backward(dy, raw, type, K, precision="int8", n_threads=1, module=matmul):
     return dx
 
 
-def rounded(x):
+def chances(shape):
+    """From -1/2 to 1/2: where dy is rounded up or down, by row and term (gemm_int8.h)."""
+    rows, terms = (np.arange(n, dtype=np.uint32) for n in shape)
+    h = rows[:, None] * np.uint32(0x9E3779B1) + terms * np.uint32(0x85EBCA6B)
+    h = (h ^ h >> np.uint32(16)) * np.uint32(0x7FEB352D)
+    h = (h ^ h >> np.uint32(15)) * np.uint32(0x846CA68B)
+    return ((h ^ h >> np.uint32(16)) >> np.uint32(16)) / 65536 + (0.5 / 65536 - 0.5)
+
+
+def rounded(x, moved=0):
     """Codes of x (rows, terms), and the scale of each pass of a row."""
-    passes = [x[:, k : k + PASS].astype(np.float32) for k in range(0, x.shape[1], PASS)]
-    most = [np.abs(each).max(1, keepdims=True) for each in passes]
-    up = [np.where(m > 0, np.float32(127) / np.where(m > 0, m, 1), 0) for m in most]
-    codes = [np.rint(x * u.astype(np.float32)) for x, u in zip(passes, up, strict=True)]
-    return [code.astype(np.int64) for code in codes], [m / np.float32(127) for m in most]
+    x, codes, scales = x.astype(np.float32), [], []
+    moved = np.broadcast_to(moved, x.shape)
+    for k in range(0, x.shape[1], PASS):
+        part, by = x[:, k : k + PASS], moved[:, k : k + PASS]
+        most = np.abs(part).max(1, keepdims=True)
+        up = np.where(most > 0, np.float32(127) / np.where(most > 0, most, 1), 0)
+        exact = part.astype(np.float64) * up.astype(np.float32) + by
+        codes.append(np.rint(exact.astype(np.float32)).astype(np.int64))
+        scales.append(most / np.float32(127))
+    return codes, scales
 
 
-def of_integers(x, w):
+def of_integers(x, w, moved=0):
     """x w^T of the rounded sides, in float64, and the sum of the passes' magnitudes."""
-    (q, s), (r, t) = rounded(x), rounded(w)
+    (q, s), (r, t) = rounded(x, moved), rounded(w)
     each = [(q @ r.T) * s.astype(np.float64) * t.T for q, s, r, t in zip(q, s, r, t, strict=True)]
     return sum(each), sum(map(np.abs, each))
 
 
-def bound(x, w):
-    """How far rounding may move x w^T: of each pass s/2 |w| + t/2 |x| + n s t / 4, added up."""
+def bound(x, w, steps=0.5):
+    """How far rounding may move x w^T, if x moves by so many steps s and w by half a step t.
+
+    In each pass: steps s |w| + t/2 |x| + n steps s t/2, added up.
+    """
     total = 0
     for k in range(0, x.shape[1], PASS):
         a, b = np.abs(x[:, k : k + PASS]), np.abs(w[:, k : k + PASS])
         s, t = (m.max(1, keepdims=True) / 127 for m in (a, b))
-        total = total + s / 2 * b.sum(1) + t.T / 2 * a.sum(1, keepdims=True)
-        total += a.shape[1] * s * t.T / 4
+        total = total + steps * s * b.sum(1) + t.T / 2 * a.sum(1, keepdims=True)
+        total += a.shape[1] * steps * s * t.T / 2
     return total
 
 
@@ -82,13 +99,14 @@ def test_products_are_those_of_integers(type, shape):
     _, raw, exact = matrix(np.random.default_rng(5), TYPES[type], N, K)
     x, dy = normal(M, K), normal(M, N, seed=4)
     x[:, 32:64] *= 1e3
-    for y, a, w in (
-        (forward(x, raw, type), x, exact),
-        (backward(dy, raw, type, K), dy, exact.T),
+    for y, a, w, moved in (
+        (forward(x, raw, type), x, exact, 0.0),
+        (backward(dy, raw, type, K), dy, exact.T, chances(dy.shape)),
     ):
-        expected, size = of_integers(a, w)
+        expected, size = of_integers(a, w, moved)
         assert np.abs(y - expected).max() <= 4e-7 * size.max()
-        assert (np.abs(y - a.astype(np.float64) @ w.T) <= bound(a, w) * 1.001).all()
+        most = bound(a, w, 1 if a is dy else 0.5) * 1.001
+        assert (np.abs(y - a.astype(np.float64) @ w.T) <= most).all()
 
 
 @needed
@@ -97,13 +115,29 @@ def test_every_type_of_blocks(type):
     M, N, K = 60, 256, 768
     _, raw, exact = matrix(np.random.default_rng(6), TYPES[type], N, K)
     x, dy = normal(M, K), normal(M, N, seed=4)
-    for y, a, w in (
-        (forward(x, raw, type), x, exact),
-        (backward(dy, raw, type, K), dy, exact.T),
+    for y, a, w, moved in (
+        (forward(x, raw, type), x, exact, 0.0),
+        (backward(dy, raw, type, K), dy, exact.T, chances(dy.shape)),
     ):
-        expected, size = of_integers(a, w)
+        expected, size = of_integers(a, w, moved)
         # Where a weight lies on half a step in float32, its code may be one step off.
         assert np.linalg.norm(y - expected) <= 1e-5 * np.linalg.norm(size)
+
+
+@needed
+def test_gradients_are_right_on_average():
+    """Numbers far below their block's largest: they count, though their nearest code is 0."""
+    M, N, K = 200, 512, 256
+    raw = quants.quantize(np.ones((N, K), np.float32), "Q8_0")
+    dy = np.full((M, N), 1e-3, np.float32)
+    dy[:, ::PASS] = 1
+    dx = backward(dy, raw, "Q8_0", K)
+    assert abs(dx.mean() / dy.sum(1).mean() - 1) < 0.01
+    whole = np.where(np.arange(N) % PASS, 0, dy).sum(1).mean()
+    assert dx.mean() > whole + 0.4 * (dy.sum(1).mean() - whole)
+    dy[:, 1::PASS] = 0
+    codes = backward(dy, quants.quantize(np.eye(N, K, dtype=np.float32), "Q8_0"), "Q8_0", K)
+    assert (codes[:, 1] == 0).all() and len(np.unique(codes[:, 2])) == 2
 
 
 @needed
@@ -116,8 +150,10 @@ def test_the_largest_sums_do_not_overflow():
         x[1, ::2] *= -1
         raw = np.full((N, K // 32, 34), 127, np.uint8)
         raw[:, :, :2] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
-        y = forward(x, raw.reshape(N, -1), "Q8_0")
-        assert (y == x.astype(np.float64) @ w.T).all()
+        raw_w = raw.reshape(N, -1)
+        assert (forward(x, raw_w, "Q8_0") == x.astype(np.float64) @ w.T).all()
+        dy = np.resize(x, (M, N))
+        assert (backward(dy, raw_w, "Q8_0", K) == dy.astype(np.float64) @ w).all()
 
 
 @needed

@@ -46,9 +46,13 @@ cdef extern from "gemm_int8.h" nogil:
     enum:
         QUADS_A "TN_QUADS_A"  # floats of a panel before its quads
         QUADS_B "TN_QUADS_B"
-    bint HAS_QUADS "TN_QUADS"  # whether this build has pack_quads
-    void pack_quads "tn_pack_quads" (
-        float* y, bint is_a, const float* x, Py_ssize_t n, Py_ssize_t stride, Py_ssize_t k_stride,
+    bint HAS_QUADS "TN_QUADS"  # whether this build has the two below
+    void pack_quads_a "tn_pack_quads_a" (
+        float* y, const float* x, Py_ssize_t n, Py_ssize_t stride, Py_ssize_t kc, bint by_chance,
+        Py_ssize_t row, Py_ssize_t k,
+    ) noexcept
+    void pack_quads_b "tn_pack_quads_b" (
+        float* y, const float* x, Py_ssize_t n, Py_ssize_t stride, Py_ssize_t k_stride,
         Py_ssize_t kc,
     ) noexcept
 
@@ -89,12 +93,13 @@ cdef struct Operand:
     Py_ssize_t row_bytes
     bint along_k         # a row is one column of B; otherwise it has the values of one k
     const float* packed  # all of it in panels, see kept_start; NULL: it is packed when used
+    bint by_chance       # QUADS: rounded up or down by chance, not to the nearest code
 
 
 cdef inline Operand floats_at(
     const float* x, Py_ssize_t size, Py_ssize_t stride, Py_ssize_t k_stride, bint is_a
 ) noexcept nogil:
-    return Operand(x, size, stride, k_stride, is_a, FLOATS, type_of(F32), 0, False, NULL)
+    return Operand(x, size, stride, k_stride, is_a, FLOATS, type_of(F32), 0, False, NULL, False)
 
 
 cdef inline Operand stored_as(
@@ -217,7 +222,7 @@ cdef inline void _pack_terms(
     elif side.form == PAIRS:
         pack_pairs(y, MR if side.is_a else NR, x, n, stride, k_stride, kc)
     elif side.form == QUADS:
-        pack_quads(y, side.is_a, x, n, stride, k_stride, kc)
+        pack_quads_b(y, x, n, stride, k_stride, kc)
     elif side.is_a:
         _pack_floats(y, MR, x, n, stride, k_stride, kc)
     else:
@@ -307,8 +312,9 @@ cdef inline void pack(
     float* y, const Operand* side, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
     """Pack panels p0 .. p1 - 1, terms k .. k + kc - 1, one after another."""
-    cdef Py_ssize_t p, t, first, start, n, most, panel = panel_floats(side, kc)
+    cdef Py_ssize_t p, t, first, start, width, n, most, panel = panel_floats(side, kc)
     cdef float* at
+    cdef const float* x
     if not is_floats(side) and not side.along_k:
         if side.form == QUADS:
             _pack_quads_across(y, side, p0, p1, k, kc)
@@ -327,10 +333,12 @@ cdef inline void pack(
                 _pack_along(at, side, p, k + first, n)
                 continue
             start = panel_start(side, p)
-            _pack_terms(
-                at, side, side.x + start * side.stride + (k + first) * side.k_stride,
-                min(_width(side), side.size - start), side.stride, side.k_stride, n,
-            )
+            x = side.x + start * side.stride + (k + first) * side.k_stride
+            width = min(_width(side), side.size - start)
+            if side.form == QUADS:  # B is quantized
+                pack_quads_a(at, x, width, side.stride, n, side.by_chance, start, k + first)
+            else:
+                _pack_terms(at, side, x, width, side.stride, side.k_stride, n)
 
 
 cdef inline Py_ssize_t kept_floats(const Operand* side, Py_ssize_t K) noexcept nogil:

@@ -158,6 +158,7 @@ cdef inline void decide(
             p.way = PANELS
             if quads:
                 p.a.form = p.b.form = QUADS
+                p.a.by_chance = which == BACKWARD_INPUT
             elif precision == MEDIUM and units & GAINS_BY_PAIRS:
                 p.a.form = p.b.form = PAIRS
 

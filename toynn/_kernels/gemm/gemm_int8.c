@@ -7,7 +7,7 @@
 #include <string.h>
 
 typedef int tn_ints __attribute__((vector_size(4 * TN_V)));
-typedef int tn_ints_u __attribute__((vector_size(4 * TN_V), aligned(4), may_alias));
+typedef unsigned tn_uints __attribute__((vector_size(4 * TN_V)));
 
 /* -- Registers ------------------------------------------------------------------------------- */
 
@@ -134,10 +134,23 @@ TN_INLINE TN_VNNI tn_ints tn_keep_quads(float* y, int is_a, tn_vec quads, tn_int
     return tn_dot(total, (tn_vec)(0x01010101 - (tn_ints){0}), quads);
 }
 
+/* Where the numbers of a row are rounded by chance: from -1/2 to 1/2 for its terms from k on, so far
+   from both that the largest code stays 127. */
+TN_INLINE tn_vec tn_chances(ptrdiff_t row, ptrdiff_t k) {
+    tn_uints h;
+    TN_UNROLL for (int i = 0; i < TN_V; i++) h[i] = (unsigned)i * 0x85EBCA6Bu;
+    h += (unsigned)row * 0x9E3779B1u + (unsigned)k * 0x85EBCA6Bu;
+    h = (h ^ h >> 16) * 0x7FEB352Du;
+    h = (h ^ h >> 15) * 0x846CA68Bu;
+    h = (h ^ h >> 16) >> 16;
+    return __builtin_convertvector((tn_ints)h, tn_vec) * (1.0f / 65536) + (0.5f / 65536 - 0.5f);
+}
+
 /* Up to TN_V rows of A or columns of B, x_row apart, each with contiguous terms. Codes of those
    that do not exist are not used; the last one that exists is repeated for them. */
 TN_INLINE TN_VNNI tn_ints tn_quads_along(float* scales, float* y, int is_a, const float* x,
-                                         ptrdiff_t n, ptrdiff_t x_row, ptrdiff_t kc) {
+                                         ptrdiff_t n, ptrdiff_t x_row, ptrdiff_t kc,
+                                         int by_chance, ptrdiff_t first, ptrdiff_t k0) {
     const int width = is_a ? TN_MR : TN_NR;
     const float* row[TN_V];
     tn_ints total = {0}, most;
@@ -158,7 +171,9 @@ TN_INLINE TN_VNNI tn_ints tn_quads_along(float* scales, float* y, int is_a, cons
             tn_ints codes[4];
             TN_UNROLL for (int i = 0; i < 4; i++) {
                 const ptrdiff_t at = k + i * TN_V;
-                codes[i] = tn_nearest(tn_terms_of(row[j] + at, kc - at) * up[j]);
+                const tn_vec x_j = tn_terms_of(row[j] + at, kc - at), to = tn_same(up[j]);
+                codes[i] = tn_nearest(
+                    by_chance ? tn_fused(x_j, to, tn_chances(first + j, k0 + at)) : x_j * to);
             }
             r[j] = tn_bytes_of(codes);
         }
@@ -187,19 +202,24 @@ TN_INLINE TN_VNNI void tn_quads_across(float* scales, float* y, const float* x, 
     }
 }
 
-TN_VNNI void tn_pack_quads(float* y, int is_a, const float* x, ptrdiff_t n, ptrdiff_t stride,
-                           ptrdiff_t k_stride, ptrdiff_t kc) {
-    if (is_a) {
-        const tn_ints total = tn_quads_along(y, y + TN_QUADS_A, 1, x, n, stride, kc);
-        for (int i = 0; i < TN_MR; i++) {
-            const int less = -128 * total[i];
-            memcpy(y + TN_MR + i, &less, sizeof less);
-        }
-        return;
+TN_VNNI void tn_pack_quads_a(float* y, const float* x, ptrdiff_t n, ptrdiff_t stride, ptrdiff_t kc,
+                             int by_chance, ptrdiff_t row, ptrdiff_t k) {
+    float* quads = y + TN_QUADS_A;
+    const tn_ints total = by_chance
+        ? tn_quads_along(y, quads, 1, x, n, stride, kc, 1, row, k)
+        : tn_quads_along(y, quads, 1, x, n, stride, kc, 0, 0, 0);
+    for (int i = 0; i < TN_MR; i++) {
+        const int less = -128 * total[i];
+        memcpy(y + TN_MR + i, &less, sizeof less);
     }
+}
+
+TN_VNNI void tn_pack_quads_b(float* y, const float* x, ptrdiff_t n, ptrdiff_t stride,
+                             ptrdiff_t k_stride, ptrdiff_t kc) {
     for (int i = 0; i < TN_NR && i < n; i += TN_V) {
         float *scales = y + i, *quads = y + TN_QUADS_B + i;
-        if (k_stride == 1) tn_quads_along(scales, quads, 0, x + i * stride, n - i, stride, kc);
+        if (k_stride == 1)
+            tn_quads_along(scales, quads, 0, x + i * stride, n - i, stride, kc, 0, 0, 0);
         else tn_quads_across(scales, quads, x + i, n - i, k_stride, kc);
     }
 }
@@ -207,6 +227,8 @@ TN_VNNI void tn_pack_quads(float* y, int is_a, const float* x, ptrdiff_t n, ptrd
 #else
 void tn_tile_quads(int h, ptrdiff_t quads, const float* a, const float* b, float* c, ptrdiff_t ldc,
                    int add) {}
-void tn_pack_quads(float* y, int is_a, const float* x, ptrdiff_t n, ptrdiff_t stride,
-                   ptrdiff_t k_stride, ptrdiff_t kc) {}
+void tn_pack_quads_a(float* y, const float* x, ptrdiff_t n, ptrdiff_t stride, ptrdiff_t kc,
+                     int by_chance, ptrdiff_t row, ptrdiff_t k) {}
+void tn_pack_quads_b(float* y, const float* x, ptrdiff_t n, ptrdiff_t stride, ptrdiff_t k_stride,
+                     ptrdiff_t kc) {}
 #endif

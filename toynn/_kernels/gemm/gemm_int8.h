@@ -10,6 +10,13 @@
    converts to float32 without loss. Rounding changes each number by at most s / 2. A block with NaN
    or infinity gives NaN; a block whose numbers are all below 1e-30 counts as zeros.
 
+   dy is rounded up or down by chance, so that it is right on average: most of its numbers are far
+   below the largest of their block, and rounding to the nearest code would make them all 0.
+
+       q = nearest(x / s + u - 1/2)       u from 0 to 1, a hash of the number's row and term
+
+   This changes a number by less than s, and leaves a 0 as it is. The bits depend on nothing else.
+
    vpdpbusd multiplies four unsigned bytes by four signed bytes and adds the products to an int32. So
    the codes of B are stored as r + 128, and the sums begin at -128 sum_k q[k]. A quad holds the codes
    of terms 4 p .. 4 p + 3 in the 4 bytes of a float. A packed panel is an array of floats:
@@ -20,7 +27,8 @@
    Only these functions are compiled for AVX512_VNNI or AVX_VNNI, not the module: their caller has
    checked that the CPU has it.
    Source: rounding by blocks with a scale as in Dettmers et al. 2022, LLM.int8(), arXiv:2208.07339,
-   section 2; the shift of one side by 128 as in Khudia et al. 2021, FBGEMM, arXiv:2101.05615. */
+   section 2; the shift of one side by 128 as in Khudia et al. 2021, FBGEMM, arXiv:2101.05615; rounding
+   of gradients by chance as in Gupta et al. 2015, arXiv:1502.02551; the hash is Wellons' lowbias32. */
 #ifndef TOYNN_GEMM_INT8_H
 #define TOYNN_GEMM_INT8_H
 
@@ -44,9 +52,14 @@ enum { TN_QUADS_A = 2 * TN_MR, TN_QUADS_B = TN_NR };
 TN_LINKED void tn_tile_quads(int h, ptrdiff_t quads, const float* a, const float* b, float* c,
                              ptrdiff_t ldc, int add);
 
-/* Round n rows of A, or columns of B, of kc terms, x[i * stride + k * k_stride], into a panel. Terms
-   that do not exist get the code 0. One of the strides is 1; for A, it is k_stride. */
-TN_LINKED void tn_pack_quads(float* y, int is_a, const float* x, ptrdiff_t n, ptrdiff_t stride,
-                             ptrdiff_t k_stride, ptrdiff_t kc);
+/* Round n rows of A, of kc contiguous terms, into a panel. Terms that do not exist get the code 0.
+   By chance: the rows are those from `row` on, and the terms those from k on, of all of A. */
+TN_LINKED void tn_pack_quads_a(float* y, const float* x, ptrdiff_t n, ptrdiff_t stride, ptrdiff_t kc,
+                               int by_chance, ptrdiff_t row, ptrdiff_t k);
+
+/* The same for columns of B, to the nearest codes: x[i * stride + k * k_stride]. One of the strides
+   is 1. */
+TN_LINKED void tn_pack_quads_b(float* y, const float* x, ptrdiff_t n, ptrdiff_t stride,
+                               ptrdiff_t k_stride, ptrdiff_t kc);
 
 #endif
