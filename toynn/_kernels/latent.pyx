@@ -1,4 +1,4 @@
-"""Heads of latent attention: parts of heads, and products of each head with its own part of W.
+"""Kernels for latent attention: slice and join heads, and multiply each head by its rows of w.
 
     y[n,h,d]  = x[n,h,first+d]                               columns: D of the W of a head
     dx[n,h,w] = dy[n,h,w-first], 0 elsewhere                 columns_backward
@@ -8,14 +8,14 @@
     y[n,h,c]  = sum_d x[n,h,d] w[g,first+d,c]                absorb, in generation alone
     y[n,h,d]  = sum_c x[n,h,c] w[g,first+d,c]                expand, likewise
 
-N rows of H heads. Keys k = (W_k c | r) and values v = W_v c are made of a latent c and of r, which
-all heads share; w has the rows of W_k and W_v of each head one after the other. So scores are
+N rows of H heads. Keys k = (W_k c | r) and values v = W_v c are computed from a latent c and from
+r; all heads share both. w holds the rows of W_k and W_v, head by head. So scores and outputs are
 
     q . k = q_1 . W_k c + q_2 . r = (q_1 W_k) . c + q_2 . r          o = W_v sum_j p_j c_j
 
-and attention over a cache of latents gives the same as one over keys and values: queries absorb
-W_k, and what comes out is expanded by W_v. w may be of any type of _types.pxd; with G = 1 all heads
-share it. float32, C-contiguous; outputs are overwritten, and alias nothing.
+Attention over a cache of latents therefore gives the same result as over keys and values: queries
+absorb W_k, and W_v expands the output. w may be of any type of _types.pxd. With G = 1 all heads
+share it. Arrays are float32 and C-contiguous; outputs are overwritten and alias no input.
 Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 """
 from libc.string cimport memcpy, memset
@@ -31,8 +31,8 @@ from toynn._kernels.gemm._panels cimport Operand, floats_at, stored_as
 from toynn._kernels.quants._types cimport Type, row_bytes, type_of
 
 cdef enum:
-    ROWS = 64  # of x that a product takes at once, so that all stays in cache
-    SMALL = 1 << 15  # multiplications for which waking threads costs too much
+    ROWS = 64  # of x in one product, so that its operands stay in cache
+    SMALL = 1 << 15  # multiplications; up to here, waking threads costs more than it saves
 
 
 cdef void _columns_rows(Columns* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
@@ -97,7 +97,7 @@ ctypedef fused Product:
 
 
 cdef inline void _head(Product* a, Py_ssize_t n, Py_ssize_t h) noexcept nogil:
-    """Rows n .. n + ROWS - 1 of one head."""
+    """Multiply rows n to n + ROWS - 1 (or the last) of head h by the head's rows of w."""
     cdef Py_ssize_t rows = min(ROWS, a.N - n), row = h * a.G // a.H * a.W + a.first
     cdef Py_ssize_t inner, outer
     cdef Type type = type_of(a.type)

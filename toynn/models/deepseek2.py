@@ -1,16 +1,17 @@
-"""DeepSeek-V3 and GLM-4.7-Flash: attention over latents, and a mixture whose experts are in groups.
+"""DeepSeek-V3 and GLM-4.7-Flash: latent attention, and a mixture of experts in groups.
 
     x += W_o attention(rotate(W_qb rmsnorm(W_qa n)), (W_k c | rotate(r)), W_v c)      n = rmsnorm(x)
-    c | r = W_kva n,  c behind an rmsnorm of its own
+    c | r = W_kva n,  c then through an rmsnorm of its own; so is W_qa n
     x += sum_j w_j expert_j(n) + shared(n), or in the first blocks W_down (silu(W_gate n) * W_up n)
 
-A head of q and k has nope_dim channels of W_qb and W_k, then rope_dim that rotate, neighbours in
-pairs; r is the same for all heads. Generation caches c and r alone: see Layers.latent_attention.
-Small ones have W_q in place of W_qb and W_qa. Scores are multiplied by D^-1/2, under YaRN also by
+A head of q or k has nope_dim channels without RoPE, then rope_dim channels with it, where
+neighbours are pairs. All heads share r. Generation caches c and r alone: see
+Layers.latent_attention. Small models have one W_q in place of W_qa and W_qb. Scores are scaled by
+D^-1/2, D = nope_dim + rope_dim; YaRN, with context s times as long, also scales them by
 (1 + yarn_scores ln(s) / 10)^2. The norms of latents have an eps of their own, 1e-6 in folders;
-llama.cpp gives them that of the others. Blocks behind the last are left out. Sources: DeepSeek-AI
-2024, arXiv:2405.04434 and arXiv:2412.19437; deepseek_v3 and glm4_moe_lite of transformers,
-deepseek2 of llama.cpp.
+llama.cpp uses rms_eps there too. Blocks after the last are not imported.
+Sources: DeepSeek-AI 2024, arXiv:2405.04434 and arXiv:2412.19437; deepseek_v3 and glm4_moe_lite of
+transformers; deepseek2 of llama.cpp.
 """
 
 from collections.abc import Mapping
@@ -54,29 +55,32 @@ _KEY, _VALUE = "attention.key_length", "attention.value_length"
 _KEY_MLA, _VALUE_MLA = "attention.key_length_mla", "attention.value_length_mla"
 _LATENT_EPS = "attention.latent_layer_norm_rms_epsilon"  # toynn's own
 _LOG, _MAGNITUDE = "rope.scaling.yarn_log_multiplier", "rope.scaling.attn_factor"
-_LITE = 27  # blocks, by which llama.cpp knows a model without W_qa
+_LITE = 27  # llama.cpp takes a model with this number of blocks for one without W_qa
 _FOLDER_EPS = 1e-6
 _GLM = "glm4_moe_lite"
 
-#: Keys of config.json that balance loads in training, and of other programs.
+#: Keys of config.json to ignore: load balancing in training, and keys of other programs.
 _UNUSED = ("ep_size", "aux_loss_alpha", "seq_aux", "index_topk", "num_mtp_layers")
 
 
 @dataclass(frozen=True)
 class DeepSeek2Config(SparseConfig):
-    """Shape of a DeepSeek-V3. Raises ConfigError for numbers that make no model.
+    """Configuration of a DeepSeek-V3. Raises ConfigError for invalid values.
 
     Attributes
     ----------
     q_rank, kv_rank
-        Channels of the latents of q, 0 for none, and of k and v; None: d_model / 2 of the latter.
-    nope_dim, rope_dim, value_dim
-        Channels of a head of q and k that do not rotate, and that do; those of a head of v; None:
-        d_model / n_heads of the first and last, half as many, but an even number, of the other.
+        Channels of the latent of q (0: no latent) and of the latent of k and v (default:
+        d_model / 2).
+    nope_dim, rope_dim
+        Channels of a head of q or k without RoPE (default: d_model / n_heads), and with it
+        (default: half as many, rounded down to an even number, at least 2).
+    value_dim
+        Channels of a head of v; default: d_model / n_heads.
     latent_eps
-        What the norms of latents add under the root.
+        eps of the norms of latents.
     yarn_scores
-        By how much of ln(rope_factor) / 10 the root of scores grows, under YaRN.
+        Under YaRN, scores are scaled by (1 + yarn_scores ln(rope_factor) / 10)^2.
     """
 
     has: ClassVar[tuple[str, ...]] = (
@@ -110,12 +114,12 @@ class DeepSeek2Config(SparseConfig):
         check_positive(self, "latent_eps")
         if self.head_dim is not None or self.n_kv_heads != self.n_heads:
             raise ConfigError(
-                "DeepSeek2Config: heads are of nope_dim + rope_dim, and n_kv_heads is n_heads; got "
-                f"head_dim {self.head_dim}, n_kv_heads {self.n_kv_heads} of {self.n_heads}"
+                "DeepSeek2Config: needs head_dim None (nope_dim + rope_dim give it) and n_kv_heads "
+                f"{self.n_heads} as n_heads; got {self.head_dim} and {self.n_kv_heads}"
             )
         if (self.rope_dim or 0) % 2:
             raise ConfigError(
-                f"DeepSeek2Config: rope_dim must be even: RoPE rotates pairs; got {self.rope_dim}"
+                f"DeepSeek2Config: rope_dim must be even (RoPE rotates pairs); got {self.rope_dim}"
             )
         if not 0 <= self.yarn_scores < 1e3 or (self.yarn_scores and self.rope_scaling != "yarn"):
             raise ConfigError(
@@ -128,22 +132,22 @@ class DeepSeek2Config(SparseConfig):
 
     @property
     def d_head(self) -> int:
-        """Width of a head of q and k."""
+        """Width of a head of q or k."""
         return (self.nope_dim or 0) + (self.rope_dim or 0)
 
     @property
     def rope_channels(self) -> int:
-        """Channels of a head that rotate."""
+        """Channels of a head with RoPE."""
         return self.rope_dim or 0
 
     @property
     def score_growth(self) -> float:
-        """By what YaRN multiplies the root of scores."""
+        """The square root of the factor by which YaRN scales scores."""
         return _growth(self.rope_factor, self.yarn_scores)
 
 
 class Latent(Llama):
-    """What Llama does otherwise: attention over latents."""
+    """Llama with latent attention."""
 
     table = (
         *EMBEDDING,
@@ -165,7 +169,7 @@ class Latent(Llama):
     biases_are_fixed = "have no"
 
     def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
-        """Return what the table's letters and conditions mean."""
+        """Return the values of the table's letters and conditions."""
         H, own = cfg.n_heads, {"QR": cfg.q_rank, "whole_q": not cfg.q_rank, "KR": cfg.kv_rank}
         own |= {"KA": cfg.kv_rank + cfg.rope_dim, "HV": H * cfg.value_dim}
         own |= {"KB": H * (cfg.nope_dim + cfg.value_dim)}
@@ -174,15 +178,15 @@ class Latent(Llama):
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for.
+        """Return the configuration and the options of a file's model.
 
-        Old files have the widths of heads where newer ones have those of latents.
+        In old files, key_length and value_length are widths of heads; in newer ones, of latents.
         """
         sizes, mla = hyper.sizes(), hyper.has(_KEY_MLA)
         rank, R = hyper.whole(_KV_RANK), hyper.whole(ROTATED)
         D, E = hyper.whole(_KEY_MLA if mla else _KEY), hyper.whole(_VALUE_MLA if mla else _VALUE)
         if D <= R:
-            refuse(hyper.file, f"heads of {D} channels, {R} of which rotate, are no heads")
+            refuse(hyper.file, f"heads must have more channels than RoPE's {R}; got {D}")
         if mla:
             hyper.expect(_KEY, rank + R)
             hyper.expect(_VALUE, rank)
@@ -209,34 +213,34 @@ class Latent(Llama):
         return cfg, {"untied": "output.weight" in hyper.tensors}
 
     def check_gguf(self, cfg: Any) -> None:
-        """Refuse what llama.cpp does not read. Raises ConfigError."""
+        """Raise ConfigError for a model that llama.cpp does not read."""
         if not cfg.q_rank and cfg.n_layers != _LITE:
             raise ConfigError(
-                f"export: llama.cpp reads {cfg.arch} without q_rank by its {_LITE} blocks only; "
-                f"got {cfg.n_layers}"
+                f"export: llama.cpp reads {cfg.arch} without q_rank only with {_LITE} blocks; got "
+                f"{cfg.n_layers}"
             )
         if not isclose(magnitude(cfg), 1, rel_tol=1e-6):
             raise ConfigError(
-                f"export: llama.cpp reads {cfg.arch} whose RoPE YaRN multiplies by 1 only, as with "
+                f"export: llama.cpp reads {cfg.arch} only where YaRN scales RoPE by 1, as with "
                 f"mscale equal to mscale_all_dim in config.json; got {magnitude(cfg):.6g}"
             )
 
     def unlike(self, cfg: Any) -> list[str]:
-        """Return what llama.cpp computes otherwise of a file that it reads."""
+        """Return how llama.cpp's results differ for a file that it reads."""
         found = super().unlike(cfg)
         if cfg.latent_eps != cfg.rms_eps:
             found.append(
-                f"gives the norms of latents the eps of the others, {cfg.rms_eps:g} in place of "
+                f"uses the other norms' eps for the norms of latents, {cfg.rms_eps:g} in place of "
                 f"{cfg.latent_eps:g}"
             )
         return found
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Return the hyper-parameters of a file."""
+        """Return a file's hyper-parameters."""
         rank, stretch = cfg.kv_rank, written(cfg)
         if cfg.yarn_scores:
             stretch[_LOG] = 0.1 * cfg.yarn_scores
-            stretch[_MAGNITUDE] = magnitude(cfg)  # llama.cpp multiplies by nothing else then
+            stretch[_MAGNITUDE] = magnitude(cfg)  # with _LOG, llama.cpp has no other factor
         if isclose(stretch.get(_MAGNITUDE, 0), 1, rel_tol=1e-6):
             del stretch[_MAGNITUDE]
         return {
@@ -288,12 +292,12 @@ class Latent(Llama):
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return the widths of heads, and RoPE; raises ConfigError for an eps that folders lack."""
+        """Return the widths of heads, and RoPE. Raises ConfigError unless latent_eps is 1e-6."""
         eps = hyper.get(_LATENT_EPS, hyper[EPS])
         if eps != _FOLDER_EPS:
             raise ConfigError(
-                f"export_hf: the norms of latents have an eps of {_FOLDER_EPS:g} in folders; got "
-                f"{eps:g}"
+                f"export_hf: latent_eps must be {_FOLDER_EPS:g}, as config.json has no key for it; "
+                f"got {eps:g}"
             )
         scores = 10 * hyper.get(_LOG, 0.0)
         grown = _growth(hyper["rope.scaling.factor"]) if scores else 1.0
@@ -308,7 +312,7 @@ class Latent(Llama):
     # -- Forward -------------------------------------------------------------------------------
 
     def mixed(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
-        """Record the attention of block n."""
+        """Record the latent attention of block n."""
         rope: dict[str, Any] = {"interleaved": True, "magnitude": magnitude(cfg)}
         if cfg.q_rank:
             low = block.rmsnorm(block.linear(x, "attn_q_a"), "attn_q_a_norm", cfg.latent_eps)
@@ -331,7 +335,7 @@ class Latent(Llama):
 
 
 class DeepSeek2(Sparse, Latent):
-    """The architecture."""
+    """DeepSeek-V3: latent attention and a mixture of experts."""
 
     config_type = DeepSeek2Config
     score, eps, chooses = "sigmoid", 1e-20, True
@@ -374,18 +378,18 @@ class DeepSeek2(Sparse, Latent):
     # -- Files ---------------------------------------------------------------------------------
 
     def read_shared(self, hyper: Hyper, width: int) -> int:
-        """Return the width of the expert that all tokens share; ``width`` is that of another."""
+        """Return the shared expert's width: a multiple of ``width``, the other experts'."""
         return hyper.whole(SHARED_COUNT) * width
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Return the hyper-parameters of a file."""
+        """Return a file's hyper-parameters."""
         return {key: value for key, value in super().write(cfg).items() if key != SHARED}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read which blocks are dense, which GLM's folders list, and the rest."""
+        """Read which blocks are dense, from a list in GLM's folders, and the rest."""
         kinds, count = config.get("mlp_layer_types"), found.get("block_count", 0)
         if config.get("model_type") == _GLM:
-            config.get(self.dense_key)  # which transformers does not read of it
+            config.get(self.dense_key)  # transformers ignores this key for GLM
             kinds = ["dense"] + ["sparse"] * (count - 1) if kinds is None else kinds
             dense = kinds.index("sparse") if isinstance(kinds, list) and "sparse" in kinds else 0
             config = config.over(first_k_dense_replace=dense)
@@ -399,12 +403,12 @@ class DeepSeek2(Sparse, Latent):
 
 
 def _growth(factor: float, times: float = 1.0) -> float:
-    """Return what YaRN multiplies by, of the factor by which the context is longer."""
+    """Return YaRN's scale for a context that is ``factor`` times as long."""
     return 1 + 0.1 * times * log(factor)
 
 
 def _rounded(x: float) -> float:
-    """Return a number to seven digits, which is what files have."""
+    """Return x to seven digits, the precision of float32 in files."""
     return float(f"{x:.7g}")
 
 

@@ -373,9 +373,9 @@ class Layers:
     ) -> Tensor:
         """Record attention of q (B T, H (P + R)) over keys (W_k c | r) and values W_v c.
 
-        c (B T, C) are latents, and r (B T, R) is for all heads; ``name`` is the matrix (H (P + E),
-        C) of the rows of W_k and of W_v, E of them, of each head. With caches, c and r are kept,
-        and nothing else: queries absorb W_k, see the kernel latent.
+        c (B T, C) holds the latents; all heads share r (B T, R). ``name`` is the matrix
+        (H (P + E), C): for each head, P rows of W_k, then E rows of W_v. Caches hold only c and r:
+        queries absorb W_k (see the kernel latent).
         """
         s, H, E = self.session, n_heads, d_value
         R, C = r.shape[1], c.shape[1]

@@ -1,4 +1,4 @@
-"""Heads of latent attention: parts of heads, joined; products of heads with their rows of a matrix.
+"""Ops for latent attention: slice and join heads, and multiply each head by its rows of a matrix.
 
     k = joined(s, head_columns(s, kv, H, 0, P), r, H)         (k_1 | r) of each head, r for all
     v = head_columns(s, kv, H, P, E)
@@ -6,7 +6,7 @@
     k . q = (q_1 W_k) . c + r . q_2           q_1 W_k = absorbed(s, q_1, w, H, 0, P + E)
     o = W_v c                                 expanded(s, c, w, H, P, E)
 
-In generation the latter two stand in place of the former: then c and r alone are cached.
+Generation uses the latter two in place of the former: so the cache holds only c and r.
 """
 
 from toynn.errors import ConfigError

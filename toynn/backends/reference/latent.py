@@ -1,4 +1,4 @@
-"""Heads of latent attention: parts of heads, and their products with their own rows of a matrix."""
+"""Kernels for latent attention: slice and join heads, and multiply each head by its rows of w."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def columns(x: Array, N: int, H: int, W: int, D: int, first: int) -> Outputs:
 
 @kernel("latent.columns_backward")
 def columns_backward(dy: Array, N: int, H: int, W: int, D: int, first: int) -> Outputs:
-    """Put dy where its columns came from; the others have no part in y."""
+    """Put dy in the columns that y came from; the gradient of the others is 0."""
     dx = np.zeros((N, H, W))
     dx[..., first : first + D] = dy.reshape(N, H, D)
     return {"dx": dx}
@@ -21,21 +21,21 @@ def columns_backward(dy: Array, N: int, H: int, W: int, D: int, first: int) -> O
 
 @kernel("latent.join")
 def join(a: Array, b: Array, N: int, H: int, G: int, P: int, R: int) -> Outputs:
-    """Put a head of b behind each head of a; H / G in a row get the same one."""
+    """Append a head of b to each head of a; H / G successive heads get the same one."""
     shared = b.reshape(N, G, R).repeat(H // max(G, 1), axis=1)
     return {"y": np.concatenate([a.reshape(N, H, P), shared], axis=2)}
 
 
 @kernel("latent.join_backward")
 def join_backward(dy: Array, N: int, H: int, G: int, P: int, R: int) -> Outputs:
-    """Take dy apart; a head of b gets the sum over those that it stands behind."""
+    """Split dy; the gradient of a head of b is the sum over the heads that it was appended to."""
     heads = dy.reshape(N, H, P + R)
     shared = heads[..., P:].reshape(N, G, H // max(G, 1), R).sum(axis=2)
     return {"da": heads[..., :P], "db": shared}
 
 
 def _own(w: Array, H: int, G: int, W: int, D: int, first: int) -> Array:
-    """Return the rows (H, D, C) of w (G W, C) that belong to each head."""
+    """Return each head's rows of w (G W, C), as (H, D, C)."""
     rows: Array = w.reshape(G, W, w.shape[1])[:, first : first + D].repeat(H // max(G, 1), axis=0)
     return rows
 
@@ -44,7 +44,7 @@ def _own(w: Array, H: int, G: int, W: int, D: int, first: int) -> Array:
 def absorb(
     x: Array, w: Array, N: int, H: int, G: int, W: int, D: int, C: int, first: int
 ) -> Outputs:
-    """Compute each head times its rows of w."""
+    """Multiply each head by its rows of w."""
     own = _own(w, H, G, W, D, first)
     return {"y": np.einsum("nhd,hdc->nhc", x.reshape(N, H, D), own)}
 
@@ -53,6 +53,6 @@ def absorb(
 def expand(
     x: Array, w: Array, N: int, H: int, G: int, W: int, D: int, C: int, first: int
 ) -> Outputs:
-    """Compute each head times its rows of w, transposed."""
+    """Multiply each head by its rows of w, transposed."""
     own = _own(w, H, G, W, D, first)
     return {"y": np.einsum("nhc,hdc->nhd", x.reshape(N, H, C), own)}

@@ -1,4 +1,4 @@
-// Heads of latent attention: parts of heads, and products of each head with its own part of W.
+// Kernels for latent attention: slice and join heads, and multiply each head by its rows of w.
 //
 //   y[n,h,d]  = x[n,h,first+d]                               columns: D of the W of a head
 //   dx[n,h,w] = dy[n,h,w-first], 0 elsewhere                 columns_backward
@@ -8,8 +8,8 @@
 //   y[n,h,c]  = sum_d x[n,h,d] w[g,first+d,c]                absorb, in generation alone
 //   y[n,h,d]  = sum_c x[n,h,c] w[g,first+d,c]                expand, likewise
 //
-// N rows of H heads. A thread for each number that is written; absorb: a thread for RUN of them; expand: a line of
-// threads for each. w may be of any quantized type of quantized.metal. Outputs are overwritten.
+// N rows of H heads. One thread computes one output; in absorb, RUN outputs. In expand, a line of threads computes one.
+// w may be of any quantized type of quantized.metal. Outputs are overwritten.
 // Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 #include "quantized.metal"
 
