@@ -274,8 +274,6 @@ def build(folder: Path, name: str, levels: str, compiler: str) -> None:
     """Build levels in a copy of the tree; what Cython has translated here is taken over."""
     tree = folder / name
     copy_tree(tree)
-    for level in {"avx2", "avx512", "amx"} - set(levels.split(",")):  # else they seem to be built
-        shutil.rmtree(tree / "toynn/_kernels" / level, ignore_errors=True)
     if (ROOT / "build/cython").exists():
         shutil.copytree(ROOT / "build/cython", tree / "build/cython", dirs_exist_ok=True)
     plain = {

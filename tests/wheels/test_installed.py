@@ -4,12 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import toynn
+from toynn import _kernels
 
 PRODUCT = """
 import numpy as np
@@ -28,6 +30,13 @@ def run(code, **settings):
     assert done.returncode == 0, done.stderr
 
 
+def copy_of_toynn(site):
+    """The installed package once more, of hard links."""
+    skipped = shutil.ignore_patterns("__pycache__")
+    source = Path(toynn.__file__).parent
+    return shutil.copytree(source, site / "toynn", ignore=skipped, copy_function=os.link)
+
+
 @pytest.mark.parity
 @pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 @pytest.mark.parametrize("before", [True, False])
@@ -39,9 +48,7 @@ def test_torch_is_imported_before_and_after(before):
 
 def test_nothing_is_written_beside_the_package(tmp_path):
     """site-packages may be read-only: nothing in it is new or changed behind a command."""
-    package = tmp_path / "site/toynn"
-    skipped = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(toynn.__file__).parent, package, ignore=skipped, copy_function=os.link)
+    package = copy_of_toynn(tmp_path / "site")
     for folder in [package, *(path for path in package.rglob("*") if path.is_dir())]:
         folder.chmod(0o555)
 
@@ -52,3 +59,14 @@ def test_nothing_is_written_beside_the_package(tmp_path):
     code = f"import toynn; assert toynn.__file__.startswith({str(package)!r})\n{PRODUCT}\nproduct()"
     run(code, PYTHONPATH=str(tmp_path / "site"))
     assert state() == before
+
+
+def test_a_level_of_another_build_is_not_built(tmp_path):
+    """Its folder is left, and its modules are gone: ops would come from the level below."""
+    level = _kernels.built_levels()[-1]
+    if level == "generic":
+        pytest.skip("this build has one level")
+    for module in (copy_of_toynn(tmp_path) / "_kernels" / level).glob(f"*{EXTENSION_SUFFIXES[0]}"):
+        module.unlink()
+    code = f"from toynn import _kernels; assert {level!r} not in _kernels.built_levels()"
+    run(code, PYTHONPATH=str(tmp_path), TOYNN_ISA="")

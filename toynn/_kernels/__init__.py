@@ -12,7 +12,6 @@ import errno
 import os
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
@@ -40,16 +39,19 @@ __all__ = [
     "unused_levels",
 ]
 
-_built = {module.name for module in iter_modules([str(Path(__file__).parent / "generic")])}
+#: The modules of each ISA level, lowest first. A folder may have none: another build left it.
+_modules = {
+    level: {module.name for module in iter_modules([str(Path(__file__).parent / level)])}
+    for level in ("generic", "avx2", "avx512", "amx", "neon")
+}
 
 #: Names of all ops in this build, the same at every level.
-OPS = tuple(sorted(_built - {"limits", "prepacked"}))
+OPS = tuple(sorted(_modules["generic"] - {"limits", "prepacked"}))
 
 
 def built_levels() -> list[str]:
     """Return the names of the ISA levels in this build, lowest first."""
-    names = ("generic", "avx2", "avx512", "amx", "neon")
-    return [name for name in names if find_spec(f"{__name__}.{name}")]
+    return [name for name, modules in _modules.items() if modules]
 
 
 def _choose() -> str:
@@ -87,7 +89,7 @@ def load(op: str, at: str) -> ModuleType:
     """Return the module of one op at one level, e.g. ``load("matmul", "avx2")``."""
     levels = built_levels()
     below = levels[: levels.index(at) + 1]
-    best = next(name for name in reversed(below) if find_spec(f"{__name__}.{name}.{op}"))
+    best = next(name for name in reversed(below) if op in _modules[name])
     module = import_module(f"{__name__}.{best}.{op}")
     entries = {name: entry for name, entry in vars(module).items() if isinstance(entry, Entry)}
     for name, entry in entries.items():
@@ -110,5 +112,5 @@ if TYPE_CHECKING:
 
 
 level = _choose()
-for _op in _built:
+for _op in _modules["generic"]:
     globals()[_op] = sys.modules[f"{__name__}.{_op}"] = load(_op, level)
