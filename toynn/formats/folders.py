@@ -192,10 +192,11 @@ def _rename_all(sources: dict[Path, Path], *, set_aside: bool = False) -> None:
             placed.append(target)
     except BaseException:
         for target in placed:
-            _remove(target)
+            if target not in asides:
+                _remove(target)
         for target, aside in asides.items():
             if os.path.lexists(aside):
-                os.replace(aside, target)
+                platform.replace(aside, target)  # new files are open: Windows keeps their names
         raise
     for aside in asides.values():
         _remove(aside)
