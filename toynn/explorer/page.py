@@ -82,6 +82,8 @@ def page(
 ) -> Page:
     """Return the page of the training step of a session, recipe or engine.
 
+    Parameters
+    ----------
     values
         Run the step again on its current inputs, and show the numbers before and after each call.
         Weights and moments are restored.
