@@ -459,7 +459,7 @@ def test_what_is_held_out_is_said(files, few, more, rows, capsys):
     ("more", "message"),
     [
         (["--valid", "other.jsonl", "--holdout", "1"], "is the validation data already: give one"),
-        (["--valid", "text.txt"], "text.txt: the data to validate on are a text"),
+        (["--valid", "text.txt"], "text.txt: the validation data are a text"),
         (["--holdout", "6"], "and 6 to hold out; got 6 in all"),
         (["--holdout", "1.5"], "must be a share below 1, a whole number of rows, or 0"),
         (["--holdout", "-1"], "must be a share below 1"),

@@ -192,4 +192,4 @@ def test_finetune_takes_one_and_a_file_keeps_its_own(tmp_path, capsys):
     assert found.tokenizer.tokens[:-3] == Tokenizer.of("words.gguf").tokens[:-3]
     given = ["fuse", "-m", "bare.gguf", "--adapter", "run", "--out", "fused.gguf"]
     assert main([*given, "--tokenizer", "words.gguf"]) == 2
-    assert "bare.gguf is a GGUF file, and keeps what it has" in capsys.readouterr().err
+    assert "bare.gguf is a GGUF file, and keeps its own tokenizer" in capsys.readouterr().err

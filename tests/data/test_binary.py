@@ -79,7 +79,7 @@ def test_a_pickle_beside_the_tokens_is_not_opened(tmp_path):
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps(Runs(str(tmp_path / "ran"))))
     data = read(tmp_path)
     assert not (tmp_path / "ran").exists()
-    assert "meta.pkl is not opened: a pickle can run anything" in data.notes[-1]
+    assert "meta.pkl is not opened, since a pickle can run any code" in data.notes[-1]
 
 
 BAD = {

@@ -89,7 +89,7 @@ def test_documents_of_a_text_end_with_eos_or_with_the_separator(text):
     data = jsonl.documents(text, ByteTokenizer(), 5, vocab_size=256, separator="\n--\n")
     ids = np.concatenate([data.train.ids, data.valid.ids])
     assert bytes(ids.astype(np.uint8)).decode() == TEXT + "\n--\n"
-    assert "4 documents, between which windows do not look" in data.notes[0]
+    assert "4 documents; attention stays within each" in data.notes[0]
     marked = jsonl.documents(text, ending(), 5, vocab_size=258, separator="\n--\n")
     ids = np.concatenate([marked.train.ids, marked.valid.ids])
     assert ids[0] == 256 and ids[-1] == 257
@@ -106,7 +106,7 @@ def test_a_separator_that_is_not_there(separator, text):
 def test_lines_of_json_have_no_separator(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n' * 3)
-    with pytest.raises(DataError, match=r"a\.jsonl: a separator of documents is for a text"):
+    with pytest.raises(DataError, match=r"a\.jsonl: a separator of documents needs a text"):
         jsonl.documents(path, ByteTokenizer(), 5, vocab_size=256, separator="|")
 
 

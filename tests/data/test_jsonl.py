@@ -243,7 +243,7 @@ def test_data_to_validate_on_are_of_the_same_kind(tmp_path):
     both = rows.with_valid(other, "other")
     assert (len(both.train), len(both.valid), both.seq) == (1, 2, max(rows.seq, other.seq))
     assert both.valid.seq == both.train.seq == both.seq
-    with pytest.raises(DataError, match=r"^there: .* are a text, those to train on examples"):
+    with pytest.raises(DataError, match=r"^there: .* are a text, the training data examples"):
         rows.with_valid(load(path, seq=5), "there")
 
 

@@ -179,10 +179,14 @@ def test_what_cannot_be_mixed(tmp_path):
     longer = pairs(tmp_path, "longer.jsonl", 4, "l", seq=SEQ + 1)
     for sources, weights, message in (
         ({"a": a}, None, "needs two sources or more; got 1"),
-        ({"a": a, "b": b}, None, "preferences can be mixed with preferences alone"),
-        ({"b": b, "kto": kto}, None, "pairs can be mixed with pairs alone"),
-        ({"kto": kto, "b": b}, None, "pairs can be mixed with pairs alone"),
-        ({"b": b, "longer": longer}, None, f"one seq; got rows of {2 * SEQ}, {2 * SEQ + 2} tokens"),
+        ({"a": a, "b": b}, None, "preferences can be mixed only with preferences"),
+        ({"b": b, "kto": kto}, None, "expected sources that are all pairs, or all labelled"),
+        ({"kto": kto, "b": b}, None, "expected sources that are all pairs, or all labelled"),
+        (
+            {"b": b, "longer": longer},
+            None,
+            f"the same seq; got rows of {2 * SEQ}, {2 * SEQ + 2} tokens",
+        ),
         ({"a": a, "c": a}, [1], "expected 2 weights; got 1"),
         ({"a": a, "c": a}, [1, 0], "weights must be above 0; got 1, 0"),
     ):

@@ -121,14 +121,14 @@ def test_batches_repeat_and_are_resumed(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (pair(rejected="good"), "chosen and rejected are equal: such a pair teaches nothing"),
+        (pair(rejected="good"), "chosen and rejected are equal: such a pair has no gradient"),
         (pair(score=3), "unknown field 'score': expected prompt, chosen and rejected"),
         ({"prompt": "a", "chosen": "b"}, "expected prompt, chosen and rejected, or"),
-        ({"prompt": "a", "completion": "b", "label": True}, "dpo is of chosen and rejected"),
-        ({"chosen": "a", "rejected": "b"}, "expected a prompt; only messages can be without one"),
+        ({"prompt": "a", "completion": "b", "label": True}, "dpo needs chosen and rejected"),
+        ({"chosen": "a", "rejected": "b"}, "expected a prompt; only messages can do without"),
         (pair(chosen=""), "chosen: expected a text; got an empty one"),
         (pair(chosen=3), "chosen: expected a text; got a number"),
-        (pair(prompt=[]), "chosen: expected messages, as prompt is; got a text"),
+        (pair(prompt=[]), "chosen: expected messages, as the prompt is; got a text"),
         (pair(chosen=[{"role": "assistant", "content": "x"}]), "prompt: expected messages, as"),
         ("[1]", "expected an object"),
         ('{"prompt": }', "not JSON"),

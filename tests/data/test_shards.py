@@ -63,7 +63,7 @@ def test_what_is_used_of_an_array():
     for bad in (400, -401):
         with pytest.raises(IndexError, match=r"expected a token of 0\.\.399"):
             tokens[bad]
-    with pytest.raises(IndexError, match="a step of 2"):
+    with pytest.raises(IndexError, match="a step of 1; got 2"):
         tokens[::2]
     nothing = tokens[9:9]
     assert len(nothing[0:0]) == 0 and np.array(nothing[0:0]).dtype == tokens.dtype

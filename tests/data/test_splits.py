@@ -28,15 +28,20 @@ NAMES = [
     (["only_test.json"], "", None, "only_test.json"),
     (C4, "en", None, "en/c4-train.*-of-00002.json.gz"),
     (CHATS, "", "train_sft", "data/train_sft-00000-of-00001.parquet"),
-    (CHATS, "", None, "no split is called train: name one behind a colon: test_sft, train_gen, "),
+    (CHATS, "", None, "no split is called train: name one after a colon: test_sft, train_gen, "),
     (CONVERTED, "", None, "default/train/*.parquet"),
     (SAMPLES, "sample/10BT", None, "sample/10BT/*.parquet"),
     (["a.jsonl", "b.jsonl", "c_test.jsonl"], "", None, "got 2: name one: a.jsonl, b.jsonl"),
     (["a.bin"], "", None, "expected files (.parquet, .jsonl, "),
     (CONVERTED, "de/", None, "de/train/*.parquet"),
-    (["x_test.csv"], "x_test.csv", "test", "x_test.csv is one file, without splits: leave :test"),
+    (
+        ["x_test.csv"],
+        "x_test.csv",
+        "test",
+        "x_test.csv is one file, which has no splits: leave :test",
+    ),
 ]
-ONLY = " in the cache (connect to a network for others): name one behind a "
+ONLY = " in the cache (connect to a network for others): name one after a "
 #: The same where other names may be missing: being the only one is no reason to be taken.
 CACHED = [
     (["x.parquet"], "", None, "x.parquet"),
@@ -51,7 +56,7 @@ CACHED = [
     (["de/test/0.csv"], "de/test", None, "de/test/0.csv"),
     (["de/test/0.csv"], "de", None, f"no split is called train{ONLY}colon: test"),
     (CONVERTED[:2], "", None, "default/train/*.parquet"),
-    (["README.md"], "", None, "in the cache (connect to a network for others); there are README"),
+    (["README.md"], "", None, "in the cache (connect to a network for others); got README"),
 ]
 BOTH = [(*each, False) for each in NAMES] + [(*each, True) for each in CACHED]
 
@@ -119,7 +124,9 @@ def test_other_names_and_nested_folders(tmp_path):
     write(tmp_path / "qa/0000.parquet", "one")
     write(tmp_path / "qa/0001.parquet", "two")
     write(tmp_path / "de/0000.parquet", "drei")
-    with pytest.raises(DataError, match=r"its data are in folders: name one: .*/de, .*/qa$"):
+    with pytest.raises(
+        DataError, match=r"its data are in folders below it: name one: .*/de, .*/qa$"
+    ):
         read(tmp_path)
     for path in (tmp_path / "qa", tmp_path / "qa/*.parquet"):
         assert texts(read(path, holdout=0).train) == ["one", "two"]
@@ -138,7 +145,9 @@ def test_a_folder_of_texts_may_have_tables_below(tmp_path):
     assert (found.kind, found.bytes) == ("a folder of texts", 20)
     (tmp_path / "a.txt").unlink()
     (tmp_path / "below/b.txt").unlink()
-    with pytest.raises(DataError, match=r"its data are in folders: name one: [^,]*/tables$"):
+    with pytest.raises(
+        DataError, match=r"its data are in folders below it: name one: [^,]*/tables$"
+    ):
         read(tmp_path)
 
 

@@ -92,7 +92,7 @@ def test_a_sequence_is_turned_back():
     engine, ids = realized("lfm2")
     decoder = engine.decoder()
     decoder.read(ids[:20])
-    with pytest.raises(ConfigError, match="remembers more than keys and values"):
+    with pytest.raises(ConfigError, match="has a recurrent state"):
         decoder.rewind(12)
     decoder.rewind()
     assert nmse(decoder.read(ids[:3]), engine.logits(ids[:3])[-1]) < SAME

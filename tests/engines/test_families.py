@@ -732,7 +732,7 @@ def test_a_tied_folder_is_not_fused_where_llama_cpp_wants_a_head(tmp_path):
         ends = {"lora_a": np.zeros((1, 24)), "lora_b": np.zeros((24, 1))}
         pair = {f"blk.0.attn_q.weight.{end}": w.astype(np.float32) for end, w in ends.items()}
         adapter = Adapter("olmoe", 1.0, pair)
-        with pytest.raises(ConfigError, match=r"has a tied head, and llama\.cpp reads olmoe with"):
+        with pytest.raises(ConfigError, match=r"has a tied head, but llama\.cpp needs olmoe with"):
             fuse_into(base, adapter, tmp_path / "fused.gguf")
 
 

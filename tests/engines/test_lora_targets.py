@@ -115,9 +115,9 @@ def test_options_out_of_range_are_refused_by_name(wrong, message):
 @pytest.mark.parametrize(
     ("more", "targets", "message"),
     [
-        ({"use_dora": True}, "embed", "token_embd.weight: DoRA is not for the table of embeddings"),
-        ({"use_dora": True}, "experts", "DoRA is not for the matrices of experts"),
-        ({"init": "pissa"}, "experts", "init 'pissa' is not for the matrices of experts"),
+        ({"use_dora": True}, "embed", "DoRA does not support the embedding table"),
+        ({"use_dora": True}, "experts", "DoRA does not support expert matrices"),
+        ({"init": "pissa"}, "experts", "init 'pissa' does not support expert matrices"),
     ],
 )
 def test_what_a_kind_of_adapter_is_not_for(more, targets, message):

@@ -216,10 +216,10 @@ def test_logits_of_some_rows():
         ({"segments": [0, 0, 0, 4, 4, 4]}, "segments: row 3 is 4; must be at most 3"),
         ({"segments": [0, 0, 0, 3, 3]}, r"upload segments: expected \(6,\); got \(5,\)"),
         ({"segments": [0.0] * 6}, "upload segments: expected i32; got float64"),
-        ({"segments": range(6)}, "segments: every one of 6 rows begins a segment, so that no tok"),
+        ({"segments": range(6)}, "segments: every one of 6 rows begins a segment, so no tok"),
         (
             {"positions": [0, 1, 2, 3, 4, 5]},
-            "positions: row 3 is 3; must be 0: positions count from 0 in each segment, and this",
+            "positions: row 3 is 3; must be 0: positions start at 0 in each segment, and this",
         ),
         ({"positions": [0, 1]}, r"upload positions: expected \(6,\); got \(2,\)"),
         ({"labels": np.ones((6, VOCAB))}, r"segments: labels must be integers \(6,\); got \(6, 61"),

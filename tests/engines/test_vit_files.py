@@ -140,7 +140,7 @@ def test_a_file_that_does_not_name_its_classes_gives_no_head(path):
 def test_a_file_without_a_head(path):
     weights = as_timm(path)
     save_file({name: w for name, w in weights.items() if "head" not in name}, path)
-    with pytest.raises(DataError, match=r"no head\.weight: say how many classes"):
+    with pytest.raises(DataError, match=r"no head\.weight: give the number of classes"):
         ViTEngine.load(path)
     assert ViTEngine.load(path, classes=3).config.classes == 3
 

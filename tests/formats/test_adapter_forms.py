@@ -137,7 +137,7 @@ def test_magnitudes_that_fit_nothing_are_refused(bases, wrong):
 
 def test_what_neither_form_could_hold_is_refused_before_it_is_trained(tmp_path):
     base = write_base(tmp_path / "base.gguf", "granitemoe", **EXPERTS)
-    with pytest.raises(ConfigError, match="DoRA is not for the matrices of experts"):
+    with pytest.raises(ConfigError, match="DoRA does not support expert matrices"):
         make(base, targets="experts", use_dora=True)
 
 

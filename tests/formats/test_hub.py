@@ -335,10 +335,13 @@ def test_what_a_name_of_data_means(data, text, words):
     ("text", "said"),
     [
         ("hf:o/nothing", "there is no dataset o/nothing"),
-        ("hf:o/words:test", "there is no split test: name one behind a colon: train, validation"),
-        ("hf:o/several", "there are 2 configurations: name one behind a slash: main, qa"),
+        ("hf:o/words:test", "there is no split test: name one after a colon: train, validation"),
+        ("hf:o/several", "there are 2 configurations: name one after a slash: main, qa"),
         ("hf:o/words/en", "expected files (.parquet, .jsonl, "),
-        ("hf:o/lines/a_eval.jsonl:test", "a_eval.jsonl is one file, without splits: leave :test"),
+        (
+            "hf:o/lines/a_eval.jsonl:test",
+            "a_eval.jsonl is one file, which has no splits: leave :test",
+        ),
         ("hf:o/words:", "a split is named as in hf:OWNER/NAME:test"),
     ],
 )

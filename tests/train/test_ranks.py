@@ -117,7 +117,7 @@ def whole(work):
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("killed", "is gone without a word: killed, or out of memory; all ranks stop; go on with"),
+        ("killed", "has ended without a message: killed, or out of memory; all ranks stop; "),
         ("fails", "a disk of this rank is on fire"),
         ("bad", "first bad gradient: "),
         ("leaves", "has ended, while others go on"),

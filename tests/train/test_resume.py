@@ -252,7 +252,7 @@ def test_other_weights_are_refused_and_no_file_changes(work, tmp_path):
     shutil.copytree(work / "gpt2", out)
     (out / ".stray.toynn-tmp-0123456789abcdef").write_text("of a kill")
     before = {path: kept for path, kept in state_of(out).items() if path != str(out)}
-    with pytest.raises(CheckpointError, match="realize the recipe as the run did"):
+    with pytest.raises(CheckpointError, match="realize the recipe with the run's options"):
         runs.trainer("from_scratch", work, resume=out, force=True).fit()
     after = state_of(out)
     del after[str(out)]  # the lock was there, and went

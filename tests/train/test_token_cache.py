@@ -96,7 +96,7 @@ def test_what_one_loss_takes_another_refuses_from_the_cache_too(tokenizers, tmp_
     options = {"vocab_size": 256, "store": cache(tmp_path)}
     assert len(jsonl.read(path, tokenizer, 24, **options).train) == 36
     assert len(read_preferences(path, tokenizer, 24, loss="kto", **options).train) == 36
-    with pytest.raises(DataError, match="dpo is of chosen and rejected"):
+    with pytest.raises(DataError, match="dpo needs chosen and rejected"):
         read_preferences(path, tokenizer, 24, loss="dpo", **options)
 
 

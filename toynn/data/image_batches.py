@@ -17,18 +17,18 @@ from toynn.errors import DataError
 __all__ = ["Fitted", "HeldOut", "LaterBatch", "RandomImages"]
 
 CACHE_BYTES = 512 * 2**20
-ORDER, CHANGE = 0, 1  # what a random generator is for
+ORDER, CHANGE = 0, 1  # seeds of the generators of the order and of the augmentation
 
 
 class LaterBatch(Batch):
-    """A batch that has no arrays until ``read``: never, where it is another process's."""
+    """A batch without arrays until ``read``. A batch of another rank is never read."""
 
     def __init__(self, rows: int, read: Callable[[], Batch]) -> None:
         self.rows = rows
         self._read = cache(read)
 
     def read(self) -> Batch:
-        """Return the batch with its arrays, which are read once."""
+        """Return the batch with its arrays, which are read only once."""
         return self._read()
 
     def __iter__(self) -> Iterator[Any]:
@@ -37,15 +37,15 @@ class LaterBatch(Batch):
 
 
 def _batch(pictures: list[Picture], labels: NDArray[np.int32]) -> Batch:
-    """Return pictures (B, H, W, C) in uint8, of which the head reads the class token."""
+    """Return a batch of uint8 pictures (B, H, W, C), whose class token the head reads."""
     return Batch(np.stack(pictures), np.zeros(1, np.int32), labels)
 
 
 class Fitted:
-    """The pictures of a part at one size, some of them kept.
+    """The pictures of a part at one size, with a cache.
 
-    The first that fill CACHE_BYTES are kept and none is ever dropped: where each epoch has another
-    order, throwing out the oldest would throw out just what comes next.
+    The cache keeps the first pictures that fill CACHE_BYTES, and never drops one. Each epoch has
+    another order, so evicting the oldest would gain nothing.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Fitted:
 
     @property
     def skips(self) -> bool:
-        """Whether unreadable pictures are passed over."""
+        """Whether unreadable pictures are skipped."""
         return self._unreadable is not None
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class Fitted:
         except DataError as error:
             if self._unreadable is None:
                 raise DataError(
-                    f"{error} (skip_unreadable=True|--skip-unreadable passes over such files)"
+                    f"{error} (skip_unreadable=True|--skip-unreadable skips such files)"
                 ) from error
             self._unreadable.append(str(error))
             self._bad.add(index)
@@ -90,7 +90,7 @@ class Fitted:
 
 
 class RandomImages:
-    """Endless training batches: every picture once, in random order, then again in another."""
+    """Endless training batches: every picture once an epoch, in a new random order."""
 
     def __init__(
         self, images: Fitted, classes: int, batch: int, seed: int, augment: Augment | None = None
@@ -100,14 +100,14 @@ class RandomImages:
         self._seed, self._position = seed, 0  # pictures drawn so far
         self._epoch, self._order = -1, np.zeros(0, np.int64)
         self.examples = len(images)
-        #: batches that have every picture once
+        #: batches in an epoch
         self.per_epoch = len(images) / batch
 
     def __iter__(self) -> "RandomImages":
         return self
 
     def __next__(self) -> LaterBatch:
-        """Draw a batch. Where unreadable pictures are skipped, it is read now: others follow."""
+        """Draw a batch. If unreadable pictures are skipped, read it now, to replace them."""
         random = np.random.default_rng((self._seed, CHANGE, self._position))
         drawn: list[int] = []
         while len(drawn) < self._batch:
@@ -132,7 +132,7 @@ class RandomImages:
 
     @property
     def state(self) -> dict[str, int]:
-        """What comes next: set it again and the same batches follow."""
+        """The position: set it again and the same batches follow."""
         return {"seed": self._seed, "position": self._position}
 
     @state.setter
@@ -142,9 +142,9 @@ class RandomImages:
 
 
 class HeldOut:
-    """Batches to evaluate on, the same each time; the last one may be smaller.
+    """Validation batches, the same each time; the last one may be smaller.
 
-    Of more than ``limit`` pictures, evenly spaced ones are taken.
+    If there are more than ``limit`` pictures, ``limit`` evenly spaced ones are used.
     """
 
     def __init__(self, images: Fitted, batch: int, limit: int) -> None:
@@ -153,7 +153,7 @@ class HeldOut:
         self._indices = np.arange(count) * len(images) // count
 
     def __len__(self) -> int:
-        """Return how many batches there are at most: unreadable pictures may be passed over."""
+        """Return the most batches there can be: unreadable pictures may be skipped."""
         return -(-len(self._indices) // self._batch)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -19,24 +19,24 @@ read_picture = read_file  # one file as (side, side, channels)
 
 @dataclass(frozen=True)
 class ImageData:
-    """Pictures in two parts, and the names of their classes.
+    """Training and validation pictures, and the names of their classes.
 
     Attributes
     ----------
     name
-        Where they come from.
+        The source of the pictures.
     classes
         Names, by label.
     channels
-        1 if all pictures are grey for sure, else 3.
+        1 if all pictures are known to be grey, else 3.
     side
-        Their shorter side in pixels, if they are arrays; None for files, which may all differ.
+        The shorter side in pixels, for arrays; None for files, which may have any sizes.
     train, valid
-        To train on, and held out: what the source holds out, or a fifth of each class.
+        The training part and the held-out part: the source's own, or a fifth of each class.
     unreadable
-        Files that were skipped, with the reason; None if they are not to be.
+        The files that were skipped, with the reason; None if an unreadable file is an error.
     animated
-        Files of several frames. The first frame is the picture.
+        The number of files of several frames. The first frame is the picture.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ImageData:
 
         Source: UCI, Optical Recognition of Handwritten Digits, doi:10.24432/C50P49.
 
-        Raises ConfigError where that is not installed.
+        Raises ConfigError where scikit-learn is not installed.
         """
         try:
             from sklearn.datasets import load_digits
@@ -73,14 +73,14 @@ class ImageData:
     ) -> "ImageData":
         """Read a folder of class folders, a .npz file, or a folder of MNIST or CIFAR-10.
 
-        Raises DataError, with the file; with ``skip_unreadable``, files that are no pictures are
-        skipped. Pixels of a class folder are read later, when they are asked for.
+        With ``skip_unreadable``, files that are not pictures are skipped. Pixels of class folders
+        are read only when needed. Raises DataError, with the file.
         """
         return cls._split(*cls._found(path, skip_unreadable), seed)
 
     @classmethod
     def to_measure(cls, path: str | PathLike[str], *, skip_unreadable: bool = False) -> "ImageData":
-        """Read pictures as ``read`` does; where none are held out there, ``valid`` is all of them.
+        """Read pictures as ``read`` does, but if none are held out, ``valid`` is all of them.
 
         Raises DataError.
         """

@@ -1,16 +1,16 @@
 """Data for fine-tuning: a folder of train.jsonl, valid.jsonl and test.jsonl, a .jsonl, or a .txt.
 
-Every line of a .jsonl is an object, and all of a file have one form:
+Every line of a .jsonl file is an object, and all objects of a file have one format:
 
     {"text": "..."}                                             all of it has loss
     {"prompt": "...", "completion": "..."}                      the completion has loss
-    {"messages": [{"role": "user", "content": "..."}, ...]}     what the assistant says has loss
+    {"messages": [{"role": "user", "content": "..."}, ...]}     the assistant's messages have loss
 
-So are Alpaca's instruction, input, output and ShareGPT's conversations. Tables (.csv, .tsv;
-.parquet and .arrow by pyarrow) have them as rows, a folder of .txt and .md as texts; .gz and .zst
-are unpacked. Other keys are ignored, and blank lines. A text and a completion end with EOS; the
-names of special tokens in them are plain text. These are the forms and file names that mlx-lm
-reads, too. A .txt is one long text, read in windows; a .bin is tokens already.
+Alpaca's and ShareGPT's formats are read too. Objects may also be the rows of a table (.csv, .tsv;
+.parquet and .arrow by pyarrow), or the texts of a folder of .txt and .md files. Files ending with
+.gz and .zst are unpacked. Other keys and blank lines are ignored. A text and a completion end with
+EOS; names of special tokens in them are plain text. mlx-lm reads the same formats and file names.
+A .txt file is one long text, read in windows; a .bin file holds tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,20 +59,20 @@ Tokens = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples, or a long text, to train on and to validate on; and notes for the user."""
+    """Training and validation data, examples or a long text, and notes for the user."""
 
     train: Examples | Documents | Tokens
     valid: Examples | Documents | Tokens
     test: Examples | None
     seq: int
-    notes: list[str]  # lines to be told
+    notes: list[str]  # lines for the user
     chats: bool = False  # whether the examples are conversations
     packing: bool = False  # whether a row of a batch is several examples
     source: Source | None = None  # the long text
     mapped: Mapped = ()
 
     def check_unchanged(self) -> None:
-        """Raise DataError where a file that is mapped is no longer the one that was opened."""
+        """Raise DataError if a mapped file has changed since it was opened."""
         for file in self.mapped:
             file.check()
 
@@ -86,7 +86,7 @@ class Dataset:
         return t_batch
 
     def batches(self, batch: int, seed: int) -> PackedExamples | ShuffledExamples | RandomWindows:
-        """Return endless training batches, with a `state` to go on from."""
+        """Return endless training batches, with a `state` to resume from."""
         if isinstance(self.train, Documents):
             return DocumentWindows(self.train, batch, self.seq, seed)
         if not isinstance(self.train, Examples):
@@ -104,7 +104,7 @@ class Dataset:
         return spaced_windows(self.valid, batch, self.seq, max_batches)
 
     def test_batches(self, batch: int) -> list[Batch]:
-        """Return all of the test part; none where there is no such part."""
+        """Return all of the test part; without one, no batches."""
         return [] if self.test is None else self._in_order(self.test, batch)
 
     def _in_order(self, part: Examples, batch: int, max_batches: int | None = None) -> list[Batch]:
@@ -112,15 +112,15 @@ class Dataset:
         return order(part, batch, max_batches)
 
     def with_valid(self, other: "Dataset", where: str) -> "Dataset":
-        """Return these data with all that others train on as the validation part.
+        """Return these data with the training part of others as the validation part.
 
-        Raises DataError where one is examples, and the other a text.
+        Raises DataError if one is examples and the other a text.
         """
         kinds = ["examples" if isinstance(d.train, Examples) else "a text" for d in (self, other)]
         if kinds[0] != kinds[1]:
             raise DataError(
-                f"{where}: the data to validate on are {kinds[1]}, those to train on {kinds[0]}: "
-                f"expected the same of both"
+                f"{where}: the validation data are {kinds[1]}, the training data {kinds[0]}: "
+                f"expected both to be the same"
             )
         seq = max(self.seq, other.seq)
         for part in (self.train, self.test, other.train):
@@ -131,12 +131,12 @@ class Dataset:
 
 
 def read(path: str | Path, encoder: Encoder, seq: int | ReadOptions, **more: Any) -> Dataset:
-    """Read data for windows of seq tokens. Raises DataError, with file and line.
+    """Read data for rows of seq tokens. Raises DataError, with file and line.
 
-    ``seq`` is all ReadOptions; or a number, and ``more`` are others by name: vocab_size at least.
-    Where no example is as long the windows are shorter: as long as the longest, or, where examples
-    share them (``packing``), as all together. Without a valid.jsonl some of the training
-    examples, drawn by the seed, become the validation part: see ``ReadOptions.holdout``.
+    ``seq`` is a ReadOptions, or a number with the other options in ``more`` (at least vocab_size).
+    If no example is that long, rows are shorter: as long as the longest example, or with
+    ``packing`` as all examples together. Without a valid.jsonl, training examples that the seed
+    draws become the validation part: see ``ReadOptions.holdout``.
     """
     how = ReadOptions.of(seq, more)
     path = Path(path)
@@ -180,9 +180,9 @@ def read(path: str | Path, encoder: Encoder, seq: int | ReadOptions, **more: Any
 def read_all(
     path: str | Path, encoder: Encoder, seq: int | ReadOptions, **more: Any
 ) -> tuple[Examples, list[str]]:
-    """Read all examples of a file, or of a folder of texts; and what became of them on the way.
+    """Read all examples of a file, or of a folder of texts; return them and notes.
 
-    None are held out; ``seq`` and ``more`` are as ``read`` takes them.
+    None are held out; ``seq`` and ``more`` are those of ``read``.
 
     Raises DataError as ``read`` does.
     """
@@ -191,23 +191,23 @@ def read_all(
 
 
 def measured_part(path: Path) -> Path:
-    """Return the file of a folder that a model is measured on: its test part, or its valid part.
+    """Return the file of a folder to evaluate on: its test part, or else its validation part.
 
-    A file is itself, and so is a folder of texts. Raises DataError for a folder without either.
+    A file or a folder of texts is returned as it is. Raises DataError for any other folder.
     """
     if not path.is_dir():
         return path
     found = part_of(path, TEST) or part_of(path, VALID)
     if found is None and (part_of(path, TRAIN) is not None or not is_container(path)):
         raise DataError(
-            f"{path}: expected {TEST} or {VALID} in it, or texts (.txt, .md): there are none; or "
-            f"name the file"
+            f"{path}: expected {TEST} or {VALID} in it, or texts (.txt, .md); it has none: name "
+            f"the file"
         )
     return found or path
 
 
 def prompts(path: str | Path) -> Iterator[tuple[str, str | list[dict[str, Any]]]]:
-    """Yield where each prompt of a .jsonl file is, and the prompt: a text, or messages.
+    """Yield the place of each prompt in a .jsonl file, and the prompt: a string, or messages.
 
     A line has the key "prompt", or "messages". Raises DataError, with file and line.
     """
@@ -224,11 +224,11 @@ def prompts(path: str | Path) -> Iterator[tuple[str, str | list[dict[str, Any]]]
 def long_text(
     path: str | Path | None, encoder: Encoder, seq: int | ReadOptions, **more: Any
 ) -> Dataset:
-    """Return windows of seq tokens of a text, those of its last tenth for validation.
+    """Return windows of seq tokens of a text; the last tenth of the text is for validation.
 
-    Without a path, of the text that ships with Python. ``seq`` and ``more`` are as ``read`` has
-    them. A text of bytes that has a ``store`` to go to stays where it is, and is mapped. Raises
-    DataError if the text is too short, or an id is no token of the vocabulary.
+    Without a path it is the text that ships with Python. ``seq`` and ``more`` are those of
+    ``read``. With a ``store``, a text whose tokens are bytes is mapped in place. Raises DataError
+    if the text is too short, or an id is not below the vocabulary size.
     """
     how = ReadOptions.of(seq, more)
     return _of_windows(read_windows(path, encoder, how), how.seq)
@@ -241,20 +241,20 @@ def _of_windows(found: Windows, seq: int) -> Dataset:
 def documents(
     path: str | Path | None, encoder: Encoder, seq: int | ReadOptions, **more: Any
 ) -> Dataset:
-    """Return windows of a text that is documents, with a separator between them.
+    """Return windows of a text that is made of documents with a separator between them.
 
-    Windows do not look from one document into another (``toynn.data.documents``). Each has BOS and
-    EOS as an example has them; where there is no EOS, it ends with the separator. The last tenth of
-    the tokens is for validation. ``seq`` and ``more`` are as ``read`` takes them. Raises DataError
-    if it is no text, has no such separator or too few tokens, or if an id is no token of the
-    vocabulary.
+    Tokens attend only within their document (``toynn.data.documents``). Each document has BOS and
+    EOS as an example has; without an EOS token it ends with the separator. The last tenth of the
+    tokens is for validation. ``seq`` and ``more`` are those of ``read``. Raises DataError if the
+    file is not a text, has no such separator, has too few tokens, or has an id that is not below
+    the vocabulary size.
     """
     how = ReadOptions.of(seq, more)
     separator = how.separator
     if path is not None and (Path(path).is_dir() or Path(path).suffix in (".jsonl", ".bin")):
         raise DataError(
-            f"{path}: a separator of documents is for a text; expected a .txt file: each line of a "
-            f".jsonl is a document already, packed with others, and a .bin file is one long text"
+            f"{path}: a separator of documents needs a text: expected a .txt file. Each line of a "
+            f".jsonl file is a document of its own, and a .bin file is one long text"
         )
     if path is None:
         corpus = Corpus.embedded()
@@ -273,7 +273,7 @@ def documents(
         path, told, how.vocab_size, lambda: _parted(source.name, text, encoder, separator)
     )
     tail, note = tail_of(found.ids, how.seq, source, how.holdout)
-    note += f"; {len(found.begins):,} documents, between which windows do not look"
+    note += f"; {len(found.begins):,} documents; attention stays within each"
     parts = found.parted(len(found) - tail)
     return Dataset(*parts, None, how.seq, [note], source=source, mapped=mapped)
 
@@ -281,7 +281,7 @@ def documents(
 def _parted(
     name: str, text: Iterable[str], encoder: Encoder, separator: str
 ) -> Iterator[NDArray[np.int32]]:
-    """Yield the tokens of documents, many of which are encoded together."""
+    """Yield the tokens of each document; many documents are encoded at once."""
     begin = [encoder.bos] if encoder.add_bos and encoder.bos is not None else []
     end, kept = ([], separator) if encoder.eos is None else ([encoder.eos], "")
     waiting: list[tuple[str, bool]] = []
@@ -299,5 +299,5 @@ def _parted(
     if count < 2:
         raise DataError(
             f"{name}: expected documents with {separator!r} between them; it is not in the text: "
-            f"give what stands there, or none for a text that is one document"
+            f"name the separator that is there, or none for a text that is one document"
         )

@@ -1,15 +1,15 @@
-"""Several sources of data in one run, each with its share of the rows.
+"""Mix several sources of data in one run, each with its share of the rows.
 
-A row of a batch is of one source: examples packed into --seq tokens, or a window of text. After n
-rows, a source of weight w (weights add up to 1) has given n w rows, off by less than one. The next
-source follows from that; it is not random. Within a source the order is random, as it is for a
-single source.
+Each row of a batch comes from one source: examples packed into --seq tokens, or a window of text.
+Weights add up to 1. After n rows, a source of weight w has given n w rows, off by less than one.
+So the choice of the next source is not random. Within a source the order is random, as in a run
+with a single source.
 
-An epoch is as many rows as all sources have together. With weights that are not given, each has its
-share of these, and an epoch has all once. With weights that are, a source that comes up short in an
-epoch is gone on with in the next, and one that is used up begins anew: `passes` says how often.
+An epoch has as many rows as all sources together. Without given weights, each source has its share
+of these rows, and an epoch has every row once. With given weights, a source that is not used up
+continues in the next epoch, and one that is used up starts again: see `passes`.
 
-Each source has a validation part of its own, and a validation loss: `val_loss/<name>`.
+Each source has its own validation part and validation loss, `val_loss/<name>`.
 
 Source: Tijdeman 1980, The chairman assignment problem, doi:10.1016/0012-365X(80)90269-1: no source
 of k is more than 1 - 1 / (2 k - 2) rows off.
@@ -39,7 +39,7 @@ class Mixture:
     names: tuple[str, ...]
     sources: tuple[Dataset | PreferenceData, ...]
     weights: tuple[float, ...]  # which add up to 1
-    given: bool  # whether they were, or are the sizes
+    given: bool  # whether the user gave them; else they are the sources' sizes
 
     @classmethod
     def of(
@@ -49,10 +49,12 @@ class Mixture:
     ) -> "Mixture":
         """Mix sources, by their names: texts and examples, or preferences.
 
-        ``weights`` are shares of the rows, and need not add up to 1; without them each source has
-        a share as large as it is. Windows of a text are then as long as rows of examples. Raises
-        ConfigError for weights that are not above 0, or not as many as sources, and for
-        preferences beside what is none, of another form, or of rows of another length.
+        ``weights`` are shares of the rows, and need not add up to 1; by default a source's share is
+        its size. Windows of a text become as long as rows of examples.
+
+        Raises ConfigError for fewer than two sources; for weights that are not above 0, or not one
+        for each source; for preferences mixed with other data; and for preferences that differ in
+        kind or row length.
         """
         if len(sources) < 2:
             raise ConfigError(f"a mixture needs two sources or more; got {len(sources)}")
@@ -70,12 +72,12 @@ class Mixture:
 
     @property
     def seq(self) -> int:
-        """The tokens of a row."""
+        """The number of tokens in a row."""
         return max(source.seq for source in self.sources)
 
     @property
     def chats(self) -> bool:
-        """Whether there are conversations."""
+        """Whether any source has conversations."""
         return any(source.chats for source in self.sources)
 
     @property
@@ -85,18 +87,18 @@ class Mixture:
 
     @cached_property
     def rows(self) -> tuple[float, ...]:
-        """How many rows each source has."""
+        """The number of rows of each source."""
         return tuple(source.batches(1, 0).per_epoch for source in self.sources)
 
     @property
     def passes(self) -> tuple[float, ...]:
-        """How often an epoch goes through each source."""
+        """How many times an epoch goes through each source."""
         total = sum(self.rows)
         return tuple(w * total / rows for w, rows in zip(self.weights, self.rows, strict=True))
 
     @property
     def notes(self) -> list[str]:
-        """Lines to be told: those of the sources, and how they are mixed."""
+        """Lines for the user: the sources' notes, and how they are mixed."""
         lines = [note for source in self.sources for note in source.notes]
         for name, share, times in zip(self.names, self.weights, self.passes, strict=True):
             lines.append(f"{name}: {share:.1%} of the rows; an epoch goes through it {times:.2f} x")
@@ -104,7 +106,7 @@ class Mixture:
         return lines
 
     def check_unchanged(self) -> None:
-        """Raise DataError where a file that is mapped is no longer the one that was opened."""
+        """Raise DataError if a mapped file has changed since it was opened."""
         for source in self.sources:
             source.check_unchanged()
 
@@ -113,11 +115,11 @@ class Mixture:
         return self.sources[0].rows_for(t_batch, t_seq)
 
     def batches(self, batch: int, seed: int) -> "MixedBatches":
-        """Return endless training batches, with a `state` to go on from."""
+        """Return endless training batches, with a `state` to resume from."""
         return MixedBatches(self, batch, seed)
 
     def valid_batches(self, batch: int, max_batches: int) -> list[Batch]:
-        """Return the same validation batches each time, of each source as many as its share."""
+        """Return the same validation batches each time, each source by its share."""
         return [
             replace(part, source=name)
             for name, source, share in zip(self.names, self.sources, self.weights, strict=True)
@@ -125,12 +127,12 @@ class Mixture:
         ]
 
     def test_batches(self, batch: int) -> list[Batch]:
-        """Return all of the test parts that there are."""
+        """Return the batches of all test parts."""
         return [part for source in self.sources for part in source.test_batches(batch)]
 
 
 class MixedBatches:
-    """Endless training batches of ``batch`` rows, each row of the source that is next."""
+    """Endless training batches of ``batch`` rows; ``next_source`` chooses each row's source."""
 
     def __init__(self, data: Mixture, batch: int, seed: int) -> None:
         seeds = np.random.SeedSequence(seed).generate_state(len(data.sources))
@@ -138,9 +140,9 @@ class MixedBatches:
             source.batches(1, int(own)) for source, own in zip(data.sources, seeds, strict=True)
         ]
         self._weights, self._batch = data.weights, batch
-        self._drawn = [0] * len(self._sources)  # rows of each
+        self._drawn = [0] * len(self._sources)  # rows drawn from each
         self.examples = sum(getattr(source, "examples", 1) for source in self._sources)
-        #: batches that have as many rows as all sources together
+        #: batches in an epoch
         self.per_epoch = sum(data.rows) / batch
 
     def __iter__(self) -> "MixedBatches":
@@ -156,7 +158,7 @@ class MixedBatches:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Where it stands: set it again, with the same data, and the same batches follow."""
+        """The position: set it again, with the same data, and the same batches follow."""
         return {"drawn": list(self._drawn), "sources": [each.state for each in self._sources]}
 
     @state.setter
@@ -167,13 +169,13 @@ class MixedBatches:
 
 
 def next_source(weights: Sequence[float], drawn: Sequence[int]) -> int:
-    """Return which source is next, where so many rows of each were drawn.
+    """Return the index of the next source, given the number of rows drawn from each.
 
-    Of those that may have one more, the one that would first be too late.
+    Among the sources that may give one more row, it is the one with the earliest deadline.
     """
     slack = 1 / (2 * len(weights) - 2)
     n = sum(drawn) + 1
-    # Rounding must not keep all of them back: the one that is furthest behind always may.
+    # Rounding must not exclude all sources: the one that is furthest behind is always allowed.
     most = max(weight * n - count for weight, count in zip(weights, drawn, strict=True))
     may = [k for k, w in enumerate(weights) if w * n - drawn[k] >= min(slack, most)]
     return min(may, key=lambda k: (drawn[k] + 1 - slack) / weights[k])
@@ -182,18 +184,18 @@ def next_source(weights: Sequence[float], drawn: Sequence[int]) -> int:
 def _alike(
     sources: Sequence[Dataset | PreferenceData],
 ) -> tuple[Dataset | PreferenceData, ...]:
-    """Return sources whose rows have one form and one length. Raises ConfigError."""
+    """Return the sources with rows of one kind and one length. Raises ConfigError."""
     kinds = {type(source) for source in sources}
     if len(kinds) > 1:
-        raise ConfigError("preferences can be mixed with preferences alone")
+        raise ConfigError("preferences can be mixed only with preferences; got other data too")
     paired = [each.train for each in sources if isinstance(each, PreferenceData)]
     if len({part.wanted is None for part in paired}) > 1:
         raise ConfigError(
-            "pairs can be mixed with pairs alone, and labelled completions with such; got both"
+            "expected sources that are all pairs, or all labelled completions; got both"
         )
     if len(rooms := {part.seq for part in paired}) > 1:
         raise ConfigError(
-            f"preferences to be mixed must be read with one seq; got rows of "
+            f"to mix preferences, read them all with the same seq; got rows of "
             f"{', '.join(map(str, sorted(rooms)))} tokens"
         )
     seq = max(source.seq for source in sources)
@@ -213,12 +215,12 @@ def _alike(
 
 
 def _document(ids: Any) -> Documents:
-    """Return a text as one document, whose windows are segments."""
+    """Return a text as one document, so that its windows are segments."""
     return Documents(ids, np.zeros(1, np.int64))
 
 
 def _joined(rows: Sequence[Batch]) -> Batch:
-    """Return rows as one batch."""
+    """Concatenate rows into one batch."""
     first = rows[0]
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(row, name) for row in rows])

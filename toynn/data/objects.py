@@ -1,4 +1,4 @@
-"""The JSON of rows, in which an object that names a key twice is an error."""
+"""Parse the JSON of rows; a key that comes twice in an object is an error."""
 
 import json
 from collections import Counter
@@ -8,11 +8,11 @@ __all__ = ["ROWS", "RepeatedKey"]
 
 
 class RepeatedKey(ValueError):
-    """An object in JSON names a key twice: which of the two values is meant, nobody knows."""
+    """A JSON object has a key twice, so its value is ambiguous."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object. Raises RepeatedKey, where the json library would keep the last value."""
+    """Return an object. Raises RepeatedKey; the json library would keep the last value."""
     found = dict(pairs)
     if len(found) < len(pairs):
         [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
@@ -20,5 +20,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-#: Decodes the JSON of rows; raises RepeatedKey beside what the json library raises.
+#: Decodes the JSON of rows; raises RepeatedKey besides the json library's errors.
 ROWS = json.JSONDecoder(object_pairs_hook=_once)

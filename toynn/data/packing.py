@@ -1,18 +1,19 @@
-"""Examples packed into rows of T tokens: best fit, so that rows are nearly full.
+"""Pack examples into rows of T tokens by best fit, so that rows are nearly full.
 
-Longest first, each example goes into the row with the least room that has enough for it. With few
-examples, one row too many is a large share. Then rows are also filled one after the other, each by
-the examples that leave the least room in it; and the fewer rows are taken. How many there are
-depends on the lengths alone. So does, mostly, who shares a row: among those of one length the seed
-of the epoch decides. It draws the order of the rows, too. As segments do not see each other, the
-company matters no more than that of a batch; examples of one length change it in every epoch.
+Longest first, each example goes into the fullest row that has room for it. With few examples, one
+row too many is a large share. So up to FEW examples are also packed a second way: row by row, each
+with the examples that fill it best. The result with fewer rows is used.
 
-An epoch is whole rows. With natural lengths all rows but one are full, or nearly: 64 examples fill
-95 to 99 percent of rows of 512 tokens, and 256 or more examples over 98 percent. A batch is some
-rows, of which only the tokens are computed.
+The number of rows depends on the lengths alone. Which examples share a row depends mostly on the
+lengths too; examples of equal length are exchanged by the epoch's seed. The seed also draws the
+order of the rows. Segments do not see each other, so who shares a row does not matter.
+
+An epoch is whole rows. With natural lengths all rows but one are nearly full: 64 examples fill 95
+to 99 percent of rows of 512 tokens, 256 or more examples over 98 percent. Only tokens are computed,
+never the padding of a row.
 Sources: Johnson 1973, Near-optimal bin packing algorithms, chapter 2 (best fit decreasing: at most
-11/9 of the fewest rows, and 4); Gupta & Ho 1999, A new heuristic algorithm for the one-dimensional
-bin-packing problem (minimum bin slack), here by the sums that some of the lengths can have.
+11/9 of the fewest rows, and 4). Gupta & Ho 1999, A new heuristic algorithm for the one-dimensional
+bin-packing problem (minimum bin slack); here by subset sums of the lengths.
 """
 
 from bisect import bisect_left, insort
@@ -28,22 +29,22 @@ __all__ = ["PackedExamples", "examples_in_order", "in_rows", "pack", "packed_in_
 
 Indices = NDArray[np.int64]
 
-FEW = 500  # examples: up to here a row too many matters, and it is worth looking for fewer
-TRIES = 6  # to find fewer
+FEW = 500  # examples: with at most this many, one row too many matters
+TRIES = 6  # attempts to find fewer rows
 
 
 def pack(lengths: Sequence[int] | Indices, room: int, order: Indices) -> list[list[int]]:
-    """Return rows of indices whose lengths, of at most ``room`` each, add up to at most that.
+    """Return rows of indices; the lengths of a row add up to at most ``room``.
 
-    Of equal lengths those come first that are first in ``order``.
+    No length may exceed ``room``. Indices of equal length are packed as ``order`` has them.
     """
     sizes = {index: int(lengths[index]) for index in order.tolist()}
     by_length = sorted(sizes, key=lambda index: -sizes[index])
     rows = _best_fit(sizes, room, by_length)
-    rng = np.random.default_rng(0)  # as many rows in each epoch
+    rng = np.random.default_rng(0)  # fixed: the same number of rows in each epoch
     for attempt in range(TRIES if len(sizes) <= FEW else 0):
         if len(rows) * room < sum(sizes.values()) + room:
-            break  # there are no fewer
+            break  # fewer rows are impossible
         about = np.log([sizes[index] for index in by_length])
         about += rng.normal(0, 0.5, len(about)) * (attempt > 0)
         tried = _fullest(sizes, room, by_length, np.argsort(-about, kind="stable"))
@@ -52,10 +53,10 @@ def pack(lengths: Sequence[int] | Indices, room: int, order: Indices) -> list[li
 
 
 def _best_fit(sizes: Mapping[int, int], room: int, by_length: Sequence[int]) -> list[list[int]]:
-    """Return rows: each index, one after the other, where it leaves the least room."""
+    """Return rows: each index, in order, goes where it leaves the least room."""
     rows: list[list[int]] = []
     left: dict[int, list[int]] = {}  # rows by the room that is left in them
-    rooms: list[int] = []  # those that there are, ascending
+    rooms: list[int] = []  # the keys of left, ascending
     for index in by_length:
         length = sizes[index]
         at = bisect_left(rooms, length)
@@ -79,10 +80,10 @@ def _best_fit(sizes: Mapping[int, int], room: int, by_length: Sequence[int]) -> 
 def _fullest(
     sizes: Mapping[int, int], room: int, by_length: Sequence[int], looked_at: Indices
 ) -> list[list[int]]:
-    """Return rows: the longest that is left, and those that fill up the rest of its row best.
+    """Return rows: each holds the longest index left, and the indices that fill its rest best.
 
-    Of several such, those that come first if ``by_length`` is looked at in this order. Bit n of
-    ``sums`` says whether some of them have the length n together.
+    Ties go to the first in the order ``by_length[looked_at]``. Bit n of ``sums`` says whether the
+    lengths of some subset add up to n.
     """
     rows: list[list[int]] = []
     packed: set[int] = set()
@@ -91,7 +92,7 @@ def _fullest(
         if first in packed:
             continue
         space = room - sizes[first]
-        before: list[tuple[int, int]] = []  # of each index, the sums without it
+        before: list[tuple[int, int]] = []  # the sums before each index was added
         sums = 1
         for index in remaining:
             if sizes[index] <= space and index != first:
@@ -111,19 +112,19 @@ def _fullest(
 
 
 class Packable(Protocol):
-    """Examples, or groups of them that must not be parted."""
+    """Examples, or groups of examples that must stay together."""
 
-    seq: int  # the most tokens that one may have to read
+    seq: int  # the most tokens of one item
 
     def __len__(self) -> int:
         """Return how many there are."""
 
     @property
     def lengths(self) -> Indices:
-        """The tokens that each has to read."""
+        """The number of tokens of each item."""
 
     def batch(self, indices: Sequence[int], room: int) -> Batch:
-        """Return these as one batch."""
+        """Return these items as one batch."""
 
 
 class PackedExamples:
@@ -131,11 +132,11 @@ class PackedExamples:
 
     def __init__(self, data: Packable, batch: int, seed: int) -> None:
         self._data, self._batch, self._seed = data, batch, seed
-        self._epoch, self._next = 0, 0  # the row that comes next
+        self._epoch, self._next = 0, 0  # the next row
         self._packed, self._rows = -1, [[0]]  # the epoch that is packed
         self._pack()
         self.examples = len(data)
-        #: batches that have every example once
+        #: batches in an epoch
         self.per_epoch = len(self._rows) / batch
 
     def __iter__(self) -> "PackedExamples":
@@ -152,7 +153,7 @@ class PackedExamples:
         return self._data.batch(chosen, self._batch * self._data.seq)
 
     def _pack(self) -> None:
-        """Pack all examples again in each epoch, into rows in random order."""
+        """At the start of an epoch, pack all examples again, and shuffle the rows."""
         if self._epoch != self._packed:
             rng = np.random.default_rng([self._seed, self._epoch])
             rows = pack(self._data.lengths, self._data.seq, rng.permutation(len(self._data)))
@@ -161,7 +162,7 @@ class PackedExamples:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Where it stands: set it again, with the same examples, and the same batches follow."""
+        """The position: set it again, with the same examples, and the same batches follow."""
         return {"seed": self._seed, "epoch": self._epoch, "row": self._next}
 
     @state.setter
@@ -171,7 +172,7 @@ class PackedExamples:
 
 
 def packed_in_order(examples: Packable, batch: int, max_batches: int | None = None) -> list[Batch]:
-    """All examples in batches of packed rows; at most max_batches, of examples spaced evenly."""
+    """Return batches of packed rows; at most max_batches, of evenly spaced examples."""
     count, chosen = len(examples), np.arange(len(examples))
     if max_batches is not None and count:
         room = batch * examples.seq
@@ -183,7 +184,7 @@ def packed_in_order(examples: Packable, batch: int, max_batches: int | None = No
 def in_rows(
     data: Packable, rows: list[list[int]], batch: int, max_batches: int | None = None
 ) -> list[Batch]:
-    """Return rows in batches of so many; at most max_batches."""
+    """Return batches of ``batch`` rows; at most max_batches."""
     rows = rows if max_batches is None else rows[: batch * max_batches]
     return [
         data.batch([index for row in rows[k : k + batch] for index in row], batch * data.seq)
@@ -192,6 +193,6 @@ def in_rows(
 
 
 def examples_in_order(data: Packable, batch: int, max_batches: int | None = None) -> list[Batch]:
-    """All examples in batches, in order; at most max_batches, of examples spaced evenly."""
+    """Return batches of one example a row, in order; at most max_batches, evenly spaced."""
     count = len(data) if max_batches is None else min(len(data), batch * max_batches)
     return in_rows(data, [[index * len(data) // count] for index in range(count)], batch)

@@ -1,4 +1,4 @@
-"""Pictures as PNG, for pages: no library is needed to write it.
+"""Encode pictures as PNG for reports, without a library.
 
 Source: W3C, Portable Network Graphics (PNG) Specification, 3rd edition, sections 5 and 11.
 """
@@ -15,11 +15,11 @@ GREY, RGB = 0, 2  # colour types
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Return the file of a picture (H, W, C) of bytes, C of 1 (grey) or 3 (RGB)."""
+    """Return the PNG file of a uint8 picture (H, W, C), C of 1 (grey) or 3 (RGB)."""
     height, width, channels = pixels.shape
     kind = GREY if channels == 1 else RGB
     head = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
-    rows = np.zeros((height, 1 + width * channels), np.uint8)  # each begins with its filter: none
+    rows = np.zeros((height, 1 + width * channels), np.uint8)  # byte 0 of a row is its filter: none
     rows[:, 1:] = pixels.reshape(height, -1)
     chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, data) for name, data in chunks)

@@ -1,10 +1,10 @@
-"""Preferences as lines of JSON, with TRL's names, and packed batches of them.
+"""Read preferences from lines of JSON, with TRL's names, and pack them into batches.
 
     {"prompt": "...", "chosen": "...", "rejected": "..."}          which completion is better
-    {"prompt": "...", "completion": "...", "label": true}          whether one is wanted (KTO)
+    {"prompt": "...", "completion": "...", "label": true}          whether it is wanted (KTO)
 
-All three texts may be lists of messages; without a prompt, chosen and rejected are whole
-conversations that begin alike. Completions end as texts do; prompts have no loss.
+Prompt, chosen and rejected may be lists of messages. Without a prompt, chosen and rejected are
+whole conversations with a common beginning. Completions end with EOS; prompts have no loss.
 """
 
 from collections import deque
@@ -41,9 +41,9 @@ PAIR, LABELLED = ("chosen", "rejected"), ("prompt", "completion", "label")
 
 
 class Preferences:
-    """Examples in groups: chosen and rejected in turn, or single ones that are wanted or not.
+    """Examples in groups: pairs (chosen, then rejected), or single ones, wanted or unwanted.
 
-    ``whole`` learns what is chosen from its prompt on, as ORPO does.
+    With ``whole`` the prompt of a chosen example has loss too, as in ORPO.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Preferences:
         self._examples, self._whole = examples, whole
         self.wanted = None if wanted is None else np.array(wanted, np.int32)
         self._of = 1 if wanted is not None else 2
-        #: the most tokens that a group may have to read
+        #: the most tokens of a group
         self.seq = examples.seq * self._of
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class Preferences:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The tokens that each group has to read."""
+        """The number of tokens of each group."""
         lengths: NDArray[np.int64] = self._examples.lengths.reshape(-1, self._of).sum(axis=1)
         return lengths
 
@@ -81,7 +81,7 @@ class Preferences:
         for k, member in enumerate(members):
             ids, labels = self._examples[member]
             counting = np.flatnonzero(labels != IGNORED)
-            first, end = int(counting[0]), int(counting[-1]) + 1  # nothing behind it has loss
+            first, end = int(counting[0]), int(counting[-1]) + 1  # no loss after it
             ids, labels, before = ids[:end], labels[:end], 0
             if self._whole and self._of == 2 and k % 2 == 0:
                 labels[:first], before = ids[1 : first + 1], first
@@ -93,20 +93,20 @@ class Preferences:
 
 @dataclass(frozen=True)
 class PreferenceData:
-    """Pairs or completions to train on and to validate on, and notes for the user."""
+    """Training and validation preferences, and notes for the user."""
 
     train: Preferences
     valid: Preferences
     seq: int
     notes: list[str]
     chats: bool = False
-    test: None = None  # no part of its own is read
-    source: None = None  # they are no long text
-    packed: bool = True  # batches are of examples, in segments
+    test: None = None  # a test part is not read
+    source: None = None  # only a long text has one
+    packed: bool = True  # batches have segments
     mapped: Mapped = ()
 
     def check_unchanged(self) -> None:
-        """Raise DataError where a file that is mapped is no longer the one that was opened."""
+        """Raise DataError if a mapped file has changed since it was opened."""
         for file in self.mapped:
             file.check()
 
@@ -115,7 +115,7 @@ class PreferenceData:
         return max(1, t_batch * t_seq // self.train.seq)
 
     def batches(self, batch: int, seed: int) -> PackedExamples:
-        """Return endless training batches, with a `state` to go on from."""
+        """Return endless training batches, with a `state` to resume from."""
         return PackedExamples(self.train, batch, seed)
 
     def valid_batches(self, batch: int, max_batches: int) -> list[Batch]:
@@ -125,24 +125,24 @@ class PreferenceData:
         return in_rows(data, rows, batch, max_batches)
 
     def test_batches(self, batch: int) -> list[Batch]:
-        """Return none: there is no such part."""
+        """Return no batches: preferences have no test part."""
         return []
 
     def with_valid(self, other: "PreferenceData", where: str) -> "PreferenceData":
-        """Return these data with all that others train on as the validation part.
+        """Return these data with the training part of others as the validation part.
 
-        Raises DataError where one is pairs, and the other labelled completions.
+        Raises DataError if one is pairs and the other labelled completions.
         """
         if (self.train.wanted is None) != (other.train.wanted is None):
             raise DataError(
-                f"{where}: expected pairs, or labelled completions, to train and to validate on; "
-                f"got one of each"
+                f"{where}: expected training and validation data that are both pairs, or both "
+                f"labelled completions; got one of each"
             )
         notes, mapped = self.notes + other.notes, (*self.mapped, *other.mapped)
         return replace(self, valid=other.train, notes=notes, mapped=mapped)
 
     def prompt(self) -> list[int]:
-        """Return the first prompt of the validation part; without one, of the training part."""
+        """Return the token ids of the first validation prompt, or else training prompt."""
         ids, labels = (self.valid if len(self.valid) else self.train).example(0)
         return [int(id) for id in ids[: int(np.argmax(labels != IGNORED)) + 1]]
 
@@ -152,10 +152,10 @@ def read_preferences(
 ) -> PreferenceData:
     """Read pairs for "dpo" and "orpo", labelled completions for "kto".
 
-    ``path`` is a file of rows, as ``jsonl.read`` takes it, or a folder with train.jsonl (or
-    train.parquet, ...) and perhaps valid.jsonl; without that some are held out. Pairs become
-    labelled completions for "kto": chosen are wanted. A pair is left out, and counted, if one of
-    its completions has no token left. ``seq`` and ``more`` are as ``jsonl.read`` takes them.
+    ``path`` is a file of rows, or a folder with train.jsonl (or train.parquet, ...) and perhaps
+    valid.jsonl; without a validation file, some rows are held out. For "kto", pairs become labelled
+    completions: chosen ones are wanted. A pair is dropped, and counted, if cutting leaves one of
+    its completions without a token. ``seq`` and ``more`` are those of ``jsonl.read``.
 
     Raises DataError, with file and line.
     """
@@ -181,7 +181,7 @@ def read_preferences(
 def read_all_preferences(
     path: str | Path, encoder: Encoder, seq: int | ReadOptions, *, loss: str = "dpo", **more: Any
 ) -> tuple[Preferences, list[str]]:
-    """Read all preferences of a file, none of them held out; and what became of them on the way.
+    """Read all preferences of a file, none held out; return them and notes.
 
     The arguments are those of ``read_preferences``. Raises DataError, with file and line.
     """
@@ -221,10 +221,10 @@ class PreferenceReader:
         return Preferences(examples, None if paired else wanted, whole=self.loss == "orpo")
 
     def _fill(self, path: Path, examples: Examples) -> dict[str, Any]:
-        """Read all lines of a file into examples: those of a line together, or none of them."""
+        """Read a file into examples; a line's sequences are added all, or none of them."""
         reader, dropped = self.reader, 0
         wanted: list[str] = []
-        sequences: deque[_Sequence] = deque()  # of which the ids are still to come
+        sequences: deque[_Sequence] = deque()  # the ids of these are still to come
         group: list[tuple[Made, bool]] = []
         with closing(reader.encoded(self._said(path, sequences))) as encoded:
             for made in encoded:
@@ -248,14 +248,14 @@ class PreferenceReader:
     def _said(
         self, path: Path, sequences: "deque[_Sequence]"
     ) -> Iterator[tuple[str, Parts | Talk]]:
-        """Yield where each sequence is, and what it says; note what it is."""
+        """Yield each sequence's place and contents; append its description to ``sequences``."""
         for where, row, _ in self.reader.rows(path, self.form):
             for said, sequence in self.sequences(where, row):
                 sequences.append(sequence)
                 yield where, said
 
     def form(self, where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return what a line is. Raises DataError for other keys."""
+        """Return the keys of a line's format. Raises DataError for other keys."""
         known = {"prompt", *PAIR, "completion", "label"}
         unknown = [key for key in row if key not in known]
         got = ", ".join(map(repr, list(row)[:8])) or "an empty object"
@@ -269,7 +269,7 @@ class PreferenceReader:
         if row.keys() == set(LABELLED):
             if self.loss == "kto":
                 return LABELLED[1:]
-            raise DataError(f"{where}: {self.loss} is of chosen and rejected; got {got}")
+            raise DataError(f"{where}: {self.loss} needs chosen and rejected; got {got}")
         raise DataError(
             f"{where}: expected prompt, chosen and rejected, or prompt, completion and label; got "
             f"{got}"
@@ -278,7 +278,7 @@ class PreferenceReader:
     def sequences(
         self, where: str, row: Mapping[str, Any]
     ) -> "Iterator[tuple[Parts | Talk, _Sequence]]":
-        """Yield what each sequence of a line says, and what it is. Raises DataError."""
+        """Yield the contents and the description of each sequence of a line. Raises DataError."""
         if "label" in row:
             if not isinstance(row["label"], bool):
                 raise DataError(f"{where}: label: expected true or false; got {row['label']!r}")
@@ -286,47 +286,47 @@ class PreferenceReader:
             yield said, _Sequence(row["label"], skipped, last=True)
             return
         if row["chosen"] == row["rejected"]:
-            raise DataError(f"{where}: chosen and rejected are equal: such a pair teaches nothing")
+            raise DataError(f"{where}: chosen and rejected are equal: such a pair has no gradient")
         for key in PAIR:
             said, skipped = self._parts(where, row, key)
             yield said, _Sequence(key == "chosen", skipped, last=key == "rejected")
 
     def _parts(self, where: str, row: Mapping[str, Any], key: str) -> tuple[Parts | Talk, int]:
-        """Return what a sequence says, and how many of the assistant's turns are its prompt's."""
+        """Return a sequence's contents, and how many assistant turns its prompt has."""
         prompt, completion = row.get("prompt"), row[key]
         if not isinstance(completion, list):
             if "prompt" not in row:
-                raise DataError(f"{where}: expected a prompt; only messages can be without one")
+                raise DataError(f"{where}: expected a prompt; only messages can do without")
             if isinstance(prompt, list):
-                raise DataError(f"{where}: {key}: expected messages, as prompt is; got a text")
+                raise DataError(f"{where}: {key}: expected messages, as the prompt is; got a text")
             given = {"prompt": prompt, "completion": string_of(where, row, key)}
             return self.reader._completion(where, given), 0
         if prompt is not None and not isinstance(prompt, list):
-            raise DataError(f"{where}: prompt: expected messages, as {key} is; got a text")
+            raise DataError(f"{where}: prompt: expected messages, as {key} is; got a string")
         before = len(prompt) if prompt is not None else self._common(row)
         messages = [*(prompt or ()), *completion]
         talk = self.reader._messages(where, {"messages": messages}, self.reader.roles)
         return talk, sum(m["role"] == ASSISTANT for m in talk.messages[:before])
 
     def _common(self, row: Mapping[str, Any]) -> int:
-        """Return with how many messages both conversations of a line begin."""
+        """Return how many messages the two conversations of a line have in common."""
         chosen, rejected = (row[key] for key in PAIR)
         if not isinstance(chosen, list) or not isinstance(rejected, list):
-            return 0  # whoever reads the other one says what is wrong
+            return 0  # the reader of the other one says what is wrong
         alike = [a == b for a, b in zip(chosen, rejected, strict=False)]
         return (*alike, False).index(False)
 
 
 class _Sequence(NamedTuple):
-    """What is known of a sequence while its ids are still to come."""
+    """The description of a sequence, until its ids come."""
 
     wanted: bool
-    skipped: int  # turns of the assistant that are its prompt's
-    last: bool  # of its line
+    skipped: int  # assistant turns of its prompt
+    last: bool  # whether it is the last of its line
 
 
 def without_loss(made: Made, turns: int) -> Made:
-    """Return the parts of a sequence; the first ``turns`` parts with loss lose it."""
+    """Return a sequence's parts, without the loss of the first ``turns`` parts that have loss."""
     parts = []
     for ids, trained in made:
         parts.append((ids, trained and not turns))

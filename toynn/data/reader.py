@@ -1,4 +1,4 @@
-"""Rows of a file as tokens, in parts with and without loss, on all cores."""
+"""Turn the rows of a file into tokens, in parts with and without loss, on all cores."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -34,11 +34,11 @@ __all__ = [
 ]
 
 ASSISTANT = "assistant"
-TOGETHER = 2**18  # characters that are encoded together
+TOGETHER = 2**18  # characters that are encoded at once
 
 
 class Said(NamedTuple):
-    """A part of an example: a text or ids, with or without loss, maybe continuing the last part."""
+    """A part of an example: text or ids, with or without loss; may continue the part before."""
 
     what: str | Sequence[int]
     trained: bool
@@ -49,14 +49,14 @@ Parts = Sequence[Said]
 
 
 class Talk(NamedTuple):
-    """A conversation: messages, and descriptions of tools, or None."""
+    """A conversation: messages, and the descriptions of tools or None."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
 
 
 Row = Mapping[str, Any]
-#: Functions that return what a row at a place says, and its form.
+#: Functions of a row's place and the row: its contents, and the keys of its format.
 Maker = Callable[[str, Row], Parts | Talk]
 FormOf = Callable[[str, Any], tuple[str, ...]]
 
@@ -84,48 +84,48 @@ class Encoder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A text that differs for every other tokenizer."""
+        """A string that is unique to the tokenizer."""
 
     def encode_many(self, texts: Sequence[tuple[str, bool]]) -> Sequence[Sequence[int]]:
-        """Return the ids of texts; each has a flag: whether it continues the text before it."""
+        """Return the ids of texts; each text's flag says whether it continues the one before."""
 
     def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int32]]:
         """Yield the ids of a long text that comes in blocks."""
 
     def encode_talks(self, talks: Iterable["Talk"]) -> Iterator[Sequence[tuple[list[int], bool]]]:
-        """Yield the ids of each conversation in parts, and whether the assistant says them."""
+        """Yield each conversation as parts: ids, and whether the assistant says them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How data are read, whatever form they have; each reader takes what it needs.
+    """How to read data of any format; each reader uses the options it needs.
 
     Attributes
     ----------
     seq
-        The largest number of tokens that an example reads; the tokens of a window.
+        The most tokens of an example; the tokens of a window.
     vocab_size
         The model's vocabulary; every id must be below this.
     seed
         Draws the examples to hold out if the data have no validation part.
     holdout
-        How much is held out then: a share below 1, a number of examples, or a number of tokens of a
-        text; 0: nothing. By default a tenth, or nothing of fewer than FEW examples.
+        How much to hold out then: a share below 1, or a number of examples (for a text, of tokens);
+        0: nothing. By default a tenth, but nothing of fewer than FEW examples.
     mask_prompt
-        Whether prompts and users' messages carry no loss.
+        Whether prompts and users' messages have no loss.
     keep_end
-        Whether examples that are too long lose their beginning instead of their end.
+        Whether an example that is too long loses its beginning instead of its end.
     packing
         Whether examples share rows.
     columns
-        The column of the data for each field that is named otherwise.
+        The data's column for each field that has another name there.
     bounds
         The largest bytes of a line, and of unpacked data.
     separator
         The text between the documents of a text.
     store, progress
-        The store of the tokens, by default memory; a function that is told how many bytes were
-        read.
+        The store of the tokens, by default memory; a function that is called with the bytes read so
+        far.
     """
 
     seq: int
@@ -143,26 +143,26 @@ class ReadOptions:
 
     @classmethod
     def of(cls, seq: "int | ReadOptions", more: Mapping[str, Any]) -> "ReadOptions":
-        """Return options, or those of so many tokens, with ``more`` of them by name."""
+        """Return options from a ReadOptions or a number of tokens, changed by ``more``."""
         return replace(seq, **more) if isinstance(seq, ReadOptions) else cls(seq=seq, **more)
 
     @property
     def kept_in(self) -> Store:
-        """Where tokens go."""
+        """The store of the tokens."""
         return self.store or InMemory()
 
 
 class Reader:
-    """Reads files of one data set."""
+    """Reads the files of one data set."""
 
     def __init__(self, encoder: Encoder, how: ReadOptions) -> None:
         self.encoder, self.how = encoder, how
         self.notes: list[str] = []
         self.roles: set[str] = set()  # in conversations
-        self.mapped: list[Watched] = []  # of what the store has returned
+        self.mapped: list[Watched] = []  # files mapped by the store
 
     def read(self, path: Path) -> Examples:
-        """Read a file; note what was cut and dropped. Raises DataError."""
+        """Read a file; add a note about what was cut and dropped. Raises DataError."""
         examples, facts = self.stored(path, {}, lambda empty: self._fill(path, empty))
         labels, cut, dropped = (facts[name] for name in ("labels", "cut", "dropped"))
         self.roles.update(facts["roles"])
@@ -186,7 +186,7 @@ class Reader:
     def stored(
         self, path: Path, told: dict[str, Any], fill: FillExamples
     ) -> tuple[Examples, dict[str, Any]]:
-        """Return the examples of a file by the store, ``told`` beside what this reader knows."""
+        """Return a file's examples from the store; ``told`` and the options are their key."""
         told = told | {"encoder": self.encoder.fingerprint, "vocab_size": self.how.vocab_size}
         told |= {"columns": dict(self.how.columns)} if self.how.columns else {}
         told |= {
@@ -209,15 +209,15 @@ class Reader:
         return {**counts, "roles": sorted(roles)}
 
     def _said(self, path: Path, roles: set[str]) -> Iterator[tuple[str, Parts | Talk]]:
-        """Yield where each line of a file is, and what is said in it."""
+        """Yield the place and the contents of each line of a file."""
         forms = self.forms(roles)
         for where, row, form in self.rows(path, form_of):
             yield where, forms[form](where, row)
 
     def rows(self, path: Path, form_of: FormOf) -> Iterator[tuple[str, Row, tuple[str, ...]]]:
-        """Yield where each line of a file is, the line, and its form: that of all of them.
+        """Yield each line's place, the line, and the keys of its format; all lines have one format.
 
-        Raises DataError for a line of another form, and where there is none.
+        Raises DataError for a line of another format, and for a file without lines.
         """
         first: tuple[tuple[str, ...], int | str] | None = None
         for line, row in rows(path, self.how.progress, self.how.columns, self.how.bounds):
@@ -237,9 +237,9 @@ class Reader:
             )
 
     def forms(self, roles: set[str]) -> dict[tuple[str, ...], Maker]:
-        """Return what says a row of each form; roles of messages are added to ``roles``.
+        """Return a function for each format that returns a row's contents.
 
-        What is returned raises DataError for rows that are none.
+        The functions add roles of messages to ``roles``, and raise DataError for malformed rows.
         """
         return {
             ("prompt", "completion"): self._completion,
@@ -254,10 +254,10 @@ class Reader:
         }
 
     def encoded(self, said: Iterable[tuple[str, Parts | Talk]]) -> Generator[Made, None, None]:
-        """Yield the ids of each line in parts, on all cores, and whether they have loss.
+        """Yield each line as parts: ids, and whether they have loss. Uses all cores.
 
-        The first line that is wrong is the one to be told of: those before it come, then its error.
-        Raises DataError, and what ``said`` raises.
+        All lines before the first bad line are yielded, then its error is raised. Raises DataError,
+        and what ``said`` raises.
         """
         for are_talks, some in groupby(said, lambda each: isinstance(each[1], Talk)):
             if are_talks:
@@ -267,7 +267,7 @@ class Reader:
 
     def _talks(self, said: Iterable[tuple[str, Any]]) -> Iterator[Made]:
         """Yield the ids of conversations."""
-        asked: deque[str] = deque()  # where those are whose ids are still to come
+        asked: deque[str] = deque()  # places of the talks whose ids are still to come
 
         def talks() -> Iterator[Talk]:
             for where, talk in said:
@@ -278,7 +278,7 @@ class Reader:
         while True:
             try:
                 turns = next(many, None)
-            except ToynnError as error:  # the chat template's, most often; or of what is said
+            except ToynnError as error:  # of the chat template, or of a message
                 if asked:
                     raise DataError(f"{asked[0]}: {error}") from error
                 raise
@@ -288,7 +288,7 @@ class Reader:
             yield [self._checked(where, ids, trained) for ids, trained in turns]
 
     def _texts(self, said: Iterable[tuple[str, Any]]) -> Iterator[Made]:
-        """Yield the ids of texts, many of which are encoded together."""
+        """Yield the ids of texts; many texts are encoded at once."""
         waiting: list[tuple[str, Parts]] = []
         length = 0
         try:

@@ -1,4 +1,4 @@
-"""Repeated rows, within data and across parts; and what --seq cuts and packs."""
+"""Count repeated rows, within data and across parts, and what --seq cuts and packs."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,18 +10,18 @@ from toynn.data.packing import pack
 
 __all__ = ["Cut", "Repeats", "common", "cut_at", "repeated"]
 
-PACKED = 50_000  # examples that are packed to see how full rows are; of more, so many
+PACKED = 50_000  # the most examples that are packed to measure how full rows are
 
 
 class Repeats(NamedTuple):
-    """How many rows there are more than there need be; the first of them, and whose copy it is."""
+    """The number of rows that are copies; the index of the first copy and of its original."""
 
     rows: int
     first: tuple[int, int] | None
 
 
 def repeated(hashes: ArrayLike) -> Repeats:
-    """Return how many rows have the hash of one before."""
+    """Count the rows with the hash of an earlier row."""
     values = np.asarray(hashes, np.uint64)
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     again = np.flatnonzero(first[inverse] != np.arange(len(values)))
@@ -32,10 +32,10 @@ def repeated(hashes: ArrayLike) -> Repeats:
 
 
 def common(held: ArrayLike, trained: ArrayLike) -> Repeats:
-    """Return how many held-out rows stand among those that are trained on, too.
+    """Count the held-out rows that are also training rows.
 
-    The first is given by its number among the held-out ones, with that of a row like it. A hash of
-    0 is that of nothing.
+    ``first`` is the index of the first such held-out row, and of an equal training row. A hash of 0
+    means no hash.
     """
     some, others = np.asarray(held, np.uint64), np.asarray(trained, np.uint64)
     found = np.flatnonzero(np.isin(some, others) & (some != 0))
@@ -49,17 +49,19 @@ class Cut(NamedTuple):
     """What --seq does to examples."""
 
     cut: int  # examples that are longer
-    dropped: int  # in which no token with loss is left
+    dropped: int  # examples with no token with loss left
     lost: float  # the share of all tokens that is cut off
-    rows: int  # of --seq tokens that all are packed into
-    filled: float  # the share of these that is tokens
-    sampled: int | None  # examples that were packed, where that are not all
+    rows: int  # rows of --seq tokens after packing
+    filled: float  # the share of these rows that is tokens
+    sampled: int | None  # examples that were packed, if not all
 
 
 def cut_at(lengths: Any, trained: Any, prompts: Any, seq: int, seed: int = 0) -> Cut:
-    """Return what becomes of examples of so many tokens in rows of seq tokens.
+    """Return what rows of seq tokens do to examples of the given lengths.
 
-    What is longer than seq + 1 loses its end; where its prompt is as long, nothing is left.
+    ``trained`` counts each example's tokens with loss, ``prompts`` the tokens before the first of
+    them. An example of more than seq + 1 tokens loses its end; it is dropped if its prompt alone
+    has as many.
     """
     long, counts, before = (np.asarray(each, np.int64) for each in (lengths, trained, prompts))
     room = seq + 1

@@ -1,7 +1,7 @@
-"""Tokens of several arrays as one array, without copies.
+"""View the tokens of several arrays as one array, without copies.
 
-A window that begins in one array continues in the next. So batches are the same as from one array:
-how a corpus was cut into files changes nothing.
+A window that begins in one array continues in the next. So batches do not depend on how a corpus
+was cut into files.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ Tokens = NDArray[np.integer[Any]]
 
 
 def chained(parts: Sequence[Tokens]) -> Tokens:
-    """Return arrays as one: itself, where it is one alone."""
-    return parts[0] if len(parts) == 1 else cast(Tokens, Shards(parts))  # what is used of an array
+    """Return several arrays as one; a single array is returned as it is."""
+    return parts[0] if len(parts) == 1 else cast(Tokens, Shards(parts))
 
 
 class Shards:
-    """What readers of tokens use of an array: its length, an element, a stretch, many elements."""
+    """The part of an array's interface that readers of tokens use: length and indexing."""
 
     def __init__(self, parts: Sequence[Tokens], dtype: Any = None) -> None:
         self._parts = tuple(part for part in parts if len(part))
@@ -34,7 +34,7 @@ class Shards:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, at: int | slice | NDArray[np.int64]) -> Any:
-        """Return an element; the elements of a stretch, as shards; those of an array of indices."""
+        """Return an element for an int, shards for a slice, an array for an array of indices."""
         if isinstance(at, slice):
             return self._stretch(*at.indices(len(self)))
         if isinstance(at, np.ndarray):
@@ -45,12 +45,12 @@ class Shards:
         return self._elements(np.array(index))[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Tokens:
-        """Return all of it in memory."""
+        """Return all tokens as one array in memory."""
         return np.concatenate([np.empty(0, self.dtype), *self._parts]).astype(dtype or self.dtype)
 
     def _stretch(self, first: int, end: int, step: int) -> "Shards":
         if step != 1:
-            raise IndexError(f"expected a stretch of neighbours; got a step of {step}")
+            raise IndexError(f"expected a slice with a step of 1; got {step}")
         begins = self._ends - [len(part) for part in self._parts]
         cut = [
             part[max(first - begin, 0) : max(end - begin, 0)]

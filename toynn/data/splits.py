@@ -1,4 +1,4 @@
-"""Which files of a folder, or of a repository on the hub, are one split of a data set.
+"""Find the files of a folder, or of a repository on the hub, that are one split of a data set.
 
     data/train-00000-of-00002.parquet   the name before the number is the split
     main/test-00000-of-00001.parquet    a folder is a configuration
@@ -6,7 +6,7 @@
     chats_eval.jsonl                    a word of SPLITS in the name says which split it is
     chats.jsonl                         without such a word it is train
 
-Several files that are read one after another have one path, with a star: train-*-of-00002.parquet.
+Files that are read one after the other share one path with a star: train-*-of-00002.parquet.
 Source: huggingface.co/docs/hub/datasets-file-names-and-splits.
 """
 
@@ -23,7 +23,7 @@ from toynn.system.series import SHARD, series
 
 __all__ = ["SPLITS", "Split", "choose", "files_of", "part_of"]
 
-#: Words in the names of files and folders, by the split that they mean.
+#: For each split, the words in names of files and folders that mean it.
 SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -31,19 +31,19 @@ SPLITS = {
 }
 TRAIN = "train"
 PARQUET = ".parquet"
-#: Endings of data: a repository is read by the first of these that it has.
+#: Suffixes of data files, best first: only files of the best one in a repository are read.
 KINDS = tuple(dict.fromkeys((PARQUET, *LINES, *TABLES)))
-#: JSON that describes data.
+#: Stems of JSON files that describe data.
 ABOUT = ("dataset_infos", "dataset_info", "dataset_dict", "state", "metadata")
-#: Folders of the configuration that is read where none is named.
+#: Folders of the default configuration.
 USUAL = ("", "data", "default")
-#: Names of texts that tell about data.
+#: Stems of texts about the data.
 NOTES = ("readme", "license", "licence")
-LISTED = 20  # names in an error
+LISTED = 20  # the most names in an error
 
 
 class Split(NamedTuple):
-    """The files of a split, their common path, and the names of the other splits beside it."""
+    """The files of a split, their common path, and the names of the other splits."""
 
     files: list[str]
     path: str
@@ -58,26 +58,27 @@ def choose(
     *,
     cached: bool = False,
 ) -> Split:
-    """Return the files of a split among the names in a repository; ``what`` begins an error.
+    """Return the files of a split from the file names of a repository.
 
-    ``within`` is a file, or a folder to look in. Without ``split`` it is train, or the only one.
-    ``cached`` says that there may be other names: then neither a configuration nor a split is taken
-    for being the only one. Raises DataError where there is no such split, or a choice.
+    ``what`` begins an error. ``within`` is a file, or a folder to look in. The default ``split`` is
+    train, or the only one. ``cached`` means that ``names`` may be incomplete: then neither a
+    configuration nor a split is taken for the only one. Raises DataError if there is no such split,
+    or if several fit.
     """
     within = within.rstrip("/")
     others = " in the cache (connect to a network for others)" if cached else ""
     if within in names:
         if split is not None:
-            raise DataError(f"{what}: {within} is one file, without splits: leave :{split} out")
+            raise DataError(
+                f"{what}: {within} is one file, which has no splits: leave :{split} out"
+            )
         return Split([within], within, [])
     here = [each for each in names if not within or each.startswith(f"{within}/")]
     data = [each for each in here if _kind(each) and Path(each).stem not in ABOUT]
     if not data:
         have = ", ".join((here or list(names))[:LISTED]) or "no files"
         where = f" in {within}" if within else ""
-        raise DataError(
-            f"{what}: expected files ({', '.join(KINDS)}){where}{others}; there are {have}"
-        )
+        raise DataError(f"{what}: expected files ({', '.join(KINDS)}){where}{others}; got {have}")
     first = min((_kind(each) for each in data), key=KINDS.index)
     groups: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for each in data:
@@ -90,7 +91,7 @@ def choose(
     if not usual and (len(groups) > 1 or (cached and not deeper)):
         there = f"are {len(groups)} configurations" if len(groups) > 1 else "is one configuration"
         raise DataError(
-            f"{what}: there {there}{others}: name one behind a slash: "
+            f"{what}: there {there}{others}: name one after a slash: "
             f"{', '.join(sorted(groups)[:LISTED])}"
         )
     splits = groups[folder]
@@ -100,7 +101,7 @@ def choose(
     if wanted not in splits:
         missing = f"there is no split {wanted}" if split is not None else "no split is called train"
         raise DataError(
-            f"{what}: {missing}{others}: name one behind a colon: "
+            f"{what}: {missing}{others}: name one after a colon: "
             f"{', '.join(sorted(splits)[:LISTED])}"
         )
     files = sorted(splits.pop(wanted))
@@ -108,11 +109,12 @@ def choose(
 
 
 def part_of(folder: Path, name: str) -> Path | None:
-    """Return the path of a part of the data in a folder: train.jsonl, valid.jsonl, test.jsonl.
+    """Return the path of a part of the data in a folder, or None if it has no such part.
 
-    It may also be train.parquet, train.csv.gz, ...; or the shards of a split, in the folder or in
-    data/ in it; for train also other .parquet files. Raises DataError for a choice, and where all
-    data are in folders; but a folder of texts may have .parquet files below.
+    ``name`` is train.jsonl, valid.jsonl or test.jsonl. The part may also be train.parquet,
+    train.csv.gz, ..., or the shards of a split, in the folder or its data/. For train it may be
+    other .parquet files too. Raises DataError if several fit, and if data are only in folders below
+    (unless it is a folder of texts).
     """
     stem = name.removesuffix(".jsonl")
     wanted = _canonical(stem)
@@ -134,14 +136,14 @@ def part_of(folder: Path, name: str) -> Path | None:
     nested = {each.parent for each in folder.rglob(f"*{PARQUET}") if _shown(folder, each)}
     if nested and not any(_shown(folder, x) and x.stem.lower() not in NOTES for x in texts(folder)):
         listed = ", ".join(str(each) for each in sorted(nested)[:LISTED])
-        raise DataError(f"{folder}: its data are in folders: name one: {listed}")
+        raise DataError(f"{folder}: its data are in folders below it: name one: {listed}")
     return None
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a path with a star in its name, in order; or the path alone.
+    """Return the files that a path with a star means, in order; or the path alone.
 
-    Raises DataError for a series of shards of which one is missing.
+    Raises DataError if a shard of a series is missing.
     """
     if "*" not in path.name or path.exists():
         return [path]
@@ -152,7 +154,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _together(what: str, files: Sequence[str], names: Sequence[str]) -> str:
-    """Return one path for files among ``names``. Raises DataError if none is theirs alone."""
+    """Return one path for exactly these files of ``names``. Raises DataError if none exists."""
     _check_whole(what, files)
     if len(files) == 1:
         return files[0]
@@ -172,7 +174,7 @@ def _together(what: str, files: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _check_whole(what: str, files: Sequence[str]) -> None:
-    """Raise DataError if one of several shards is missing."""
+    """Raise DataError if a shard is missing."""
     for each in files:
         if (found := SHARD.search(each)) and len(there := series(each, files)) != int(found[2]):
             raise DataError(
@@ -182,7 +184,7 @@ def _check_whole(what: str, files: Sequence[str]) -> None:
 
 
 def _sorted(name: str) -> tuple[str, str]:
-    """Return the folder of a file's configuration, and its split."""
+    """Return the folder of a file's configuration, and the file's split."""
     *folders, last = name.split("/")
     found = SHARD.search(last)
     stem = last[: found.start()] if found else last.partition(".")[0]
@@ -196,18 +198,18 @@ def _sorted(name: str) -> tuple[str, str]:
 
 
 def _canonical(word: str) -> str:
-    """Return the split that a word means; any other word is a split's own name."""
+    """Return the split that a word means; any other word is a split's name itself."""
     return next((split for split, words in SPLITS.items() if word in words), word)
 
 
 def _kind(name: str) -> str:
-    """Return the ending of a file of data; "" for others."""
+    """Return the suffix of a data file; "" for any other file."""
     kind = kind_of(Path(name))
     return kind if kind in KINDS else ""
 
 
 def _shown(folder: Path, path: Path) -> bool:
-    """Whether neither a file nor a folder that it is in is hidden, from ``folder`` on."""
+    """Return whether no part of a path below ``folder`` is hidden."""
     return not any(each.startswith(".") for each in path.relative_to(folder).parts)
 
 

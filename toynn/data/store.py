@@ -1,7 +1,7 @@
-"""Stores of tokens: in memory, or on the disk.
+"""Stores of tokens, in memory or on disk.
 
-A store is asked for what a file becomes: it calls ``fill`` to make it, unless it has it. It also
-returns what it has mapped of it: files that must stay as they are.
+A store returns the tokens of a file; it calls ``fill`` to make them, unless it has them. It also
+returns the files that it has mapped, which must not change.
 """
 
 from array import array
@@ -18,33 +18,33 @@ from toynn.errors import DataError
 
 __all__ = ["FillExamples", "FillTokens", "InMemory", "Mapped", "Store", "Watched", "check_ids"]
 
-#: Puts examples into an object, and returns what else is to be known, in values that JSON holds.
+#: Adds examples to an object, and returns facts about them as JSON values.
 FillExamples = Callable[[Examples], dict[str, Any]]
 #: Yields tokens, some at a time.
 FillTokens = Callable[[], Iterable[NDArray[np.int32]]]
 
 
 class Watched(Protocol):
-    """A file that is mapped, or several."""
+    """One or several mapped files."""
 
     def check(self) -> None:
-        """Raise DataError where the file is no longer what it was when it was opened."""
+        """Raise DataError if the file has changed since it was opened."""
 
 
-#: What is mapped of what a store returns.
+#: The mapped files behind what a store returns.
 Mapped = tuple[Watched, ...]
 
 
 class Store(Protocol):
-    """What keeps tokens. ``told`` is all that they depend on beside the file's bytes.
+    """Keeps tokens. ``told`` is everything that they depend on besides the file's bytes.
 
-    All that it returns is of the vocabulary.
+    All ids that a store returns are below the vocabulary size.
     """
 
     def examples(
         self, path: Path, told: dict[str, Any], empty: Examples, fill: FillExamples
     ) -> tuple[Examples, dict[str, Any], Mapped]:
-        """Return the examples of a file, like ``empty``, and what else is to be known of them."""
+        """Return a file's examples, with the settings of ``empty``, and facts about them."""
 
     def tokens(
         self, path: Path, told: dict[str, Any], vocab_size: int, fill: FillTokens
@@ -54,11 +54,11 @@ class Store(Protocol):
     def documents(
         self, path: Path, told: dict[str, Any], vocab_size: int, fill: FillTokens
     ) -> tuple[Documents, Mapped]:
-        """Return the documents of a file; ``fill`` yields the tokens of each, some at least."""
+        """Return the documents of a file; ``fill`` yields each one's tokens, never none."""
 
 
 class InMemory:
-    """Keeps nothing for later."""
+    """Makes everything anew, in memory."""
 
     def examples(
         self, path: Path, told: dict[str, Any], empty: Examples, fill: FillExamples
@@ -69,7 +69,7 @@ class InMemory:
     def tokens(
         self, path: Path, told: dict[str, Any], vocab_size: int, fill: FillTokens
     ) -> tuple[NDArray[np.integer[Any]], Mapped]:
-        """Return new tokens. Raises DataError for ids that are not of the vocabulary."""
+        """Return new tokens. Raises DataError for ids outside the vocabulary."""
         ids = np.concatenate([np.empty(0, np.int32), *fill()])
         check_ids(f"{path}", ids, vocab_size)
         return ids, ()
@@ -77,7 +77,7 @@ class InMemory:
     def documents(
         self, path: Path, told: dict[str, Any], vocab_size: int, fill: FillTokens
     ) -> tuple[Documents, Mapped]:
-        """Return new documents. Raises DataError for ids that are not of the vocabulary."""
+        """Return new documents. Raises DataError for ids outside the vocabulary."""
         lengths = array("q")
         kept = array("i")
         for some in fill():
@@ -89,7 +89,7 @@ class InMemory:
 
 
 def check_ids(where: str, ids: Sequence[int] | NDArray[np.integer[Any]], vocab_size: int) -> None:
-    """Raise DataError unless all ids, which a tokenizer has made, are of a vocabulary."""
+    """Raise DataError unless all ids of a tokenizer are in the model's vocabulary."""
     if not len(ids):
         return
     values = np.asarray(ids)

@@ -1,4 +1,4 @@
-"""A text in UTF-8, block by block: even one as large as the disk takes no memory."""
+"""Read a UTF-8 text block by block, so that a text of any size takes little memory."""
 
 import codecs
 import hashlib
@@ -14,16 +14,16 @@ __all__ = ["BOM", "Progress", "blocks", "decoded", "looked_at", "silent"]
 BOM = b"\xef\xbb\xbf"
 BLOCK = 2**22  # bytes
 
-#: Told how many bytes are done, of how many.
+#: Called with the bytes done so far, and the bytes in all.
 Progress = Callable[[int, int], object]
 
 
 def silent(done: int, of: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 def raw_blocks(path: Path, progress: Progress = silent) -> Iterator[bytes]:
-    """Yield a file's bytes; of a text, without its byte order mark. Raises DataError."""
+    """Yield a file's bytes without a byte order mark. Raises DataError."""
     with open_file(path) as file:
         size, done = os.fstat(file.fileno()).st_size, 0
         with readable(path):
@@ -39,9 +39,9 @@ def blocks(path: Path, progress: Progress = silent) -> Iterator[str]:
 
 
 def decoded(path: str | Path, parts: Iterable[bytes]) -> Iterator[str]:
-    """Yield a text from its bytes. Raises DataError, with line and offset, if it is none."""
+    """Decode UTF-8 blocks. Raises DataError, with line and offset, for anything else."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    before = lines = 0  # bytes and line breaks of the parts before
+    before = lines = 0  # bytes and line breaks before this part
     last = b""
     try:
         for part in parts:
@@ -53,7 +53,7 @@ def decoded(path: str | Path, parts: Iterable[bytes]) -> Iterator[str]:
         waiting, last = len(decoder.getstate()[0]), b""
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        at = error.start - waiting  # in the last part; a character may begin before it
+        at = error.start - waiting  # in this part; negative if the character began before it
         line = lines + last.count(b"\n", 0, max(at, 0)) + 1
         raise DataError(
             f"{path}:{line}: not UTF-8 text: byte 0x{error.object[error.start]:02x} "
@@ -62,7 +62,7 @@ def decoded(path: str | Path, parts: Iterable[bytes]) -> Iterator[str]:
 
 
 def looked_at(path: Path, progress: Progress = silent) -> tuple[str, int]:
-    """Return the SHA-256 of a text, and its bytes, both without the mark. Raises DataError."""
+    """Return the SHA-256 and the size in bytes of a text without its mark. Raises DataError."""
     whole, size = hashlib.sha256(), 0
     for part in raw_blocks(path, progress):
         whole.update(part)

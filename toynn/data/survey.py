@@ -1,9 +1,8 @@
-"""A survey of a file of rows: forms, fields, lengths, hashes, refused rows.
+"""Survey a file of rows: formats, fields, lengths, hashes, refused rows.
 
-A file is gone through once, row by row; 48 bytes of each row are kept, 64 of a pair. Rows are read
-and become tokens as training reads them; one that training would refuse is counted, and the next
-one follows.
-Without a tokenizer a token is a character (`Characters`).
+A file is read once, row by row; 48 bytes of each row are kept, 64 of a pair. Rows are read and
+tokenized exactly as in training. A row that training would refuse is counted and skipped. Without a
+tokenizer, a token is a character (`Characters`).
 """
 
 import json
@@ -44,9 +43,9 @@ __all__ = [
     "words_of",
 ]
 
-SHOWN = 3  # examples
-REFUSED = 5  # rows whose error is kept
-CHARACTERS = 2000  # different ones without a token of their own that are told apart
+SHOWN = 3  # examples that are kept to show
+REFUSED = 5  # refused rows whose error is kept
+CHARACTERS = 2000  # the most different characters without a token of their own that are listed
 NO_PROMPT = 0
 FORMS = {
     ("text",): "text",
@@ -64,12 +63,12 @@ NAMES = {
     ".arrow": "Arrow",
     ".feather": "Feather (Arrow)",
 }
-#: Fields that are read in addition to those of the form.
+#: Fields that are read in addition to the format's keys.
 MORE = {"messages": ("tools",), "conversations": ("system",), "instruction": ("input",)}
 
 
 class Characters:
-    """An encoder whose tokens are characters, for data without a model."""
+    """An encoder whose tokens are characters, for data without a tokenizer."""
 
     bos = eos = None
     add_bos = of_bytes = False
@@ -99,18 +98,18 @@ class Characters:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What of the ids of a tokenizer is no whole character.
+    """The ids of a tokenizer that are not whole characters.
 
     Attributes
     ----------
     unknown
-        The id that stands for what has no token; None if there is no such.
+        The id of the unknown token; None if the tokenizer has none.
     fragments
-        Of each id whether it is a part of a character, bool (vocab,).
+        For each id, whether it is a part of a character, bool (vocab,).
     pieces
-        The bytes of each id that is.
+        The bytes of each id that is a fragment.
     special
-        Of each id whether it is a special token, bool (vocab,).
+        For each id, whether it is a special token, bool (vocab,).
     """
 
     unknown: int | None
@@ -119,7 +118,7 @@ class Vocabulary:
     special: NDArray[np.bool_]
 
     def look(self, ids: NDArray[Any], found: "Survey") -> None:
-        """Count tokens that are no whole characters."""
+        """Count the tokens that are unknown, special, or parts of characters."""
         if self.unknown is not None:
             found.unknown += int(np.count_nonzero(ids == self.unknown))
         found.special.update(ids[self.special[ids]].tolist())
@@ -132,9 +131,9 @@ class Vocabulary:
 
 
 class Shown(NamedTuple):
-    """A sequence to be shown: where it is, its ids, which of them have loss.
+    """A sequence to show: its place, its ids, and which of them have loss.
 
-    ``name`` says what it is of a preference: chosen or rejected, wanted or unwanted.
+    In a preference, ``name`` is its role: chosen or rejected, wanted or unwanted.
     """
 
     where: str
@@ -143,14 +142,14 @@ class Shown(NamedTuple):
     name: str = ""
 
     def cut(self, seq: int | None) -> "Shown":
-        """Return it as a row of seq tokens takes it: without what is behind seq + 1 tokens."""
+        """Return the first seq + 1 tokens, as training in rows of seq tokens uses them."""
         end = len(self.ids) if seq is None else seq + 1
         return self._replace(ids=self.ids[:end], trained=self.trained[:end])
 
 
 @dataclass
 class Survey:
-    """What was found in a file. A row is a sequence of tokens, a pair of preferences is two."""
+    """The findings in a file. A row is one sequence of tokens; a preference pair is two."""
 
     path: Path
     kind: str
@@ -158,27 +157,29 @@ class Survey:
     bytes: int
     forms: Counter[str] = field(default_factory=Counter)
     fields: Counter[str] = field(default_factory=Counter)
-    read: set[str] = field(default_factory=set)  # fields that are
+    read: set[str] = field(default_factory=set)  # fields that training reads
     roles: set[str] = field(default_factory=set)
     refused: int = 0
-    errors: list[str] = field(default_factory=list)  # the first of them
-    lengths: Any = field(default_factory=lambda: array("q"))  # tokens; of a text, all before
+    errors: list[str] = field(default_factory=list)  # of the first refused rows
+    lengths: Any = field(default_factory=lambda: array("q"))  # tokens; a text's: up to a line's end
     trained: Any = field(default_factory=lambda: array("i"))
     prompts: Any = field(default_factory=lambda: array("i"))  # tokens before the first with loss
     exact: Any = field(default_factory=lambda: array("Q"))  # hashes of rows
-    alike: Any = field(default_factory=lambda: array("Q"))  # but for case, spaces, punctuation
+    alike: Any = field(
+        default_factory=lambda: array("Q")
+    )  # hashes without case, spaces, punctuation
     asked: Any = field(default_factory=lambda: array("Q"))  # hashes of prompts alone
-    places: Any = field(default_factory=lambda: array("q"))  # lines; or names of files, a list
+    places: Any = field(default_factory=lambda: array("q"))  # lines; or a list of file names
     shown: list[Shown] = field(default_factory=list)
     tokens: int = 0
     unknown: int = 0
     fragments: int = 0
     odd: Counter[str] = field(default_factory=Counter)  # characters that are several tokens
-    special: set[int] = field(default_factory=set)  # ids of special tokens that there are
+    special: set[int] = field(default_factory=set)  # ids of special tokens that occur
 
     @property
     def rows(self) -> int:
-        """How many rows are good."""
+        """The number of good rows."""
         return len(self.places)
 
     def where(self, index: int) -> str:
@@ -187,16 +188,16 @@ class Survey:
 
 
 def parts_of(path: Path) -> dict[str, Path]:
-    """Return the file of each part of the data; without parts, all is "train".
+    """Return the file of each part of the data; without parts, all data are "train".
 
-    Raises DataError for what is no data of rows.
+    Raises DataError for data that are not rows.
     """
     if path.is_dir():
         found = {name.removesuffix(".jsonl"): part_of(path, name) for name in (TRAIN, VALID, TEST)}
         if found["train"] is not None:
             return {name: file for name, file in found.items() if file is not None}
     if path.suffix == ".bin" or (path.is_dir() and any(path.glob("*.bin"))):
-        raise DataError(f"{path}: it is tokens already: `toynn train` looks at all of them")
+        raise DataError(f"{path}: it holds tokens already: `toynn train` checks all of them")
     if path.exists() and not is_container(path):
         raise DataError(f"{path}: expected {KINDS}, or a text (.txt)")
     return {"train": path}
@@ -213,7 +214,7 @@ def survey(
     bounds: Bounds = USUAL,
     progress: Progress = silent,
 ) -> Survey:
-    """Go through a file, or a folder of texts. Raises DataError for one that cannot be read."""
+    """Survey a file or a folder of texts. Raises DataError if it cannot be read."""
     kind = "a folder of texts" if path.is_dir() else NAMES.get(kind_of(path), "unknown")
     packed = {".gz": "gzip", ".zst": "zstd"}[path.suffix] if path.suffix in PACKED else None
     files = list(texts(path)) if path.is_dir() else files_of(path)
@@ -243,9 +244,9 @@ class _Waiting(NamedTuple):
 
     place: int | str
     hashes: tuple[int, int, int]
-    skipped: int = 0  # turns of the assistant that are its prompt's
-    last: bool = True  # of its row
-    name: str = ""  # what it is of a preference
+    skipped: int = 0  # assistant turns of its prompt
+    last: bool = True  # whether it is the last of its row
+    name: str = ""  # its role in a preference
 
 
 class _Surveyor:
@@ -253,13 +254,13 @@ class _Surveyor:
         self.found, self.reader, self.vocabulary = found, reader, vocabulary
         self.first: tuple[str, int | str] | None = None
         self.waiting: deque[tuple[_Waiting, tuple[str, Parts | Talk]]] = deque()
-        self.group: list[Shown] = []  # sequences of a row, so far
-        self.faults: set[str] = set()  # of all rows so far, that have been said
+        self.group: list[Shown] = []  # the sequences of the current row
+        self.faults: set[str] = set()  # faults of the model that were counted already
         self.forms = reader.forms(found.roles)
-        self.passed_over: int | str | None = None  # a row that was refused, of which more may come
+        self.passed_over: int | str | None = None  # a refused row; its other sequences are skipped
 
     def go(self, rows: Iterator[tuple[int | str, Mapping[str, Any] | DataError]]) -> None:
-        """Go through rows; behind one that the template refuses with those after it."""
+        """Survey all rows; after a row that the template refuses, continue with the next."""
         source = self._said(rows)
         again: list[tuple[_Waiting, tuple[str, Parts | Talk]]] = []
         while True:
@@ -288,7 +289,7 @@ class _Surveyor:
     def _said(
         self, rows: Iterator[tuple[int | str, Mapping[str, Any] | DataError]]
     ) -> Iterator[tuple[_Waiting, tuple[str, Parts | Talk]]]:
-        """Yield what is said in each row that is good; count the others."""
+        """Yield the sequences of each good row; count the refused rows."""
         for place, row in rows:
             try:
                 if isinstance(row, DataError):
@@ -329,7 +330,9 @@ class _Surveyor:
     def _refuse(self, error: ToynnError) -> None:
         self.found.refused += 1
         fault = error.__cause__
-        if isinstance(fault, GGUFError) and not self.found.rows:  # of the model, if of every row
+        if (
+            isinstance(fault, GGUFError) and not self.found.rows
+        ):  # a fault of the model fails every row
             if str(fault) in self.faults:
                 return
             self.faults.add(str(fault))
@@ -345,7 +348,7 @@ class _Surveyor:
         self.group.append(whole)
         if not row.last:
             return
-        if len(found.shown) < SHOWN:  # a pair is shown whole
+        if len(found.shown) < SHOWN:  # both sequences of a pair
             found.shown += self.group
         for _, ids, trained, _ in self.group:
             found.lengths.append(len(ids))
@@ -362,7 +365,7 @@ class _Surveyor:
 
 
 def _hashes(row: Mapping[str, Any], keys: Iterable[str]) -> tuple[int, int, int]:
-    """Return hashes of what a row says, of its words alone, and of its prompt's words."""
+    """Return the hashes of a row, of its words alone, and of its prompt's words."""
     said = {key: row[key] for key in keys if row.get(key)}
     prompt = {k: v for k, v in said.items() if k in ("prompt", "instruction", "input")}
     for key in ("messages", "conversations"):
@@ -374,7 +377,7 @@ def _hashes(row: Mapping[str, Any], keys: Iterable[str]) -> tuple[int, int, int]
 
 
 def words_of(value: Any) -> str:
-    """Return the words of all texts in a value, in small letters."""
+    """Return the words of all strings in a value, in lower case."""
     return " ".join(re.findall(r"\w+", " ".join(_texts(value)).casefold()))
 
 

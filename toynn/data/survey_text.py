@@ -1,4 +1,4 @@
-"""A survey of one long text: its tokens and its repeated lines."""
+"""Survey one long text: its tokens and its repeated lines."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +9,8 @@ from toynn.data.survey import Survey, Vocabulary, hash_of, words_of
 
 __all__ = ["LINE", "held_lines", "survey_text"]
 
-LINE = 32  # characters: shorter lines come again in any text
-ENDING = 0.9  # from here on a text is held out
+LINE = 32  # characters: shorter lines repeat in any text
+ENDING = 0.9  # the share of a text before the held-out part
 
 
 def survey_text(
@@ -20,7 +20,7 @@ def survey_text(
     vocabulary: Vocabulary | None = None,
     progress: Progress = silent,
 ) -> Survey:
-    """Go through a text in UTF-8; its rows are its longer lines. Raises DataError."""
+    """Survey a UTF-8 text; its rows are its lines of LINE or more characters. Raises DataError."""
     found = Survey(path, "one text, in windows", None, 0)
 
     def lines() -> Iterator[str]:
@@ -42,14 +42,14 @@ def survey_text(
 
 
 def held_lines(found: Survey) -> tuple[list[int], list[int]]:
-    """Return which lines stand before the last tenth of the text, and which in it, about."""
+    """Return the lines before the last tenth of the text and the lines in it, approximately."""
     ends = int(found.lengths[-1] * ENDING) if found.rows else 0  # lengths: where each line ends
     cut = next((k for k, end in enumerate(found.lengths) if end > ends), found.rows)
     return list(range(cut)), list(range(cut, found.rows))
 
 
 def _note(found: Survey, number: int, line: str) -> None:
-    """Take down a line that is long enough, and how many characters stand before its end."""
+    """Record a line that is long enough, and the number of characters up to its end."""
     line = line.strip()
     if len(line) >= LINE:
         before = found.lengths[-1] if found.rows else 0

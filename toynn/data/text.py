@@ -1,8 +1,8 @@
-"""Text as byte-level tokens: a corpus, its two parts, batches of windows, and a baseline.
+"""Text as byte-level tokens: a corpus, batches of windows, and a baseline.
 
-A token is a byte, so the vocabulary is 256 and no tokenizer is needed. A window of T tokens
-predicts, at each position, the token that follows: ids are bytes s .. s+T-1 of the text and labels
-are bytes s+1 .. s+T.
+A token is a byte, so the vocabulary is 256 and no tokenizer is needed. At each of the T positions
+of a window the model predicts the next token. Ids are bytes s .. s+T-1 of the text, and labels are
+bytes s+1 .. s+T.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from toynn.system.reading import read_bytes
 __all__ = ["VOCAB", "ByteBigram", "Corpus", "RandomWindows", "spaced_starts", "spaced_windows"]
 
 VOCAB = 256
-BLOCK = 2**20  # tokens that are counted at a time
+BLOCK = 2**20  # tokens that are counted at once
 
 Tokens = NDArray[np.integer[Any]]  # bytes, or the ids of any tokenizer
 
@@ -40,8 +40,8 @@ class Corpus:
     def embedded(cls) -> "Corpus":
         """Join the language reference that ships with every CPython, each paragraph once.
 
-        Topics quote each other. Were the repeats kept, an eighth of the validation part would stand
-        word for word in the training part, and its loss would measure memory.
+        Topics quote each other. With the repeats, an eighth of the validation part would be in the
+        training part word for word, and its loss would measure memorization.
         """
         from pydoc_data.topics import topics
 
@@ -60,18 +60,18 @@ class Corpus:
 
     @cached_property
     def sha256(self) -> str:
-        """Fingerprint of the text, in hexadecimal."""
+        """The SHA-256 of the text, in hexadecimal."""
         return hashlib.sha256(self.text).hexdigest()
 
 
 class RandomWindows:
-    """Endless training batches of windows drawn anywhere in the text."""
+    """Endless training batches of windows that begin at random places in the text."""
 
     def __init__(self, tokens: Tokens, batch: int, seq: int, seed: int) -> None:
         self._tokens, self._batch, self._seq = tokens, batch, seq
         self._random = np.random.default_rng(seed)
-        self.examples = len(tokens) - seq  # windows that there are
-        #: batches that have as many tokens as the text
+        self.examples = len(tokens) - seq  # the number of windows
+        #: batches in an epoch: as many tokens as the text
         self.per_epoch = (len(tokens) - 1) / (batch * seq)
 
     def __iter__(self) -> "RandomWindows":
@@ -95,15 +95,15 @@ class RandomWindows:
 
 
 def spaced_starts(count: int, batch: int, seq: int, max_batches: int) -> NDArray[np.int64]:
-    """Where windows of so many tokens begin, evenly spaced and without overlap."""
+    """Return where windows of ``seq`` tokens begin, evenly spaced and without overlap."""
     n = min((count - 1) // seq, batch * max_batches)
     return np.arange(n) * (count - 1 - seq) // max(n - 1, 1)
 
 
 def spaced_windows(tokens: Tokens, batch: int, seq: int, max_batches: int) -> list[Batch]:
-    """At most max_batches of evenly spaced windows that do not overlap.
+    """Return at most max_batches of evenly spaced windows that do not overlap.
 
-    Every batch has the full shape; rows that a short text cannot fill are ignored ones.
+    Every batch has the full shape; labels of rows that a short text cannot fill are IGNORED.
     """
     starts = spaced_starts(len(tokens), batch, seq, max_batches)
     batches = []
@@ -125,7 +125,7 @@ def _windows(tokens: Tokens, starts: NDArray[np.int64], seq: int) -> Batch:
 
 
 class ByteBigram:
-    """The baseline: P(next byte | this byte), counted in a text, one added to every count."""
+    """The baseline: P(next byte | this byte), counted in a text, with one added to every count."""
 
     def __init__(self, tokens: Tokens) -> None:
         counts = np.ones(VOCAB * VOCAB)
@@ -137,7 +137,7 @@ class ByteBigram:
         self._log_p = np.log(table / table.sum(axis=1, keepdims=True))
 
     def loss(self, batches: Sequence[Batch]) -> float:
-        """Mean of -log P over the labels that count, in nats per byte."""
+        """Return the mean of -log P over the labels with loss, in nats per byte."""
         total, rows = 0.0, 0
         for batch in batches:
             counts = batch.labels != IGNORED

@@ -1,7 +1,7 @@
-"""A long text as tokens, in two parts: one to train on, and its end to evaluate on.
+"""Turn a long text into tokens: a training part, and the end of the text for validation.
 
-It is read in blocks, and what it becomes goes into a store: a text as large as the disk takes no
-memory where the store is on the disk. A .bin file is tokens already, and is mapped.
+The text is read in blocks, and its tokens go into a store. With a store on disk, a text of any
+size takes little memory. A .bin file already holds tokens, and is mapped.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,7 @@ Tokens = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class Source:
-    """Which text it is; of tokens in a .bin file, there are no bytes and no hash."""
+    """The name, size and hash of a text; a .bin file has only a name."""
 
     name: str
     bytes: int | None
@@ -38,7 +38,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Windows:
-    """Tokens to train on and to evaluate on, and lines to be told."""
+    """Training and validation tokens, and notes for the user."""
 
     parts: tuple[Tokens, Tokens]
     notes: list[str]
@@ -63,7 +63,7 @@ def read_windows(path: str | Path | None, encoder: Encoder, how: ReadOptions) ->
     before = Unchanged.of(path)
     sha256, size = looked_at(path)
     if encoder.of_bytes:
-        for _ in blocks(path, progress):  # nothing but UTF-8
+        for _ in blocks(path, progress):  # checks that the text is UTF-8
             pass
         ids, mapped = _mapped(path, size), (before,)
         check_ids(f"{path}", ids, vocab_size)
@@ -86,9 +86,9 @@ def _mapped(path: Path, size: int) -> Tokens:
 def read_binary(
     path: Path, seq: int, *, vocab_size: int, holdout: float | None = None
 ) -> Windows | None:
-    """Map tokens in a .bin file, or in a folder with some; None for anything else.
+    """Map the tokens in a .bin file, or in a folder of .bin files; None for any other path.
 
-    Shards are one text: a window that begins in one goes on in the next. ``holdout`` is that of
+    Shards are one text: a window that begins in one continues in the next. ``holdout``: see
     ReadOptions. Raises DataError.
     """
     single = ([path], list[Path]()) if path.suffix == ".bin" else None
@@ -114,7 +114,9 @@ def read_binary(
             raise DataError(f"{name}: {len(ids)} tokens are too few for a window of {seq + 1}")
         notes.append(f"{name}: {len(ids):,} tokens")
     if (files[0][0].parent / "meta.pkl").exists():
-        notes.append("meta.pkl is not opened: a pickle can run anything; ids are taken as they are")
+        notes.append(
+            "meta.pkl is not opened, since a pickle can run any code; ids are used as they are"
+        )
     return Windows(tokens, notes, source, watched)
 
 
@@ -123,24 +125,24 @@ def _shards(files: Sequence[Path]) -> str:
 
 
 def _split(ids: Tokens, seq: int, source: Source, mapped: Mapped, holdout: float | None) -> Windows:
-    """Split off the last tenth, a window at the least, or what ``holdout`` says."""
+    """Split off the tokens for validation: see ``tail_of``."""
     tail, note = tail_of(ids, seq, source, holdout)
     kept = len(ids) - tail
     return Windows((ids[:kept], ids[kept:]), [note], source, mapped)
 
 
 def tail_of(ids: Tokens, seq: int, source: Source, holdout: float | None = None) -> tuple[int, str]:
-    """Return how many of the last tokens are to evaluate on, and a line that says so.
+    """Return how many of the last tokens are for validation, and a note that says so.
 
-    ``holdout`` is their share, or how many they are, a window at the least; 0: none; by default a
-    tenth. Raises DataError for too few tokens.
+    ``holdout`` is their share if below 1, else their number; 0 means none, None a tenth. Unless
+    none, they are at least a window. Raises DataError for too few tokens.
     """
     name, window = source.name, seq + 1
     tail = tail_length(len(ids), holdout, least=window)
     if len(ids) < tail + window:
         both = "training and validation each need a window" if tail else "training needs a window"
         less = " (or hold nothing out: --holdout 0)" if tail and window <= len(ids) else ""
-        held = f", beside {tail:,} held out" if tail > window else ""
+        held = f", besides {tail:,} held out" if tail > window else ""
         raise DataError(
             f"{name}: {len(ids)} tokens are too few: {both} of {window}{held}; use a longer text "
             f"or a shorter sequence{less}"

@@ -1,12 +1,12 @@
-"""The processes that train together: those that ``mpiexec`` has started, each with a rank.
+"""Training by several processes, which ``mpiexec`` starts; each has a rank.
 
     mpiexec -n 4 python script.py
 
     group = toynn.distributed.init()
-    group.rank, group.size          which of how many this one is, from 0 on; or rank(), size()
+    group.rank, group.size          this process's rank, from 0, and their number; or rank(), size()
 
-Outside of mpiexec a group has one member, and all that it does is nothing: a script need not ask.
-``toynn.train.Trainer`` does what is to be done among several.
+Without mpiexec a group has one member, and its calls do nothing: a script need not check.
+``toynn.train.Trainer`` makes all the calls that several ranks need.
 """
 
 from toynn.distributed.cost import LINKS, Cost
@@ -19,10 +19,10 @@ __all__ = ["LINKS", "ORDERS", "PATIENCE", "Cost", "Group", "current", "init", "r
 
 
 def rank() -> int:
-    """Return which of the processes this one is, from 0 on."""
+    """Return the rank of this process, from 0."""
     return init().rank
 
 
 def size() -> int:
-    """Return how many processes train together."""
+    """Return the number of processes that train together."""
     return init().size

@@ -3,9 +3,12 @@
     T(n) = T_1 + S(n)                       n machines, one rank on each; T_1: a step's own work
     S(n) = 2 (n - 1) / n  b / w + 2 (n - 1) a + b m
 
-b bytes of gradients; w bytes a second of a link, each way; a seconds for a message to be on its
-way; m seconds a byte for what is copied and added in memory. Each machine learns from a batch of
-its own: n machines are n T_1 / T(n) times as fast as one.
+b    bytes of all gradients
+    w    bytes a second that a link carries, each way
+    a    seconds of latency of a message
+    m    seconds to copy and add a byte in memory
+
+Each machine trains on a batch of its own: n machines are n T_1 / T(n) times as fast as one.
 Source: Thakur, Rabenseifner, Gropp 2005, Optimization of collective communication operations in
 MPICH, section 4 (reduce-scatter by pairs, allgather), with the order of sums fixed.
 """
@@ -14,14 +17,14 @@ from dataclasses import dataclass
 
 __all__ = ["LATENCY", "LINKS", "Cost"]
 
-#: Bytes a second that TCP makes of a link: 94 % of its bits.
+#: Bytes a second of TCP over a link: 94 % of its bits.
 LINKS = {"1 Gbit/s": 0.94e9 / 8, "10 Gbit/s": 9.4e9 / 8}
-LATENCY = 50e-6  # seconds for a message over Ethernet and TCP
+LATENCY = 50e-6  # seconds of a message over Ethernet and TCP
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A step of one rank, and the sum of its gradients.
+    """The time of a step of one rank, and of the sum of gradients.
 
     Attributes
     ----------
@@ -32,7 +35,7 @@ class Cost:
     memory
         Seconds to copy and add a byte.
     here
-        Seconds of a sum over this run's ranks.
+        Seconds of a sum over the ranks of this run.
     """
 
     nbytes: int
@@ -41,11 +44,11 @@ class Cost:
     here: float = 0.0
 
     def moved(self, ranks: int) -> float:
-        """Return the bytes that each rank sends in a step, and as many that it receives."""
+        """Return the bytes that each rank sends in a step; it receives as many."""
         return 2 * (ranks - 1) / ranks * self.nbytes
 
     def summing(self, machines: int, link: float, latency: float = LATENCY) -> float:
-        """Return the seconds of a sum over so many machines, on links of so many bytes a second."""
+        """Return the seconds of a sum over ``machines``, with a link of ``link`` bytes a second."""
         if machines == 1:
             return 0.0
         there = self.moved(machines) / link + 2 * (machines - 1) * latency
@@ -56,5 +59,5 @@ class Cost:
         return self.work + self.summing(machines, link)
 
     def faster(self, machines: int, link: float) -> float:
-        """Return how many times as fast they learn as one."""
+        """Return how many times as fast as one machine they train."""
         return machines * self.work / self.step(machines, link)

@@ -1,8 +1,8 @@
-"""The ranks of a run, and what they do together: a group of one does nothing, at no cost.
+"""The ranks of a run and their collective calls; in a group of one these cost nothing.
 
-Every collective call begins with a rendezvous: each rank says what it wants to do, or that it has
-failed, or that it leaves. So the others hear of a rank that fails wherever they are, and no rank
-waits for one that does something else. How one rank's error reaches all: see ``fail``.
+Every collective call begins with a rendezvous: each rank says which call it makes, or that it has
+failed, or that it leaves. So every rank learns of a failure at its next call, and no rank waits for
+one that makes another call. ``fail`` explains how one rank's error reaches all.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,16 +24,16 @@ class Group:
     rank = 0
     size = 1
     host = ""
-    #: machines of the ranks, by rank; CPUs that the ranks of this machine may use, by rank there
+    #: host name of each rank; CPUs that each rank on this machine may use, by local rank
     hosts: Sequence[str] = ("",)
     local_cpus: Sequence[frozenset[int]] = ()
-    #: number of this rank among those of this machine
+    #: index of this rank among the ranks on this machine
     local_rank = 0
-    #: seconds after which all end if a rank does not come; 0: never
+    #: seconds to wait for a rank before all ranks are ended; 0: wait for ever
     patience = 0.0
 
     def exchange(self, numbers: Sequence[float]) -> Table:
-        """Return the numbers (n,) of all ranks, (size, n)."""
+        """Gather numbers (n,) from all ranks; return (size, n)."""
         return np.array([numbers], np.float64)
 
     def gather(self, value: T) -> list[T]:
@@ -45,33 +45,33 @@ class Group:
         return value
 
     def share(self, values: Floats) -> Floats:
-        """Overwrite values by those of rank 0; return them."""
+        """Overwrite values with those of rank 0; return them."""
         return values
 
     def barrier(self, what: str) -> None:
         """Wait for all ranks."""
 
     def summing(self, order: str) -> Callable[[Floats], None]:
-        """Return what adds arrays over all ranks, in place; sums.py explains ``order``."""
+        """Return a function that sums an array over all ranks in place; sums.py has orders."""
         return _nothing
 
     def culprits(self) -> list[int]:
-        """Return the ranks whose parts of the last sums were not finite, if the sum was not."""
+        """Return the ranks whose terms made a recent sum infinite or NaN."""
         return []
 
     def name(self, rank: int) -> str:
-        """Return how messages call a rank."""
+        """Return a rank's name in messages."""
         return "the one process"
 
     def fail(self, error: BaseException, text: str = "") -> str | None:
-        """Let the error of this rank be that of all; return what this rank is to say of it.
+        """Report an error of this rank to all; return the message that this rank is to print.
 
-        None: another rank says it. ``text`` is what is said, by default that of the error.
+        None: another rank prints it. ``text`` is the message, by default the error's.
         """
         return text or str(error)
 
     def hint(self, what: str) -> None:
-        """Say what helps, where a rank is killed: it is said with that."""
+        """Set the advice that is printed if a rank is killed."""
 
 
 def _nothing(_: Any) -> None: ...

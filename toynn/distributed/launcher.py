@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 __all__ = ["Launch"]
 
-#: Rank and number of processes, as MPICH and Intel MPI, Open MPI, and MVAPICH2 name them.
+#: Variables of the rank and the number of processes: MPICH and Intel MPI, Open MPI, MVAPICH2.
 VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -16,14 +16,14 @@ VARIABLES = (
 
 @dataclass(frozen=True)
 class Launch:
-    """Which of how many processes this one was started as."""
+    """The rank of this process, and the number of processes."""
 
     rank: int
     size: int
 
     @classmethod
     def found(cls, variables: Mapping[str, str] = os.environ) -> "Launch | None":
-        """Return what the environment says; None where no mpiexec has started this process."""
+        """Read them from the environment; None if no mpiexec has started this process."""
         for rank, size in VARIABLES:
             texts = variables.get(rank, ""), variables.get(size, "")
             if all(text.isascii() and text.isdigit() for text in texts):

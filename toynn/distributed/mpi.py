@@ -1,4 +1,4 @@
-"""mpi4py, an extra: loaded when a process joins a group, or describes its MPI."""
+"""Load mpi4py, an optional dependency, when a process joins a group or describes its MPI."""
 
 import atexit
 import shutil
@@ -11,13 +11,13 @@ from toynn.errors import BackendUnavailable
 
 __all__ = ["INSTALL", "described", "load", "mpiexec"]
 
-INSTALL = "pip install mpi4py mpich, or mpi4py beside an MPI of your own"
+INSTALL = "pip install mpi4py mpich, or mpi4py alone if you have an MPI"
 
 
 def load(*, start: bool) -> Any:
-    """Return mpi4py's module MPI; with ``start`` it joins the other processes.
+    """Return mpi4py's module MPI; with ``start`` this process joins the others.
 
-    Raises BackendUnavailable where mpi4py or the library that it needs is missing.
+    Raises BackendUnavailable where mpi4py or its MPI library is missing.
     """
     try:
         import mpi4py
@@ -25,19 +25,19 @@ def load(*, start: bool) -> Any:
         if not start:
             mpi4py.rc.initialize = False
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # RuntimeError: its wheel finds no library of MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: its wheel finds no MPI library
         found = _version()
         what = f"mpi4py {found} cannot be used" if found else "mpi4py is not installed"
-        why = str(error).partition("\n")[0]  # of each place where it looked there is a line
+        why = str(error).partition("\n")[0]  # it lists every place it looked in
         raise BackendUnavailable(f"{what} ({why}): {INSTALL}") from error
-    if start and not MPI.Is_initialized():  # it was looked at before
+    if start and not MPI.Is_initialized():  # it was loaded without start before
         MPI.Init_thread()
         atexit.register(MPI.Finalize)
     return MPI
 
 
 def described() -> str:
-    """Return which MPI training by several processes would use, or why there is none."""
+    """Return the MPI that training by several processes would use, or why it has none."""
     found = _version()
     if found is None:
         return f"none: {INSTALL}"
@@ -45,11 +45,11 @@ def described() -> str:
         library = load(start=False).Get_library_version()
     except BackendUnavailable as error:
         return f"none: {error}"
-    return f"{named(library)}, by mpi4py {found}; {mpiexec() or 'no mpiexec is found'}"
+    return f"{named(library)}, by mpi4py {found}; {mpiexec() or 'no mpiexec was found'}"
 
 
 def named(library: str) -> str:
-    """Return name and version of an MPI library, from what it says of itself, which may be long."""
+    """Return the name and version of an MPI library from its long description of itself."""
     words = library.replace("\0", "").replace(":", " ").split()
     if words[:2] == ["MPICH", "Version"]:
         return f"MPICH {words[2]}"

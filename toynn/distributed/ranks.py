@@ -1,7 +1,7 @@
-"""Several ranks: their rendezvous, the end of a run, and errors of one rank, which stop all.
+"""Several ranks: rendezvous, the end of a run, and errors; one rank's error stops all ranks.
 
-At a rendezvous ranks exchange numbers. The first two say the state of a rank and what it wants to
-do. A rank that waits looks for signals; after a while it sleeps and leaves the CPU to others.
+At a rendezvous ranks exchange numbers. The first two are the rank's state and the call that it
+makes. A rank that waits checks for signals; after a while it sleeps, and leaves the CPU to others.
 """
 
 import sys
@@ -32,30 +32,30 @@ Floats = NDArray[np.float32]
 Table = NDArray[np.float64]
 
 FINE, FAILED, LEAVES = range(3)
-ROOM = 14  # numbers that a rendezvous exchanges, beside its own two
-GRACE = 60.0  # seconds that a rank which failed waits for others, which may be in a long step
-SPIN, NAP = 2e-3, 5e-3  # seconds: a wait that takes longer sleeps between looks, at most so long
+ROOM = 14  # numbers that a rendezvous exchanges, besides its own two
+GRACE = 60.0  # seconds that a failed rank waits for the others, which may be in a long step
+SPIN, NAP = 2e-3, 5e-3  # seconds: a wait longer than SPIN sleeps between checks, at most NAP
 CHUNK = 2**26  # elements that are sent at once
 
 
 class Ranks(Group):
     """The ranks of an MPI communicator.
 
-    What is collective raises RankError where another rank has failed, has left, or does something
-    else; and LifecycleError behind that.
+    Collective calls raise RankError if another rank has failed, has left, or makes another call.
+    After that they raise LifecycleError.
     """
 
     def __init__(self, mpi: Any, watch: Watchdog) -> None:
         self._mpi, self._watch = mpi, watch
         self._comm = comm = mpi.COMM_WORLD.Dup()
         self.rank, self.size = comm.rank, comm.size
-        self._ended = ""  # why no rendezvous follows
-        self._speaker = 0  # the rank that says it
-        self._silent = False  # it has been said
+        self._ended = ""  # why there can be no further rendezvous
+        self._speaker = 0  # the rank that reports it
+        self._silent = False  # whether this rank has reported it
         self._hint = "what was saved last is whole"
-        self._kept: Any = None  # what is on its way while a signal ends the wait for it
+        self._kept: Any = None  # keeps a request alive if a signal interrupts the wait for it
         self._notes, self._waits = Notes(comm.Dup()), 0
-        #: seconds after which a rank says for whom it waits, and after which all end (0: never)
+        #: seconds until a rank reports which ranks it waits for, and until all end (0: never)
         self.notice, self.patience = NOTICE, PATIENCE
         self._blocked: Wait | None = None
         self._sums = Summing(mpi, comm, self._watched)
@@ -67,7 +67,7 @@ class Ranks(Group):
         self.local_rank = [r for r in range(self.size) if self.hosts[r] == self.host].index(
             self.rank
         )
-        if mpi.Query_thread() == mpi.THREAD_MULTIPLE:  # else nobody can look on
+        if mpi.Query_thread() == mpi.THREAD_MULTIPLE:  # else no thread may use MPI
             threading.Thread(target=self._look_after, daemon=True).start()
         self._hook = sys.excepthook
         sys.excepthook = self._uncaught
@@ -94,7 +94,7 @@ class Ranks(Group):
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Let a thread look after a call of MPI that waits for all ranks."""
+        """Let a thread watch an MPI call that waits for all ranks."""
         self._blocked = self._new_wait()
         try:
             yield
@@ -109,8 +109,8 @@ class Ranks(Group):
                 self._say_missing(wait, told)
 
     def _say_missing(self, wait: Wait, told: int) -> None:
-        """Say for whom this rank waits; end all processes, if it has waited long enough."""
-        names = ", ".join(map(self.name, wait.missing)) or "nobody: what was sent does not arrive"
+        """Report the ranks that this rank waits for; end all processes after too long."""
+        names = ", ".join(map(self.name, wait.missing)) or "no rank: a message does not arrive"
         said = f"{self.name(self.rank)} has waited {wait.passed:,.0f} seconds for {names}"
         why = "in a long step, stopped, or on a machine that hangs"
         if told == END:
@@ -121,12 +121,12 @@ class Ranks(Group):
         print_line(f"toynn: {said}: {why}{limit}")
 
     def _rendezvous(self, what: str, numbers: Sequence[float] = ()) -> Table:
-        """Exchange numbers among ranks that have all come for the same; see the class for errors.
+        """Exchange numbers among ranks that all make the same call.
 
         Raises LifecycleError, RankError.
         """
         if self._ended:
-            raise LifecycleError(f"{what}: the ranks of this run have parted: {self._ended}")
+            raise LifecycleError(f"{what}: the ranks of this run have separated: {self._ended}")
         table = self._said_by_all(FINE, what, numbers)
         states, purposes = table[:, 0], table[:, 1]
         if (states == FAILED).any():
@@ -152,27 +152,27 @@ class Ranks(Group):
         return message
 
     def _part(self, why: str, speaker: int) -> NoReturn:
-        """Part: all ranks at the rendezvous do so together."""
+        """End the run with an error, on all ranks of the rendezvous together."""
         self._ended, self._speaker = why, speaker
         raise RankError(f"{why}, while others go on")
 
     def exchange(self, numbers: Sequence[float]) -> Table:
-        """Return the numbers of all ranks; at most ROOM of them."""
+        """Gather at most ROOM numbers (n,) from all ranks; return (size, n)."""
         return self._rendezvous("exchange", numbers)
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, which can be pickled."""
+        """Return the values of all ranks; they must be picklable."""
         self._rendezvous("gather")
         return list(self._comm.allgather(value))
 
     def tell(self, value: T) -> T:
-        """Return the value of rank 0, which can be pickled."""
+        """Return the value of rank 0; it must be picklable."""
         self._rendezvous("tell")
         told: T = self._comm.bcast(value)
         return told
 
     def share(self, values: Floats) -> Floats:
-        """Overwrite C-contiguous values by those of rank 0; return them."""
+        """Overwrite C-contiguous values with those of rank 0; return them."""
         self._rendezvous("share")
         flat = values.reshape(-1)
         for start in range(0, flat.size, CHUNK):
@@ -184,14 +184,17 @@ class Ranks(Group):
         self._rendezvous(what)
 
     def summing(self, order: str) -> Callable[[Floats], None]:
-        """Return what adds arrays in an order, after a rendezvous. ConfigError for other orders."""
+        """Return a function that sums arrays, to be called after a rendezvous.
+
+        Raises ConfigError for an unknown order.
+        """
         if order not in ORDERS:
             raise ConfigError(f"allreduce must be {' or '.join(ORDERS)}; got {order!r}")
         add: Callable[[Floats], None] = getattr(self._sums, order)
         return add
 
     def culprits(self) -> list[int]:
-        """Return the ranks whose parts of the last sums were not finite."""
+        """Return the ranks whose terms of the last sums were not finite."""
         found = self.gather(sorted(self._sums.culprits))
         self._sums.culprits.clear()
         return sorted(set().union(*found))
@@ -199,19 +202,19 @@ class Ranks(Group):
     # -- Errors, and the end -------------------------------------------------------------------
 
     def name(self, rank: int) -> str:
-        """Return how messages call a rank."""
+        """Return a rank's name in messages."""
         return f"rank {rank} of {self.size} ({self.hosts[rank]})"
 
     def hint(self, what: str) -> None:
-        """Say what helps, where this rank is killed, or waits for too long."""
+        """Set the advice that is printed if this rank is killed or waits for too long."""
         self._hint = what
         self._watch.hint(what)
 
     def fail(self, error: BaseException, text: str = "") -> str | None:
-        """Tell the others of an error; return what this rank is to say: the first of those has it.
+        """Report an error to all ranks; return the message, if this rank is to print it.
 
-        They hear it at their next rendezvous. If one of them takes longer than GRACE seconds, this
-        rank says the error itself, and ends all processes.
+        The others learn of it at their next rendezvous. The first rank that failed prints. If a
+        rank takes longer than GRACE seconds, this rank prints the error and ends all processes.
         """
         text = text or str(error) or type(error).__name__
         if not self._ended:
@@ -226,7 +229,7 @@ class Ranks(Group):
         return None if silent else text
 
     def _cry(self, text: str) -> None:
-        """Wait until all have heard that this rank failed, or end all processes."""
+        """Wait until all ranks know that this rank failed, or end all processes."""
         table, message = np.zeros((self.size, 2 + ROOM)), self._message(FAILED, "", ())
         request = self._comm.Iallgather(message, table)
         start = time.perf_counter()
@@ -241,7 +244,7 @@ class Ranks(Group):
         return list(self._comm.allgather(own))
 
     def _hear(self, messages: list[str | None]) -> NoReturn:
-        """Raise the error of another rank, which says it itself."""
+        """Raise the error of another rank, which prints it itself."""
         rank = next(rank for rank, each in enumerate(messages) if each is not None)
         self._ended, self._speaker = f"{self.name(rank)} failed", rank
         raise RankError(f"{self.name(rank)}: {messages[rank]}")
@@ -249,14 +252,14 @@ class Ranks(Group):
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """Say the error of a script once, with the rank that it is of."""
+        """Print an uncaught error once for all ranks, with the rank that raised it."""
         said = self.fail(error)
         if said is not None:
             lines = "".join(traceback.format_exception(kind, error, trace))
             print_line(f"{lines}toynn: error: {said}")
 
     def leave(self) -> None:
-        """End with the others: behind this, no rank waits for another. An error is raised there."""
+        """Wait for all ranks to end; another rank's error is printed there."""
         if not self._ended:
             self.patience = 0  # rank 0 may still evaluate and write, for as long as it takes
             table = self._said_by_all(LEAVES, "")

@@ -1,4 +1,4 @@
-"""Join the other ranks, once per process; one rank reports an error before that."""
+"""Join the other ranks, once per process; report an error that comes before that."""
 
 import atexit
 import os
@@ -21,21 +21,21 @@ __all__ = ["current", "init"]
 #: error, rank 0 has printed it by then, and mpiexec has ended the others.
 TURN = 10.0
 
-FLUSH = 2.0  # seconds in which mpiexec passes on what was said, before it ends all
+FLUSH = 2.0  # seconds for mpiexec to pass on the message before it ends all
 
 _group: Group | None = None
 
 
 def current() -> Group:
-    """Return the group that ``init`` has made, or a group of one: this joins none."""
+    """Return the group that ``init`` has made, or a group of one; does not join."""
     return _group or Group()
 
 
 def init() -> Group:
-    """Return the group of the processes that mpiexec has started; a group of one outside of it.
+    """Return the group of the processes that mpiexec has started; without it, a group of one.
 
-    The first call joins them, and all must make it. Where mpi4py is missing, or the mpiexec is
-    another MPI's than that of mpi4py, one rank says so, and all end.
+    The first call joins the other processes, which must all make it. If mpi4py is missing, or
+    mpiexec belongs to another MPI than mpi4py uses, one rank prints the error and all end.
     """
     global _group
     if _group is None:
@@ -56,8 +56,8 @@ def _joined(launch: Launch) -> Ranks:
             launch,
             watch,
             f"mpiexec has started {launch.size} processes, but mpi4py's MPI ({library}) sees "
-            f"{found.COMM_WORLD.size}: it is another MPI's mpiexec; use that of mpi4py's "
-            f"({own or 'which is not found'}), or install mpi4py for the other",
+            f"{found.COMM_WORLD.size}: mpiexec belongs to another MPI. Use the mpiexec of "
+            f"mpi4py's MPI ({own or 'not found'}), or install mpi4py for the other",
         )
     group = Ranks(found, watch)
     atexit.register(group.leave)
@@ -65,13 +65,13 @@ def _joined(launch: Launch) -> Ranks:
 
 
 def _end(launch: Launch, watch: Watchdog, why: str) -> NoReturn:
-    """End this process, and with it all, before there is a group that could do so."""
+    """End all processes before there is a group that could."""
     if launch.rank:
         time.sleep(TURN)
     print_line(f"toynn: error: rank {launch.rank} of {launch.size}: {why}")
     watch.end()
     pmi = os.environ.get("PMI_FD", "")
-    if pmi.isdigit():  # MPICH's mpiexec waits for ranks that never joined: this tells it
+    if pmi.isdigit():  # MPICH's mpiexec waits for ranks that never joined: this ends them
         time.sleep(FLUSH)
         os.write(int(pmi), b"cmd=abort exitcode=2\n")
     sys.exit(2)

@@ -1,12 +1,12 @@
 """Sum an array over all ranks, in place, on each rank.
 
-    ordered     ((x_0 + x_1) + x_2) + ...: in the order of the ranks, so with the same bits on every
-                run and on any machines. Rank r is sent piece r of all arrays, adds them, and sends
-                the sum to all: 2 (n - 1) / n of the array out, and as much in, as a ring has it.
-    fast        MPI's own sum, in an order that it chooses by size and network: the last digits may
-                differ from run to run.
+    ordered     ((x_0 + x_1) + x_2) + ...: in the order of the ranks, so the bits are the same in
+                    every run, on any machines. Rank r receives piece r of all arrays, adds them and
+                    sends the sum to all: 2 (n - 1) / n of the array each way, as in a ring.
+        fast        MPI's own sum. MPI chooses the order by size and network, so the last digits may
+                    differ from run to run.
 
-Each array is cut into n pieces, one a rank, of one length but for the last ones.
+Each array is cut into n pieces, one a rank, whose lengths differ by at most one.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ Floats = NDArray[np.float32]
 
 
 class Summing:
-    """Sums over a communicator, each after a rendezvous. It keeps memory for one array.
+    """Sums over a communicator, each after a rendezvous. Keeps memory for one array.
 
-    ``watched`` is what each of its calls, which wait for all ranks, stands in.
+    ``watched`` returns a context manager for each call that waits for all ranks.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Summing:
     ) -> None:
         self._in_place, self._comm, self._watched = mpi.IN_PLACE, comm, watched
         self._pieces = np.zeros(0, np.float32)
-        #: ranks whose parts of sums were not finite, of the parts that this rank has seen
+        #: ranks whose terms were not finite, among the terms that this rank has seen
         self.culprits: set[int] = set()
 
     def fast(self, values: Floats) -> None:
-        """Leave the order to MPI."""
+        """Sum in MPI's order."""
         with np.errstate(over="ignore", invalid="ignore"):
             if not isfinite(float(values.sum())) and not np.isfinite(values).all():
                 self.culprits.add(self._comm.rank)
@@ -47,7 +47,7 @@ class Summing:
             self._comm.Allreduce(self._in_place, values)
 
     def ordered(self, values: Floats) -> None:
-        """Add in the order of the ranks."""
+        """Sum in the order of the ranks."""
         rank, size = self._comm.rank, self._comm.size
         ends = [values.size * (r + 1) // size for r in range(size)]
         counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
@@ -60,7 +60,7 @@ class Summing:
         with self._watched():
             self._comm.Alltoallv([values, (counts, begins)], [pieces, received])
         total, rows = values[begins[rank] : ends[rank]], pieces.reshape(size, own)
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said later
+        with np.errstate(over="ignore", invalid="ignore"):  # reported later
             np.add(rows[0], rows[1], out=total)
             for row in rows[2:]:
                 np.add(total, row, out=total)
@@ -69,7 +69,7 @@ class Summing:
             self._comm.Allgatherv(self._in_place, [values, (counts, begins)])
 
     def _look(self, rows: Floats, total: Floats) -> None:
-        """Note whose part is not finite, if the sum is not."""
+        """If the sum is not finite, note the ranks whose terms are not."""
         if isfinite(float(total.sum())):
             return
         bad = (rank for rank, row in enumerate(rows) if not np.isfinite(row).all())

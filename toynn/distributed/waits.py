@@ -1,8 +1,8 @@
-"""Waits for other ranks: a message after a while, and an end after too long.
+"""Waits for other ranks, with a message after a while and an end after too long.
 
-A rank that waits for longer than a second tells the others, by a note. Ranks that send none are
-those that are waited for: in a long step, stopped, or on a machine that hangs. The first of the
-ranks that wait says so; where their patience is over, it says that, too, and ends all processes.
+A rank that waits for longer than a second sends the others a note. Ranks that send no note are the
+missing ones: in a long step, stopped, or on a machine that hangs. The first rank that waits reports
+them. When its patience is over, it reports that too, and ends all processes.
 """
 
 import threading
@@ -14,23 +14,23 @@ import numpy as np
 
 __all__ = ["END", "NOTHING", "NOTICE", "PATIENCE", "SAY", "Notes", "Wait"]
 
-NOTE = 1.0  # seconds of a wait after which a rank tells the others that it waits
-NOTICE = 30.0  # after which one says for whom
-PATIENCE = 1800.0  # after which all end
-TURN = 10.0  # by which a rank waits longer than the one before it, which may have stopped since
+NOTE = 1.0  # seconds of a wait until a rank tells the others that it waits
+NOTICE = 30.0  # seconds until the first one reports the missing ranks
+PATIENCE = 1800.0  # seconds until all end
+TURN = 10.0  # seconds that each rank waits longer than the one before, which may have stopped
 
 NOTHING, SAY, END = range(3)
 
 
 class Notes:
-    """Notes among the ranks of a communicator that is for them alone.
+    """Notes among ranks, over a communicator of their own.
 
-    A thread may look after the wait of another one: each reads all notes that have come.
+    Both a waiting thread and the thread that watches it read all notes that have arrived.
     """
 
     def __init__(self, comm: Any) -> None:
         self._comm, self.rank, self.size = comm, comm.rank, comm.size
-        self._sent: list[Any] = []  # what may still be on its way
+        self._sent: list[Any] = []  # requests that may not be complete
         self._newest: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -43,19 +43,19 @@ class Notes:
             self._sent += [(self._comm.Isend(note, rank), note) for rank in others]
 
     def newest(self) -> dict[int, int]:
-        """Read the notes that have come; return the last wait that each rank has told of."""
+        """Read the notes that have arrived; return the last wait that each rank has announced."""
         note = np.zeros(2, np.int64)
         with self._lock:
-            while self._comm.Iprobe():  # of any rank
+            while self._comm.Iprobe():  # from any rank
                 self._comm.Recv(note)
                 self._newest[int(note[0])] = int(note[1])
             return dict(self._newest)
 
 
 class Wait:
-    """One wait of a rank: the ``number``-th of the run, and the same one on all ranks.
+    """One wait of a rank, the ``number``-th of the run; all ranks number alike.
 
-    ``patience`` is in seconds; 0: no end.
+    ``patience`` is in seconds; 0: wait for ever.
     """
 
     def __init__(
@@ -69,19 +69,19 @@ class Wait:
         self._notes, self._number, self._clock = notes, number, clock
         self._patience, self._notice = patience, notice
         self._begin = clock()
-        notes.newest()  # a rank that is always the last never looks for them: they would pile up
-        self._here: set[int] = set()  # ranks that wait, too
+        notes.newest()  # read them even in a rank that never waits: they would pile up
+        self._here: set[int] = set()  # ranks that wait as well
         self._said = False
-        #: ranks that are waited for, as far as this rank knows
+        #: ranks that have not come, as far as this rank knows
         self.missing: list[int] = []
 
     @property
     def passed(self) -> float:
-        """How many seconds it has taken."""
+        """Seconds since the wait began."""
         return self._clock() - self._begin
 
     def look(self) -> int:
-        """Return what this rank is to do now: NOTHING, SAY for whom it waits, or END all."""
+        """Return what this rank is to do now: NOTHING, SAY which ranks are missing, or END all."""
         passed = self.passed
         if passed < min(NOTE, self._notice):
             return NOTHING

@@ -15,10 +15,10 @@ class Watchdog:
     """A watchdog process, which runs until ``end`` or the end of this process."""
 
     def __init__(self, rank: str) -> None:
-        """Start the watchdog of a rank. Without it only mpiexec reports a rank that is killed."""
+        """Start the watchdog of a rank. Without it, only mpiexec reports a rank that is killed."""
         self._lost = (
-            f"toynn: error: {rank}, process {os.getpid()}, is gone without a word: killed, or out "
-            "of memory; all ranks stop"
+            f"toynn: error: {rank}, process {os.getpid()}, has ended without a message: killed, or "
+            "out of memory; all ranks stop"
         )
         held = os.environ.get("PMI_FD", "")
         watchdog = Path(__file__).with_name("watchdog.py")
@@ -34,11 +34,11 @@ class Watchdog:
         self._write(self._lost)
 
     def hint(self, what: str) -> None:
-        """Set what the report adds: what helps."""
+        """Set the advice that the report adds."""
         self._write(" ".join(f"{self._lost}; {what}".splitlines()))
 
     def end(self) -> None:
-        """End the watchdog: this process ends by itself."""
+        """End the watchdog, since this process ends normally."""
         self._write("bye")
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):

@@ -1,10 +1,11 @@
-"""Watch one rank, and report it if it ends without a word: killed, or out of memory.
+"""Watch one rank, and report it if it ends without a message: killed, or out of memory.
 
-A rank starts this process with a pipe as its standard input. Each line is a report; the last line
-is printed when the pipe closes, that is, when the rank ends. "bye" prints nothing.
-When a rank is gone, mpiexec kills whole process groups, watchdogs included. Only the watchdog of
-the rank that went first is left. MPICH's mpiexec notices the end of a rank by the socket that
-PMI_FD names. The watchdog holds that socket open, so it prints before the other ranks end.
+A rank starts this process with a pipe as its standard input, and writes its report there as a line.
+When the rank ends, the pipe closes, and the watchdog prints the last line, unless it is "bye".
+
+mpiexec ends a run by killing whole process groups, watchdogs included. MPICH's mpiexec notices the
+end of a rank by the socket that PMI_FD names. The watchdog holds that socket open, so it prints
+before mpiexec notices.
 """
 
 import os

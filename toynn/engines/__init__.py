@@ -1,4 +1,4 @@
-"""Engines: all around a model. Life cycle, training step, decoding, files, adapters."""
+"""Engines: everything around a model. Life cycle, training step, decoding, files, adapters."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class _Engines(Mapping[str, type[SequenceEngine[Any]]]):
-    """The engine of each architecture that is registered: that of the seeds, if they have one."""
+    """The engine of each registered architecture; GPT-2 and Llama have upstream's engines."""
 
     def __getitem__(self, name: str) -> type[SequenceEngine[Any]]:
         own = ARCHITECTURES[name].config_type
@@ -59,16 +59,16 @@ ENGINES: Mapping[str, type[SequenceEngine[Any]]] = _Engines()
 def engine_for(file: Source) -> type[SequenceEngine[Any]]:
     """Return the engine of a file's architecture. Raises GGUFError if there is none."""
     if not file.tensors:
-        refuse(file, "it has a vocabulary and no weights: a tokenizer (--tokenizer), and no model")
+        refuse(file, "it has a vocabulary and no weights: a tokenizer (--tokenizer), not a model")
     if file.architecture not in ENGINES:
         refuse(file, f"its architecture is {file.architecture!r}; toynn has {', '.join(ENGINES)}")
     return ENGINES[file.architecture]
 
 
 def active_parameters(file: Source) -> int:
-    """Return with how many parameters a token is computed: of experts, those that it uses.
+    """Return the number of parameters that a token uses; of the experts, only the chosen ones.
 
-    Raises GGUFError for a file that is no model of an architecture.
+    Raises GGUFError for a file that is not a model toynn knows.
     """
     engine = engine_for(file)
     cfg, options = files.config_of(file, engine.architectures, engine.__name__)
@@ -76,11 +76,11 @@ def active_parameters(file: Source) -> int:
 
 
 def expert_bytes(file: Source, tokens: int) -> tuple[int, int]:
-    """Return the bytes of all experts in a file, and of those that so many tokens are to use.
+    """Return the bytes of all experts in a file, and of those that ``tokens`` tokens use.
 
-    The latter is what is expected where each token chooses its experts evenly and by itself: of E
-    experts, of which it uses K, a token leaves one out with 1 - K/E. Both are 0 without experts.
-    Raises GGUFError for a file that is no model of an architecture.
+    The second is an expected value: each token chooses K of E experts evenly and independently, so
+    it leaves an expert out with probability 1 - K/E. Both are 0 without experts. Raises GGUFError
+    for a file that is not a model toynn knows.
     """
     engine = engine_for(file)
     cfg, _ = files.config_of(file, engine.architectures, engine.__name__)
@@ -98,9 +98,9 @@ def frozen(
 ) -> SequenceEngine[Any]:
     """Return an engine over the weights of a file as stored there, with an adapter if given.
 
-    For logits and generation: nothing is trained, and no memory taken for that. The file may be
-    closed; it stays mapped as long as the engine lives. ``options`` say how it is computed; no
-    weights are prepacked. Raises GGUFError, AdapterError.
+    The engine is for logits and generation: it takes no memory for training, and prepacks no
+    weights. The file may be closed; it stays mapped as long as the engine lives. Raises GGUFError,
+    AdapterError.
     """
     engine = engine_for(file)(backend)
     if adapter is not None:
@@ -114,7 +114,7 @@ def frozen(
 def memory_for(file: Source, t_seq: int | None = None, t_batch: int = 1) -> tuple[Memory, int]:
     """Return the memory that training a file's model would need, and its sequence length.
 
-    The default length is the model's context, but at most 512. No memory is taken.
+    The default length is the model's context, but at most 512. Allocates no memory.
     """
     engine = engine_for(file)
     if t_seq is None:

@@ -1,8 +1,8 @@
-"""Adapters beside the frozen matrices of a file: see toynn/nn/lora.py for what they compute.
+"""Adapters of the frozen matrices of a file: see toynn/nn/lora.py for what they compute.
 
-A has the shape (r, in), B (out, r), DoRA's magnitudes (out,). Each expert of a stack W (E, out, in)
-has its own: A (E, r, in), B (E, out, r). Of the table of embeddings (V, C) rows are looked up:
-A (V, r), B (C, r).
+a matrix (out, in)              A (r, in), B (out, r), DoRA's magnitudes (out,)
+    a stack of experts (E, out, in) A (E, r, in), B (E, out, r)
+    the embedding table (V, C)      A (V, r), whose rows are looked up, B (C, r)
 """
 
 from collections.abc import Callable, Mapping
@@ -33,10 +33,11 @@ CHUNK = 1 << 20  # elements of a matrix that are dequantized at a time
 
 
 class Adapters:
-    """Adapters of some matrices: ``layers`` by the name of their matrix, ``tensors`` by their own.
+    """Adapters of some matrices: ``layers`` by the matrix's name, ``tensors`` by their own.
 
-    Untrained ones only add to y. ``starts`` are the frozen tensors of what A and B began with,
-    where that is taken away. Raises ConfigError where no file could hold the adapters.
+    Adapters that are not ``trained`` only add to y. ``starts`` are frozen copies of the initial A
+    and B, where s B0 A0 is subtracted (PiSSA). Raises ConfigError where no file could hold the
+    adapters.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class Adapters:
     ) -> None:
         self.options, self._session, self._file = options, session, file
         self._matrices = matrices
-        self._told = adapters.base_metadata(file)  # now: the file may be closed before ``copy``
-        self._measured = -1  # session.changes when norms were taken
+        self._told = adapters.base_metadata(file)  # the file may be closed before ``copy``
+        self._measured = -1  # session.changes when norms were computed
         self.layers: dict[str, LoRA] = {}
         self.tensors: dict[str, Tensor] = {}
         self.starts: dict[str, Tensor] = {}
@@ -87,7 +88,7 @@ class Adapters:
 
     @property
     def unwritten(self) -> dict[str, str]:
-        """Why they cannot be written as "gguf" and as "peft"; empty where they can be."""
+        """Why the adapters cannot be written as "gguf" and as "peft"; "" if they can be."""
         own = self.tensors
         peft = adapters.no_peft(own, self._file.architecture)
         return {"gguf": adapters.no_gguf(own, self._file), "peft": peft}
@@ -95,7 +96,7 @@ class Adapters:
     # -- Values --------------------------------------------------------------------------------
 
     def zero(self) -> None:
-        """Make all adapters such that they change nothing: zero, and magnitudes the norms."""
+        """Set all adapters so that they change nothing: zero, and magnitudes to the norms."""
         for tensor in (*self.tensors.values(), *self.starts.values()):
             self._session.upload(tensor, np.zeros(tensor.shape, np.float32))
         for name, layer in self.layers.items():
@@ -105,16 +106,16 @@ class Adapters:
                 self._session.upload(layer.magnitude.m, np.sqrt(squares))
 
     def _rows(self, weight: str, first: int, end: int) -> Floats:
-        """Return rows of a matrix, in the order of the file."""
+        """Return rows of a matrix in float32, in the file's order."""
         return self._expanded(weight, self._file.stored(weight), first, end)
 
     def _expanded(self, weight: str, stored: NDArray[Any], first: int, end: int) -> Floats:
-        """Return rows of a matrix in float32, of all of it as the file has it."""
+        """Dequantize rows of a matrix that is ``stored`` as in the file."""
         info = self._file.tensors[weight]
         return quants.rows(stored, info.type, info.shape, slice(first, end))
 
     def _squares(self, weight: str) -> NDArray[np.float64]:
-        """Return the squares of the norms of a matrix's rows, of which few exist at a time."""
+        """Return the squared norms of a matrix's rows; only a few rows are dequantized at once."""
         rows, columns = self._file.tensors[weight].shape
         step, found = max(1, CHUNK // columns), np.empty(rows)
         stored = self._file.stored(weight)  # which may be a copy
@@ -124,10 +125,10 @@ class Adapters:
         return found
 
     def start(self, init: str, seed: int, init_scale: float) -> None:
-        """Draw every A, each with a stream of its own, as ``init`` says; set every B to zero.
+        """Draw every A as ``init`` says, each from its own random stream; set every B to zero.
 
-        Of the table, of which A is looked up, B is drawn, and A zero. Raises ConfigError for an
-        ``init`` that there is not, or that was not asked for with the options.
+        For the embedding table, B is drawn and A is zero. Raises ConfigError for an unknown
+        ``init``, or one that contradicts the options.
         """
         passes = principal_passes(init)
         if (passes is None) != (not self.options.is_principal):
@@ -155,9 +156,9 @@ class Adapters:
             self._session.upload(drawn, values.reshape(drawn.shape))
 
     def measure(self) -> None:
-        """Compute 1 / |W + s B A| of each row and store it, for tapes (generation) that do not.
+        """Store 1 / |W + s B A| of each row, for tapes that do not compute it (generation).
 
-        It is computed anew only after a weight has changed.
+        It is computed again only after a weight has changed.
         """
         own = {name: layer for name, layer in self.layers.items() if layer.magnitude is not None}
         s = self._session
@@ -176,16 +177,16 @@ class Adapters:
         self._measured = s.changes
 
     def weights(self) -> dict[str, Floats]:
-        """Return copies: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r); of each expert.
+        """Return copies: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r); experts' stacked.
 
-        With magnitudes, `<weight>.lora_magnitude` (out,), too. Rows are in the order of the file.
+        With DoRA also `<weight>.lora_magnitude` (out,). Rows are in the file's order.
         """
         return {name: self._session.download(t) for name, t in self.tensors.items()}
 
     # -- Files ---------------------------------------------------------------------------------
 
     def copy(self) -> Adapter:
-        """Return what ``toynn.formats.adapters`` writes: rows are in GGUF's order.
+        """Return a copy for ``toynn.formats.adapters`` to write, with rows in GGUF's order.
 
         If the initial B0 A0 is subtracted, the adapter includes it and has twice the rank:
         s (B A - B0 A0) = s [B, -B0] [A; A0].
@@ -203,7 +204,7 @@ class Adapters:
                 tensors[name + LORA_B] = np.concatenate([b, -first_b], axis=1)
         tensors = self._with_rows(tensors, pairs_together)
         found = Adapter(self._file.architecture, alpha, tensors, rslora, self._told)
-        for name, layer in self.layers.items():  # of the table, which has no start
+        for name, layer in self.layers.items():  # the embedding table, which has no start
             if self.starts and layer.start is None:
                 tensors[name + LORA_B] *= np.float32(layer.scale / found.scale(name))
         return found
@@ -211,9 +212,9 @@ class Adapters:
     def _with_rows(
         self, tensors: Mapping[str, Floats], move: Callable[[Floats, int], Floats]
     ) -> dict[str, Floats]:
-        """Reorder rows, one per output, if the file stores outputs in another order than GGUF.
+        """Reorder the rows of B and magnitudes if the file orders outputs differently than GGUF.
 
-        That is B, and magnitudes.
+        ``move`` takes the rows and the number of heads.
         """
         found = dict(tensors)
         for name, values in tensors.items() if self._file.pairs_apart else ():
@@ -224,10 +225,10 @@ class Adapters:
         return found
 
     def taken(self, adapter: Adapter) -> dict[str, Floats]:
-        """Return the values of ``tensors`` in an adapter that was read, in the order of the file.
+        """Return the values for ``tensors`` from an adapter, with rows in the file's order.
 
-        Raises AdapterError unless it has these targets, ranks, scales and, where one is taken away,
-        this start.
+        Raises AdapterError unless the adapter has these targets, ranks, scales and, if the start is
+        subtracted, this start.
         """
         self._check_alike(adapter)
         tensors = self._with_rows(adapter.tensors, pairs_apart)
@@ -242,14 +243,14 @@ class Adapters:
                 if not np.allclose(own, found, rtol=1e-4, atol=1e-5 * np.abs(own).max()):
                     raise AdapterError(
                         f"{fspath(adapter.path)}: {name}: expected the start of these adapters as "
-                        "its second half; got another: go on with it as it is "
+                        "its second half; got another: continue with it as it is "
                         "(LoRA.realize_from_adapter)"
                     )
             tensors[name + LORA_A], tensors[name + LORA_B] = a[:rank], b[:, :rank]
         return tensors
 
     def _check_alike(self, adapter: Adapter) -> None:
-        """Raise AdapterError unless one that was read has these targets, ranks and scales."""
+        """Raise AdapterError unless the adapter has these targets, ranks and scales."""
         adapters.check(adapter, self._file)
         path, pairs = fspath(adapter.path), adapter.pairs
         for name in sorted(self.layers.keys() ^ pairs.keys()):

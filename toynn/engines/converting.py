@@ -1,8 +1,8 @@
-"""A Hugging Face folder as a GGUF file, as llama.cpp's converter writes it.
+"""Convert a Hugging Face folder to a GGUF file, as llama.cpp's converter does.
 
-Names, shapes, types and the order of rows are GGUF's: matrices get the type that is asked for,
-norms and biases stay float32. The tokenizer goes with it, and the chat template. One tensor at a
-time is in memory.
+Names, shapes, types and the order of rows are GGUF's. Matrices get the requested type; norms and
+biases stay float32. The tokenizer and the chat template are included. Only one tensor at a time is
+in memory.
 """
 
 import os
@@ -30,7 +30,7 @@ from toynn.options import RecipeOptions
 __all__ = ["convert", "fuse_into", "unlike"]
 
 Floats = NDArray[np.float32]
-#: Of how many tensors how many are written, and the name of the next one.
+#: Called with the tensors written so far, their number in all, and the next one's name.
 Progress = Callable[[int, int, str], None]
 
 
@@ -45,14 +45,15 @@ def convert(
 ) -> dict[str, str]:
     """Write a folder as a GGUF file; return the type of each tensor by its name.
 
-    ``outtype`` (f32, f16, bf16, q8_0) is that of the matrices; of one of `mixes.MIXES` (q4_k_m,
-    iq4_xs, ..) llama.cpp's quantizer chooses their types, from a file in float32 that lies beside
-    ``out`` meanwhile. ``tokenizer`` is the path of one in place of the folder's own. The file is
-    whole, or absent.
+    ``outtype`` is the type of the matrices: f32, f16, bf16 or q8_0. It may also be one of
+    `mixes.MIXES` (q4_k_m, iq4_xs, ...). Then llama.cpp's quantizer chooses the types, and needs a
+    temporary float32 file next to ``out``. ``tokenizer`` is a path that replaces the folder's own.
+    The file is written whole or not at all.
 
-    Raises ConfigError for another outtype, a mix without llama-cpp-python, a file instead of a
-    folder, and for what GGUF files have no place for; DataError for a folder that cannot be read,
-    or whose tokenizer llama.cpp does not have; GGUFError if ``out`` exists or cannot be written.
+    Raises ConfigError for another outtype, for a mix without llama-cpp-python, for a file instead
+    of a folder, and for a model that GGUF cannot describe. Raises DataError for a folder that
+    cannot be read, or whose tokenizer llama.cpp lacks. Raises GGUFError if ``out`` exists or cannot
+    be written.
     """
     mixes.check_kind(outtype, "convert")
     if Path(folder).is_file():
@@ -107,22 +108,22 @@ def fuse_into(
 ) -> Fused:
     """Write a model and its adapter as one GGUF file: see ``toynn.formats.fuse``.
 
-    The base may be a folder; without ``outtype`` its matrices get the type that most have of those
-    that can be asked for, or q8_0: a folder in MXFP4 becomes what its other matrices are.
+    The base may be a folder. Then the default ``outtype`` is the most common type of its weights
+    among f32, f16, bf16 and q8_0, or else q8_0. The file gets the folder's tokenizer, or the one
+    whose path is given; a GGUF file keeps its own.
 
-    A folder's file gets its tokenizer, or the one whose path is given; a GGUF file has its own.
-
-    Raises what ``fuse`` does, and ConfigError, DataError as ``convert``; ConfigError for a
-    tokenizer beside a GGUF file, and for a folder whose head is tied where llama.cpp wants one.
+    Raises what ``fuse`` does, and ConfigError and DataError as ``convert`` does. Raises ConfigError
+    also for a tokenizer given with a GGUF file, and for a folder with a tied head if llama.cpp
+    needs a head of its own.
     """
     if tokenizer is not None and not isinstance(base, HFModel):
-        raise ConfigError(f"fuse: tokenizer: {base.path} is a GGUF file, and keeps what it has")
+        raise ConfigError(f"fuse: {base.path} is a GGUF file, and keeps its own tokenizer")
     if not isinstance(base, HFModel):
         return fuse(base, adapter, out, outtype=outtype, overwrite=overwrite)
     if architecture(base.architecture).needs_head and HEAD not in base:
         raise ConfigError(
-            f"fuse: {base.path} has a tied head, and llama.cpp reads {base.architecture} with one "
-            "of its own: `toynn convert` writes it; fuse into that file"
+            f"fuse: {base.path} has a tied head, but llama.cpp needs {base.architecture} "
+            "with a head of its own: `toynn convert` writes it; fuse into that file"
         )
     chosen = _most(base) if outtype is None else outtype
     metadata = _metadata(base, chosen if chosen in OUTTYPES else "f32", tokenizer)
@@ -133,9 +134,9 @@ def fuse_into(
 
 
 def unlike(path: str | os.PathLike[str]) -> list[str]:
-    """Return what llama.cpp computes otherwise of a GGUF file, one sentence each.
+    """Return what llama.cpp computes differently for a GGUF file, one sentence each.
 
-    Raises GGUFError for a file that is not readable.
+    Raises GGUFError for a file that cannot be read.
     """
     with gguf.open(path, check=False) as file:
         cfg, _ = config_of(file, (file.architecture,), "convert")
@@ -143,7 +144,7 @@ def unlike(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _most(folder: HFModel) -> str:
-    """Return the type that most elements have, of those that can be written; else q8_0."""
+    """Return the type of most elements among the types that can be written; else q8_0."""
     counts: Counter[str] = Counter()
     for info in folder.tensors.values():
         counts[info.type.lower()] += prod(info.shape)
@@ -157,7 +158,7 @@ def _deferred(shape: tuple[int, ...], read: Callable[[int], Floats], number: int
 def _metadata(
     model: HFModel, outtype: str, tokenizer: str | os.PathLike[str] | None
 ) -> dict[str, Any]:
-    """Return the keys of a file: of the model, of its tokenizer or the one that is named."""
+    """Return the metadata of a file: the model's, and that of ``tokenizer`` or its own."""
     name = model.architecture
     own = architecture(name)
     cfg, options = config_of(model, (name,), "convert")

@@ -1,17 +1,17 @@
-"""Reading sequences piece by piece: the tapes of generation, over a cache of keys and values.
+"""Read sequences piece by piece: the tapes of generation, with a cache of keys and values.
 
     prefill: a chunk of a prompt a run             the forward pass of training, but attention
-    decode:  one token a run                       adds to a cache, and sees what is in it
+        decode:  one token a run                       appends to the cache, and reads all of it
 
-The last chunk of a prompt is filled up on the right. What is computed for the filling goes into the
-cache behind the tokens' own rows, and is written over before anything sees it; so the cache has
-room for a chunk beyond the longest sequence. A state, which nothing writes over, is told how many
-tokens count. The head works on the last token's row alone.
+The last chunk of a prompt is padded on the right. The rows of the padding go into the cache after
+the tokens' rows, and are overwritten before anything reads them. So the cache has room for a chunk
+more than the longest sequence. A recurrent state is not overwritten; it is told how many tokens are
+valid. The head computes only the last token's row.
 
 Several sequences are read together, each with its own past. A step of B sequences multiplies B
-rows. Each step reads all weights once, so B rows take far less than B times as long as one. While
-some read chunks of their prompts, others read one token and padding; so chunks shrink with the
-batch.
+rows, and reads all weights once. So B rows take far less than B times as long as one row. While
+some sequences read chunks of their prompts, others read one token and padding, so larger batches
+have shorter chunks.
 """
 
 from collections import OrderedDict
@@ -32,44 +32,44 @@ from toynn.system.critical import uninterrupted
 __all__ = ["CHUNK", "BatchDecoder", "Decoder", "Decoding"]
 
 CHUNK = 64  # rows of a run that reads prompts: enough to multiply at full speed
-LEAST = 4  # tokens of each sequence among them
-MOST_KEPT = 4  # numbers of sequences and rooms whose keys and values stay in memory
+LEAST = 4  # the fewest tokens of a sequence in a chunk
+MOST_KEPT = 4  # pairs (batch, room) whose keys and values stay in memory
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Handles of a tape that reads the tokens which come next in B sequences."""
+    """Handles of a tape that reads the next tokens of B sequences."""
 
     tape: Tape
     tokens: Tensor
     positions: Tensor
     past: Tensor  # (B,)
     last: Tensor  # (B,): the rows whose logits are wanted
-    counts: Tensor  # (B,): tokens of each sequence; what is behind them fills up
+    counts: Tensor  # (B,): valid tokens of each sequence; the rest is padding
     logits: Tensor  # (B, V)
 
 
 def chunk(batch: int) -> int:
-    """Return the most tokens that one run reads of each of ``batch`` sequences."""
+    """Return the most tokens of a sequence that one run reads in a batch of ``batch``."""
     return max(LEAST, CHUNK // batch)
 
 
 class Decoding:
-    """The tapes by which an engine reads sequences, and their caches.
+    """The tapes that read an engine's sequences, and their caches.
 
-    Those that are read together, so many, with so much room each, share tapes and memory with all
-    that were read so before. Beyond MOST_KEPT such pairs, the one unused for the longest is
+    Tapes and memory belong to a pair: the number of sequences, and the room of each. A new batch of
+    a pair takes over from the one before. Of more than MOST_KEPT pairs the least recently used is
     dropped: its memory is freed, and its sequences end.
     """
 
     def __init__(self, engine: Model) -> None:
         self.engine = engine
         self.begun: dict[tuple[int, int], int] = {}  # decoders so far, by batch and room
-        #: keys and values of the tapes, by batch and room: last used, last
+        #: keys and values of the tapes, by batch and room; least recently used first
         self._kept: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
 
     def begin(self, batch: int, room: int) -> "BatchDecoder":
-        """Begin so many sequences of up to ``room`` tokens; those of that kind before end with it.
+        """Begin ``batch`` sequences of up to ``room`` tokens; this ends earlier ones of that pair.
 
         Raises ConfigError for a number or a room out of range.
         """
@@ -96,11 +96,11 @@ class Decoding:
             del self._kept[oldest]
 
     def rewinds(self, key: tuple[int, int]) -> bool:
-        """Say whether sequences that were read so have left keys and values only."""
+        """Return whether the pair's only caches are keys and values, so that it can rewind."""
         return all(name.endswith(("keys", "values")) for name in self._kept.get(key, ()))
 
     def reading(self, batch: int, room: int, length: int, *, long: bool) -> Reading:
-        """Return the tape that reads ``length`` tokens of each sequence; these may be ``long``."""
+        """Return the tape that reads ``length`` tokens of each sequence, ``long`` ones or not."""
         key = ("reading", batch, room, length, long)
         return self.engine.session.record(key, lambda: self._record(batch, room, length, long))
 
@@ -121,19 +121,19 @@ class Decoding:
 
 @dataclass
 class _Sequence:
-    """What was read of a sequence, and whether as one that its model takes for a long one."""
+    """The ids read so far, and whether they were read as a long sequence (see Model.is_long)."""
 
     ids: list[Any] = field(default_factory=list)
     long: bool = False
 
 
 class BatchDecoder:
-    """Several sequences that an engine reads together, piece by piece, by their numbers."""
+    """Several numbered sequences that an engine reads together, piece by piece."""
 
     def __init__(self, decoding: Decoding, batch: int, room: int) -> None:
         self._decoding, self._engine = decoding, decoding.engine
         self._key, self._number = (batch, room), decoding.begun[batch, room]
-        self.chunk = chunk(batch)  # so many tokens of a piece a run
+        self.chunk = chunk(batch)  # the most tokens of a piece in one run
         self._sequences = [_Sequence() for _ in range(batch)]
 
     def past(self, number: int) -> int:
@@ -141,10 +141,10 @@ class BatchDecoder:
         return len(self._sequences[number].ids)
 
     def rewind(self, number: int, past: int = 0) -> None:
-        """Forget all but the first tokens of a sequence; without ``past``, begin it anew.
+        """Forget all but the first ``past`` tokens of a sequence; 0 starts it again.
 
-        Raises ConfigError for more than were read, and, unless it is begun anew, for a model that
-        remembers more than keys and values: a state cannot be turned back.
+        Raises ConfigError for more tokens than were read. Models with a recurrent state cannot
+        rewind to any other number than 0: that raises ConfigError too.
         """
         sequence = self._sequences[number]
         if not 0 <= past <= len(sequence.ids):
@@ -154,25 +154,23 @@ class BatchDecoder:
             )
         if past and not self._decoding.rewinds(self._key):
             raise ConfigError(
-                "Decoder.rewind: this model remembers more than keys and values, which cannot be "
-                "turned back: begin again"
+                "Decoder.rewind: this model has a recurrent state, which cannot be rewound: begin "
+                "again"
             )
         self._sequences[number] = _Sequence(sequence.ids[:past], sequence.long and past > 0)
 
     def read(self, pieces: Mapping[int, ArrayLike]) -> dict[int, NDArray[np.float32]]:
-        """Read what comes next in some of the sequences; return logits (V,) of what follows each.
+        """Read the next piece of some sequences; return the logits (V,) after each piece.
 
-        What was read stays as it was read: a step of training between two calls does not change
-        it. All of a sequence is read again where it becomes one that its model takes for a long
-        one. Where a read fails halfway, or is interrupted, sequences that have only keys and
-        values are as they were before it. Others, with a state or newly long, begin again:
-        ``past`` tells.
+        Training between two calls does not change what was read before. A sequence that becomes
+        long for its model is read again from its start. If a read fails halfway or is interrupted,
+        sequences with only keys and values are as before it. Sequences with a recurrent state, or
+        newly long ones, start again: check ``past``.
 
-        Raises what ``check_unchanged`` does; ShapeError if a piece has no tokens, or more than
-        there is room for, or other than whole numbers; LabelError for a token that the model does
-        not have; LifecycleError if other sequences, as many, were begun on the engine since, or
-        some of MOST_KEPT other sizes were read, or another thread uses the engine. Nothing is read
-        then.
+        Raises what ``check_unchanged`` does. Raises ShapeError for a piece that is empty, too long
+        for the room, or not of whole numbers. Raises LabelError for an unknown token. Raises
+        LifecycleError if another decoder of this size was begun on the engine, if MOST_KEPT other
+        sizes were used since, or if another thread uses the engine. Nothing is read then.
         """
         with self._engine.session.exclusively("Decoder.read()", signals=True):
             return self._read(pieces)
@@ -180,8 +178,8 @@ class BatchDecoder:
     def _read(self, pieces: Mapping[int, ArrayLike]) -> dict[int, NDArray[np.float32]]:
         if self._decoding.begun[self._key] != self._number:
             raise LifecycleError(
-                "Decoder.read after another decoder() of the same engine, which reads one sequence "
-                f"at a time, or one batch of a size, and of {MOST_KEPT} sizes: begin again, or "
+                "Decoder.read after another decoder() of the same engine. An engine keeps one "
+                f"batch of each size, and {MOST_KEPT} sizes: begin again, or "
                 "make a second engine"
             )
         self._decoding.use(self._key)
@@ -215,7 +213,7 @@ class BatchDecoder:
         ids, past, (_, room) = np.asarray(piece), self.past(number), self._key
         if ids.ndim != 1 or not 0 < ids.size <= room - past:
             raise ShapeError(
-                f"Decoder.read: ids must be flat, 1 to {room - past} of them, as {past} of a "
+                f"Decoder.read: expected 1 to {room - past} ids in a flat array, as {past} of a "
                 f"context of {room} are read; got {ids.shape}"
             )
         checks.converted("tokens", ids, ids.shape, "i32")
@@ -225,7 +223,7 @@ class BatchDecoder:
     def _run(
         self, pieces: Mapping[int, NDArray[Any]], past: Sequence[int], *, long: bool
     ) -> dict[int, NDArray[np.float32]]:
-        """Read at most a chunk of some sequences of a kind, behind their past; return logits."""
+        """Read at most a chunk of some sequences of one kind, after their past; return logits."""
         s, (batch, room) = self._engine.session, self._key
         length = 1 if all(ids.size == 1 for ids in pieces.values()) else self.chunk
         reading = self._decoding.reading(batch, room, length, long=long)
@@ -245,7 +243,7 @@ class BatchDecoder:
         self._engine.measure_norms()
         s.run("loss", tape=reading.tape)
         logits = s.download(reading.logits)
-        self._engine.check_unchanged()  # what was read is of the file that was opened
+        self._engine.check_unchanged()  # the mapped weights must still be the file that was opened
         return {number: logits[number] for number in pieces}
 
 
@@ -267,6 +265,6 @@ class Decoder:
     def read(self, ids: ArrayLike) -> NDArray[np.float32]:
         """Read the tokens that come next; return the logits (V,) of the one after them.
 
-        As ``BatchDecoder.read``: raises ShapeError, LabelError and LifecycleError as that does.
+        Raises ShapeError, LabelError and LifecycleError as ``BatchDecoder.read`` does.
         """
         return self._batch.read({0: ids})[0]

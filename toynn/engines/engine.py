@@ -1,8 +1,8 @@
-"""The engine of any model: weights by name, and tapes over them.
+"""The engine of any model: weights by name, and the tapes that use them.
 
-A model says which weights it has, how they start, and what its forward pass is; this class declares
-them, records the step around the pass (backward, AdamW), runs it, and hands weights and gradients
-out by name.
+A model says which weights it has, how they start, and what its forward pass is. This class declares
+the weights, records the step around the forward pass (backward, AdamW), and runs it. Users get
+weights and gradients by name.
 """
 
 from abc import ABC, abstractmethod
@@ -46,7 +46,7 @@ class Recorded:
 
 
 class Width:
-    """A size of the model, by the name that its configuration has for it."""
+    """A size of the model: the field of this name in its configuration."""
 
     def __set_name__(self, owner: type[Any], name: str) -> None:
         self._name = name
@@ -62,11 +62,11 @@ R = TypeVar("R", bound=Recorded)
 class Engine(ABC, Generic[C, R]):
     """Weights by name, and the tapes that train and evaluate them.
 
-    ``realize_for_random_init`` makes the weights. From then on they can be replaced, until
-    ``build_training_step`` and after it; the second call records and compiles the step.
+    ``realize_for_random_init`` makes the weights, then ``build_training_step`` records and compiles
+    the step. The weights can be replaced at any time after the first call.
 
-    Calls in another order raise LifecycleError; so does a call while another thread is in one: a
-    step, an evaluation, a set of weights is one thread's, wholly.
+    Calls in another order raise LifecycleError. So does a call while another thread is in one, so
+    that steps, evaluations and sets of weights are never mixed.
     """
 
     config: C
@@ -92,7 +92,7 @@ class Engine(ABC, Generic[C, R]):
         self._constants: dict[str, Tensor] = {}
         self.moments = {}
         self.step_index = 0  # steps taken
-        self.batches = 0  # micro-batches trained on: each has dropout masks of its own
+        self.batches = 0  # micro-batches trained on: each has its own dropout masks
 
     def __repr__(self) -> str:
         if self._session is None:
@@ -124,7 +124,7 @@ class Engine(ABC, Generic[C, R]):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All weights by name: the parameters, and those that are frozen."""
+        """All weights by name: trained and frozen ones."""
         self._session_for("tensors")
         return self._weights.tensors
 
@@ -133,28 +133,28 @@ class Engine(ABC, Generic[C, R]):
         """The weights that are trained, by name, in the order of the optimizer."""
         return self._weights.parameters
 
-    # -- What an engine says -------------------------------------------------------------------
+    # -- What a subclass says ------------------------------------------------------------------
 
     @abstractmethod
     def _model_of(self, cfg: C) -> Model[Any]:
-        """Return the model of a configuration; ConfigError if the engine is for others."""
+        """Return the model of a configuration. Raises ConfigError if the engine is for others."""
 
     @property
     def model(self) -> Model[Any]:
-        """What the configuration is one of."""
+        """The model of the configuration."""
         return self._model_of(self.config)
 
     def _check(self, cfg: C, opts: RecipeOptions) -> None:
-        """Refuse what only fails together; raises ConfigError."""
+        """Refuse options that do not fit the configuration. Raises ConfigError."""
         self._model_of(cfg).check(cfg, opts)
 
     def _beside(self) -> Shapes:
-        """Return the shapes of the tensors of a file that are no weights."""
+        """Return the shapes of a file's tensors that are not weights."""
         return {}
 
     @abstractmethod
     def _record_main(self) -> R:
-        """Record the forward pass of the training step that the options ask for, and its loss."""
+        """Record the forward pass and the loss of the training step that the options ask for."""
 
     def layers(
         self,
@@ -167,7 +167,7 @@ class Engine(ABC, Generic[C, R]):
         long: bool = False,
         long_positions: Tensor | None = None,
     ) -> Layers:
-        """Return what a forward pass is recorded with: all weights, and, if asked, adapters."""
+        """Return what recording a forward pass needs: all weights, and adapters if ``adapted``."""
         adapters = self._weights.adapters if adapted else None
         return Layers(
             session=self.session,
@@ -186,9 +186,9 @@ class Engine(ABC, Generic[C, R]):
     # -- Life cycle ----------------------------------------------------------------------------
 
     def declare(self, cfg: C, opts: RecipeOptions) -> None:
-        """Declare the weights; no memory is taken before the session's ``finalize_weights``.
+        """Declare the weights; the session's ``finalize_weights`` allocates them.
 
-        Each weight must be uploaded before a tape can run that reads it.
+        Each weight must be uploaded before a tape that reads it can run.
         """
         if self._session is not None:
             raise LifecycleError(f"{type(self).__name__}.realize: once only; make a new engine")
@@ -205,7 +205,7 @@ class Engine(ABC, Generic[C, R]):
         }
 
     def realize_for_random_init(self, cfg: C, opts: RecipeOptions) -> None:
-        """Declare and draw the weights; ``build_training_step`` comes next."""
+        """Declare the weights and draw their values; ``build_training_step`` comes next."""
         self.declare(cfg, opts)
         self.session.finalize_weights()
         for name, values in self.model.start(cfg, self.options):
@@ -219,7 +219,7 @@ class Engine(ABC, Generic[C, R]):
         self.build_update()
 
     def build_forward(self) -> None:
-        """Record the forward pass, up to the loss: the first part of build_training_step."""
+        """Record the forward pass up to the loss: the first half of build_training_step."""
         self._session_for("build_forward()")
         if self._step is not None:
             raise LifecycleError(
@@ -231,7 +231,7 @@ class Engine(ABC, Generic[C, R]):
         self.t_labels, self.t_hp, self.t_loss = step.labels, step.hp, step.loss
 
     def build_update(self) -> None:
-        """Record backward and AdamW, and compile: the second part of build_training_step."""
+        """Record backward and AdamW, and compile: the second half of build_training_step."""
         if self._step is None:
             raise LifecycleError(f"{type(self).__name__}.build_update before build_forward()")
         self._step = self._record_update(self._step)
@@ -255,7 +255,7 @@ class Engine(ABC, Generic[C, R]):
         return self._step is not None and self._step.tape.sealed
 
     def _check_built(self, call: str) -> R:
-        """Return the training step; refuse a call that comes before it."""
+        """Return the training step. Raises LifecycleError if it is not built."""
         if self._step is None or not self._step.tape.sealed:
             raise LifecycleError(f"{type(self).__name__}.{call} before build_training_step()")
         return self._step
@@ -274,11 +274,11 @@ class Engine(ABC, Generic[C, R]):
         return replace(step, hp_more=more)
 
     def _kind_of(self, name: str, w: Tensor) -> tuple[bool, float]:
-        """Return whether a parameter decays, and what its learning rate is multiplied by."""
+        """Return whether a parameter decays, and the factor of its learning rate."""
         return self.options.decay != "matrices" or _is_matrix(w), 1.0
 
     def _rows_of_adamw(self, step: R, row: ArrayLike) -> dict[Tensor, ArrayLike]:
-        """Return the row of AdamW, and a changed one for each other kind of parameters."""
+        """Return AdamW's row, and a changed row for each other kind of parameters."""
         assert step.hp is not None
         rows: dict[Tensor, ArrayLike] = {step.hp: row}
         for (decays, rate), hp in step.hp_more.items():
@@ -289,19 +289,19 @@ class Engine(ABC, Generic[C, R]):
         return rows
 
     def _recorded(self, key: tuple[Any, ...], record: Callable[[], R]) -> R:
-        """Return a further training step; ``record`` records its loss, when it is first needed."""
+        """Return another training step; ``record`` records its loss when first needed."""
         return self.session.record(key, lambda: self._record_update(record()))
 
     # -- Running -------------------------------------------------------------------------------
 
     @abstractmethod
     def _fitted(self, batch: Batch) -> tuple[R, Batch, dict[Tensor, ArrayLike]]:
-        """Return the step for a batch, the batch, checked, and the arrays that the step is fed."""
+        """Return the step for a batch, the checked batch, and the step's input arrays."""
 
     def _fed(self, batch: Batch, hp: ArrayLike | None = None, *, train: bool) -> tuple[R, Batch]:
-        """Upload a batch; return its tape's handles, and the batch, checked.
+        """Upload a batch; return the step that takes it, and the checked batch.
 
-        With ``train`` the counter of dropout masks advances, once the batch is accepted.
+        With ``train`` the counter of dropout masks advances after the batch is accepted.
         """
         self._check_built("step")
         step, given, inputs = self._fitted(batch)
@@ -317,12 +317,12 @@ class Engine(ABC, Generic[C, R]):
     def train(self, batch: Batch, hp: ArrayLike, is_first: bool) -> float:
         """Train on one batch; return its loss before the update.
 
-        hp: the 7-slot row of AdamW. ``is_first`` zeroes the moments first; gradients need no
-        reset, since the first micro-batch overwrites them. Batches given to ``accumulate`` since
-        the last step count too, each by its rows. A recipe's ``step`` takes arrays instead.
+        hp: the 7-slot row of AdamW. ``is_first`` zeroes the moments first; gradients need no reset,
+        since the first micro-batch overwrites them. Batches given to ``accumulate`` since the last
+        step are included, each weighted by its rows. A recipe's ``step`` takes arrays instead.
 
-        Raises ShapeError or LabelError for a batch that does not fit; NonFiniteError, weights and
-        moments untouched, when a gradient is not finite.
+        Raises ShapeError or LabelError for a batch that does not fit. Raises NonFiniteError if a
+        gradient is not finite; weights and moments are untouched then.
         """
         s, (step, given) = self.session, self._fed(Batch.of(batch), hp, train=True)
         if is_first:
@@ -343,7 +343,7 @@ class Engine(ABC, Generic[C, R]):
 
     @exclusive
     def evaluate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
-        """Return the loss of one batch; no gradient and no moment is touched.
+        """Return the loss of one batch; gradients and moments are untouched.
 
         A batch, or its arrays in order. Raises what ``train`` does: ShapeError, LabelError.
         """
@@ -353,10 +353,10 @@ class Engine(ABC, Generic[C, R]):
 
     @exclusive
     def update(self, hp: ArrayLike, is_first: bool) -> None:
-        """Update the weights by what ``accumulate`` has gathered, without a further batch.
+        """Update the weights with the gradients of ``accumulate``, without another batch.
 
-        hp and ``is_first`` as ``step`` takes them. Raises NonFiniteError, weights and moments
-        untouched, when a gradient is not finite.
+        hp and ``is_first`` are those of ``train``. Raises NonFiniteError if a gradient is not
+        finite; weights and moments are untouched then.
         """
         step = self._check_built("update")
         self.session.feed(self._rows_of_adamw(step, hp), step.tape)
@@ -366,14 +366,14 @@ class Engine(ABC, Generic[C, R]):
         self.step_index += 1
 
     def _loss(self, step: R, given: Batch) -> float:
-        """Return the loss of the batch that was run last."""
+        """Return the loss of the last batch."""
         assert step.loss is not None
         return float(self.session.download(step.loss))
 
-    # -- Going on elsewhere --------------------------------------------------------------------
+    # -- Resuming ------------------------------------------------------------------------------
 
     def _moments(self) -> dict[str, Tensor]:
-        """Return what the optimizer keeps, by name; and what adapters began with (PiSSA)."""
+        """Return the optimizer's moments by name, and PiSSA's initial adapters."""
         pairs = ((name, zip("mv", pair, strict=True)) for name, pair in self.moments.items())
         found = {f"{name}.{which}": tensor for name, pair in pairs for which, tensor in pair}
         adapters = self._weights.adapters
@@ -381,7 +381,7 @@ class Engine(ABC, Generic[C, R]):
 
     @exclusive
     def snapshot(self) -> Snapshot:
-        """Return all that training has changed, as it is now; ``read`` is for now, too."""
+        """Return everything that training has changed; read it before training continues."""
         session, kept = self.session, self.parameters | self._moments()
         weight, sums = session.waiting()
         named = {f"{name}.sum": values for name, values in sums.items()}
@@ -395,9 +395,9 @@ class Engine(ABC, Generic[C, R]):
 
     @exclusive
     def restore(self, found: Snapshot) -> None:
-        """Go on where an engine that was realized alike stood, with the same bits.
+        """Take over the state of an engine that was realized alike; continue with the same bits.
 
-        Raises CheckpointError for the state of another one.
+        Raises CheckpointError for the state of a different engine.
         """
         kept, weight = self._moments(), found.counts["waiting"]
         own = _shapes(self.parameters)
@@ -428,9 +428,9 @@ class Engine(ABC, Generic[C, R]):
 
     @exclusive
     def load_weights(self, weights: Mapping[str, ArrayLike]) -> None:
-        """Replace all weights; names and shapes must be those of ``weights()``.
+        """Replace all weights; names and shapes must match ``weights()``.
 
-        Raises ConfigError, and replaces none, if a name is missing or unknown.
+        Raises ConfigError if a name is missing or unknown; no weight is replaced then.
         """
         self._session_for("load_weights()")
         tensors = self._weights.replaceable(weights)

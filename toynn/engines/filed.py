@@ -1,8 +1,8 @@
-"""An engine whose weights are read from a file, or written to one.
+"""An engine whose weights come from a file, or go to one.
 
-They are read, dequantized and trained (``from_file``); or they stay in the file, frozen
-and mapped, with adapters beside them (weights.py, adapters.py). What a file says of its model is
-checked before any memory is taken. files.py writes.
+Weights are read, dequantized and trained (``from_file``). Or they stay in the file, frozen and
+mapped, with adapters (weights.py, adapters.py). The file's description of its model is checked
+before any memory is allocated. files.py writes files.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ C = TypeVar("C", bound=SequenceConfig)
 
 
 class _Architectures:
-    """The architectures whose configurations are an engine's; of all kinds, if it names none."""
+    """The names of the architectures whose configurations have the engine's ``config_type``."""
 
     def __get__(self, engine: Any, kind: "type[FileEngine[Any]]") -> tuple[str, ...]:
         own = kind.config_type
@@ -54,16 +54,16 @@ class _Architectures:
 
 
 class FileEngine(Engine[C, Pass], Generic[C]):
-    """An engine of the architectures in ``toynn.models``, by the files of such models.
+    """An engine for the architectures of ``toynn.models``, with their files.
 
     Calls in another order raise LifecycleError.
     """
 
-    config_type: type[Any] = object  # of the models that it is for
-    architectures = _Architectures()  # general.architecture of the files that it reads
+    config_type: type[Any] = object  # of the engine's models
+    architectures = _Architectures()  # values of general.architecture that it reads
 
     vocab: int
-    lora: AdapterOptions | None = None  # as it was asked for
+    lora: AdapterOptions | None = None  # given to enable_lora
     _trains_adapters = False
 
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
@@ -85,7 +85,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
     def model(self) -> SequenceModel[Any]:
         """The architecture of the configuration.
 
-        Raises ConfigError where the engine is for others.
+        Raises ConfigError if the engine is for others.
         """
         return self._model_of(self.config)
 
@@ -101,11 +101,11 @@ class FileEngine(Engine[C, Pass], Generic[C]):
             )
 
     def declare_for_mmap(self, file: Source, cfg: C | None, opts: RecipeOptions) -> None:
-        """Declare a file's weights, frozen and in place, and the adapters; takes no memory.
+        """Declare a file's weights, frozen and in place, and the adapters; allocates nothing.
 
-        ``file`` is a GGUF file or a Hugging Face folder, open.
-        ``cfg``, ``opts.untied`` and ``opts.qkv_bias`` come from the file: what is given must agree
-        with it. The file stays mapped as long as the session lives, and is never written.
+        ``file`` is an open GGUF file or Hugging Face folder. ``cfg``, ``opts.untied`` and
+        ``opts.qkv_bias`` come from the file; given values must agree with it. The file stays mapped
+        as long as the session lives, and is never written.
         """
         self._map(file, cfg, opts)
 
@@ -120,27 +120,27 @@ class FileEngine(Engine[C, Pass], Generic[C]):
         return weights
 
     def realize_for_mmap(self, file: Source, cfg: C | None, opts: RecipeOptions) -> None:
-        """Take a file's weights as stored there, frozen; all adapters are zero yet.
+        """Use a file's weights as they are stored, frozen; all adapters are zero.
 
-        See ``declare_for_mmap``. Norms and biases of another type than F32 are dequantized.
+        See ``declare_for_mmap``. Norms and biases that are not F32 are dequantized.
         """
         weights = self._map(file, cfg, opts)
         self.session.finalize_weights()
         weights.fill(self.session)
 
-    # -- Adapters: asked for before the weights, used after ------------------------------------
+    # -- Adapters: requested before the weights, used after ------------------------------------
 
     def enable_lora(self, options: AdapterOptions, *, train: bool = True) -> None:
-        """Ask for adapters; comes before ``realize_for_mmap``. Untrained ones only add to y."""
+        """Request adapters, before ``realize_for_mmap``. Without ``train`` they only add to y."""
         self._check_undeclared("enable_lora")
         self.lora, self._trains_adapters = options, train
 
     def enable_lora_q(self, rank: int) -> None:
-        """Ask for adapters of rank ``rank``, scale 1, on the projections to q."""
+        """Request adapters of rank ``rank`` and scale 1 on the projections to q."""
         self.enable_lora(AdapterOptions(rank), train=False)
 
     def enable_lora_q_adamw(self) -> None:
-        """Have the adapters trained; comes after ``enable_lora_q``.
+        """Make the adapters trained; comes after ``enable_lora_q``.
 
         Raises LifecycleError before enable_lora_q().
         """
@@ -153,7 +153,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
 
     @property
     def adapter_dropout(self) -> float:
-        """The share of their inputs that adapters do not see in a training step."""
+        """The share of their inputs that adapters drop in a training step."""
         return self.lora.dropout if self.lora and self._trains_adapters else 0.0
 
     @property
@@ -162,7 +162,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
         return self._weights.file
 
     def check_unchanged(self) -> None:
-        """Raise the file's error where it is mapped and no longer the one that was opened."""
+        """Raise the file's error if it is mapped and has changed since it was opened."""
         if self.file is not None:
             self.file.check_unchanged()
 
@@ -174,12 +174,12 @@ class FileEngine(Engine[C, Pass], Generic[C]):
 
     @exclusive
     def init_adapters(self, init: str, seed: int, init_scale: float) -> None:
-        """Draw every A, each with a stream of its own, as ``init`` says; set every B to zero.
+        """Draw every A as ``init`` says, each from its own random stream; set every B to zero.
 
-        ``init`` as in AdapterOptions; one that is principal must be asked for there, too.
+        ``init`` is as in AdapterOptions. A principal one (PiSSA) must be given there too.
         """
         self._session_for("init_adapters()")
-        AdapterOptions(1, init=init)  # refuses what there is not
+        AdapterOptions(1, init=init)  # refuses an unknown init
         if self._weights.adapters is not None:
             self._weights.adapters.start(init, seed, init_scale)
 
@@ -197,7 +197,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
         return self._adapted("adapter").copy()
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Replace all adapters by those that were read; AdapterError unless they are alike.
+        """Replace all adapters with those of ``adapter``; AdapterError unless they match.
 
         Raises LifecycleError where there are none.
         """
@@ -207,32 +207,32 @@ class FileEngine(Engine[C, Pass], Generic[C]):
     def adapter_weights(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the adapters: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r).
 
-        Of DoRA `<weight>.lora_magnitude` (out,), too. Rows are those of the file that the weights
-        lie in; ``adapter`` has GGUF's.
+        With DoRA also `<weight>.lora_magnitude` (out,). Rows are in the order of the mapped file;
+        ``adapter`` has GGUF's order.
         """
         found = self._weights.adapters
         return {} if found is None else found.weights()
 
     @property
     def unwritten(self) -> Mapping[str, str]:
-        """Why the adapters cannot be written as "gguf" and as "peft"; empty where they can be."""
+        """Why the adapters cannot be written as "gguf" and as "peft"; "" if they can."""
         found = self._weights.adapters
         return {"gguf": "", "peft": ""} if found is None else found.unwritten
 
     @property
     def starts(self) -> Mapping[str, Tensor]:
-        """What A and B began with, where that is taken away from them: frozen, by name."""
+        """PiSSA's initial A and B, frozen, by name: s B0 A0 is subtracted."""
         found = self._weights.adapters
         return {} if found is None else found.starts
 
     def measure_norms(self) -> None:
-        """Take the norms that DoRA's magnitudes stand in place of, if weights have changed."""
+        """Compute the row norms for DoRA, if weights have changed."""
         if self._weights.adapters is not None:
             self._weights.adapters.measure()
 
     def _adapted(self, call: str) -> Adapters:
         if self._weights.adapters is None:
-            raise LifecycleError(f"{type(self).__name__}.{call}: it was realized without adapters")
+            raise LifecycleError(f"{type(self).__name__}.{call}: realized without adapters")
         return self._weights.adapters
 
     # -- Reading -------------------------------------------------------------------------------
@@ -250,11 +250,10 @@ class FileEngine(Engine[C, Pass], Generic[C]):
     ) -> Self:
         """Return an engine with the weights of a GGUF file or Hugging Face folder, ready to train.
 
-        Quantized weights are dequantized. ``t_seq`` 0 means the context length that the file names,
-        which may be long. With ``options`` those count, and t_seq and t_batch do not. Without
-        ``build`` there is no training step before ``build_training_step``, and no memory is taken
-        for one: that is all that logits and generation need. ``toynn.engines.frozen`` leaves the
-        weights in the file.
+        Quantized weights are dequantized. ``t_seq`` 0 means the file's context length, which may be
+        long. ``options`` replace t_seq and t_batch. Without ``build`` there is no training step and
+        no memory for one until ``build_training_step``: enough for logits and generation.
+        ``toynn.engines.frozen`` leaves the weights in the file.
         """
         with bases.open(path, check=True) as file:
             engine = cls.read(file, options or RecipeOptions(t_seq, t_batch), backend)
@@ -277,9 +276,9 @@ class FileEngine(Engine[C, Pass], Generic[C]):
 
     @classmethod
     def declared(cls, file: Source, opts: RecipeOptions, backend: str = "cpu") -> Self:
-        """Return an engine with the shape of an open file's model, before it takes any memory.
+        """Return an engine with an open file's model declared, before it allocates memory.
 
-        Whatever is wrong with the file and needs no look at its weights is an error here already.
+        Every error of the file that does not depend on the values of weights is raised here.
         """
         cfg, options = files.config_of(file, cls.architectures, cls.__name__)
         engine = cls(backend)
@@ -294,18 +293,19 @@ class FileEngine(Engine[C, Pass], Generic[C]):
     # -- Writing -------------------------------------------------------------------------------
 
     def carry_tokenizer(self, path: StrPath) -> None:
-        """Let exports carry the tokenizer of a file or folder; it must have the model's tokens.
+        """Include the tokenizer of a file or folder in exports; it must fit the vocabulary.
 
-        Raises DataError for one of a folder that GGUF files have no name for.
+        Raises DataError for a folder's tokenizer of a kind that GGUF has no name for.
         """
         own = {k: v for k, v in self._carried.items() if not k.startswith("tokenizer.")}
         self._carried = own | files.tokenizer_of(path, self.vocab)
 
     def export_gguf(self, path: StrPath, outtype: str = "f32", *, overwrite: bool = False) -> None:
-        """Write the model; ``outtype`` is that of its matrices: f32, f16, bf16 or q8_0.
+        """Write the model; ``outtype`` is the type of its matrices: f32, f16, bf16 or q8_0.
 
-        The tokenizer is that of the file that the engine came from. Without one the file says so
-        ("no_vocab"), and llama.cpp takes token ids. Refused over a mapped file, which is there.
+        The tokenizer comes from the file that the engine was read from. Without a tokenizer the
+        file says "no_vocab", and llama.cpp takes token ids. Refused if the weights are mapped: the
+        file exists already.
         """
         self._weights.check_exported(f"{type(self).__name__}.export_gguf")
         self._session_for("export_gguf()")
@@ -314,8 +314,8 @@ class FileEngine(Engine[C, Pass], Generic[C]):
     def export_hf(self, path: StrPath, tokenizer: StrPath | None = None) -> str:
         """Write the model as a new Hugging Face folder: config.json, weights, tokenizer.
 
-        The tokenizer is that of the file that the engine came from, or the one whose path is given.
-        Return why the folder has none, or "". Refused over a mapped file.
+        The tokenizer comes from ``tokenizer``, a path, or from the file that the engine was read
+        from. Return why the folder has no tokenizer, or "". Refused if the weights are mapped.
         """
         self._weights.check_exported(f"{type(self).__name__}.export_hf")
         self._session_for("export_hf()")

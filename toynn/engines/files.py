@@ -1,7 +1,7 @@
-"""Models in files: GGUF, and Hugging Face's folders.
+"""Read and write models: GGUF files and Hugging Face folders.
 
-Nothing in a file is ignored in silence: a tensor or a hyper-parameter that the model does not know
-is refused by its name.
+Nothing in a file is silently ignored: a tensor or hyper-parameter that the model does not know is
+an error that names it.
 """
 
 from collections.abc import Collection, Mapping
@@ -35,7 +35,7 @@ __all__ = [
     "write_hf",
 ]
 
-Carried = Mapping[str, Any]  # what a file says beside the model
+Carried = Mapping[str, Any]  # metadata of a file that is not the model's
 Floats = NDArray[np.float32]
 StrPath = str | PathLike[str]
 
@@ -47,7 +47,7 @@ _OWN_KEYS = tuple(
 
 
 def passed_on(file: Source) -> dict[str, tuple[Any, str]]:
-    """Return what an export passes on: the tokenizer, and the name, author and licence."""
+    """Return the metadata that an export keeps: the tokenizer, name, author and licence."""
     return {
         key: typed
         for key, typed in gguf.typed_metadata(file.metadata, file.types).items()
@@ -56,10 +56,10 @@ def passed_on(file: Source) -> dict[str, tuple[Any, str]]:
 
 
 def tokenizer_of(path: StrPath, vocab: int) -> dict[str, tuple[Any, str]]:
-    """Return the tokenizer of a GGUF file or a folder; rows behind its tokens get names.
+    """Return the tokenizer of a GGUF file or a folder; rows after its last token get names.
 
-    Raises DataError for a folder whose tokenizer GGUF files have no name for, the file's error for
-    more tokens than ``vocab``.
+    Raises DataError for a folder's tokenizer of a kind that GGUF has no name for, and the file's
+    error for more tokens than ``vocab``.
     """
     if Path(path).is_dir():
         return FolderKeys(Path(path), vocab).typed()
@@ -70,7 +70,7 @@ def tokenizer_of(path: StrPath, vocab: int) -> dict[str, tuple[Any, str]]:
         found = {k: v for k, v in passed_on(file).items() if k.startswith("tokenizer.")}
     if not isinstance(texts, gguf.Strings):
         return found
-    # Rows that no token has get names and the type UNUSED, as llama.cpp's converter does it.
+    # Rows without a token get names and the type UNUSED, as in llama.cpp's converter.
     rows = range(len(texts), vocab)
     added: dict[str, list[Any]] = {
         "tokens": [f"[PAD{id}]" for id in rows],
@@ -84,7 +84,7 @@ def tokenizer_of(path: StrPath, vocab: int) -> dict[str, tuple[Any, str]]:
 
 
 def config_of(file: Source, known: Collection[str], reader: str) -> tuple[Any, dict[str, Any]]:
-    """Return the configuration of a file's model, and the options that it calls for.
+    """Return the configuration of a file's model, and the options that it requires.
 
     ``known``: the architectures that the ``reader`` takes. Raises the error of the file's format.
     """
@@ -103,7 +103,7 @@ def config_of(file: Source, known: Collection[str], reader: str) -> tuple[Any, d
 
 
 class Writable(Protocol):
-    """What is asked of an engine."""
+    """What writing needs from an engine."""
 
     config: Any
     _carried: Carried
@@ -117,9 +117,9 @@ class Writable(Protocol):
 
 
 def write_gguf(path: StrPath, engine: Writable, outtype: str, *, overwrite: bool) -> None:
-    """Write a model; ``outtype`` is that of its matrices, or a mix. Without a tokenizer it says so.
+    """Write a model; ``outtype`` is the type of its matrices, or a mix.
 
-    Raises ConfigError for an ``outtype`` that is none, and for a mix without llama-cpp-python.
+    Raises ConfigError for an unknown ``outtype``, and for a mix without llama-cpp-python.
     """
     mixes.check_kind(outtype, "export_gguf")
     if outtype in mixes.MIXES:
@@ -157,8 +157,8 @@ def write_gguf(path: StrPath, engine: Writable, outtype: str, *, overwrite: bool
 def write_hf(path: StrPath, engine: Writable, tokenizer: StrPath | None) -> str:
     """Write a model as a new Hugging Face folder; return why it has no tokenizer, or "".
 
-    ``tokenizer`` is the path of one in place of the model's own. Raises ConfigError for what such a
-    folder has no place for, and what reading a tokenizer does.
+    ``tokenizer`` is a path that replaces the model's own. Raises ConfigError for tensors that
+    config.json cannot describe, and what reading a tokenizer raises.
     """
     model, cfg = engine.model, engine.config
     beside = model.beside(cfg)
@@ -174,7 +174,7 @@ def write_hf(path: StrPath, engine: Writable, tokenizer: StrPath | None) -> str:
 def _tokenizer_files(
     engine: Writable, named: StrPath | None
 ) -> tuple[dict[str, bytes], dict[str, int | None], str]:
-    """Return a tokenizer's files by name, the ids of its BOS and EOS; or why there are none."""
+    """Return a tokenizer's files by name and its BOS and EOS ids; or why there is none."""
     carried, rows = engine._carried, engine.config.vocab
     try:
         if named is not None and Path(named).is_dir():
@@ -195,19 +195,19 @@ def _tokenizer_files(
 
 
 def check_options(file: Source, opts: RecipeOptions, found: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless options are those that a mapped file calls for."""
+    """Raise ConfigError unless the options fit a mapped file."""
     for name in ("untied", "qkv_bias"):
         if getattr(opts, name) and not found.get(name, False):
             raise ConfigError(f"{name}: expected False, as in {file.path}; got True")
     if opts.weight_dtype != "f32":
         raise ConfigError(
-            "weight_dtype: expected f32, which here means: as the file has them; got "
+            "weight_dtype: expected f32, which here means the file's own type; got "
             f"{opts.weight_dtype!r}, but frozen weights are not rounded again"
         )
 
 
 def check_agrees(file: Source, cfg: Any, found: Any) -> None:
-    """Raise ConfigError unless a configuration is that of a file."""
+    """Raise ConfigError unless a configuration equals a file's."""
     if type(cfg) is not type(found):
         raise ConfigError(
             f"cfg: expected a {type(found).__name__}, as {file.path} is {file.architecture}; got "
@@ -221,11 +221,11 @@ def check_agrees(file: Source, cfg: Any, found: Any) -> None:
         if not _alike(getattr(found, name), getattr(cfg, name))
     ]
     if differing:
-        raise ConfigError(f"cfg is not that of {file.path}: {'; '.join(differing)}")
+        raise ConfigError(f"cfg differs from {file.path}: {'; '.join(differing)}")
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Say whether two values are equal, numbers as float32, which is what a file has."""
+    """Return whether two values are equal; numbers are compared as float32, as in a file."""
     if isinstance(a, str):
         return bool(a == b)
     return np.array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))

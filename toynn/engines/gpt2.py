@@ -24,7 +24,7 @@ class GPT2SeqEngine(SequenceEngine[GPT2Config]):
         context: int,
         seed: int,
     ) -> None:
-        """Build the whole training step at T = context, B = 1, weights from the LCG stream."""
+        """Build the training step with T = context, B = 1 and weights from the LCG stream."""
         cfg = GPT2Config(vocab, d_model, n_heads, d_ff, n_layers, context, init="lcg")
         self.realize_for_random_init(cfg, RecipeOptions(seed=seed))
         self.build_training_step()

@@ -1,4 +1,4 @@
-"""The engine of the Llama family, under the upstream names. The model: toynn/models/llama.py."""
+"""The Llama family's engine, under the upstream names. The model is toynn/models/llama.py."""
 
 from toynn.engines.sequence import SequenceEngine
 from toynn.errors import ConfigError
@@ -11,8 +11,8 @@ __all__ = ["LlamaConfig", "LlamaSeqEngine"]
 class LlamaSeqEngine(SequenceEngine[LlamaConfig]):
     """A Llama-like model and its training step.
 
-    Each step rounds the matrices to ``weight_dtype`` before it multiplies by them; what it trains
-    is their float32 originals. Rows of the embedding table, biases and gains are not rounded.
+    Each step rounds the matrices to ``weight_dtype`` before it multiplies by them, and trains the
+    float32 originals. The embedding table, biases and gains are not rounded.
     """
 
     config_type = LlamaConfig
@@ -29,7 +29,7 @@ class LlamaSeqEngine(SequenceEngine[LlamaConfig]):
 
     @property
     def t_seq_token_embed(self) -> Tensor:
-        """The embedding table: the donor's, (vocab, donor_d_in), if there is an input projection.
+        """The donor's embedding table (vocab, donor_d_in), or the model's without a projection.
 
         Raises ConfigError where there is none.
         """

@@ -1,4 +1,4 @@
-"""A packed batch: examples one behind another, checked, and padded to the length of a tape."""
+"""Check a packed batch, and pad it to the length of a tape."""
 
 from dataclasses import replace
 
@@ -15,9 +15,9 @@ __all__ = ["checked", "inputs_of"]
 
 
 def checked(batch: Batch, t_seq: int, context: int) -> Batch:
-    """Return a batch with segments; without any it is whole sequences of ``t_seq`` tokens.
+    """Return a checked batch with segments; by default each ``t_seq`` tokens are a segment.
 
-    Raises ShapeError or LabelError where segments are none, or positions do not fit them.
+    Raises ShapeError or LabelError for malformed segments, and for positions that do not fit.
     """
     ids, labels = np.asarray(batch.inputs), np.asarray(batch.labels)
     size, rows = ids.shape, np.arange(ids.size)
@@ -30,7 +30,7 @@ def checked(batch: Batch, t_seq: int, context: int) -> Batch:
     checks.segments_within(ids.size)("segments", first)
     if ids.size > 1 and (first == rows).all():
         raise ShapeError(
-            f"segments: every one of {ids.size} rows begins a segment, so that no token sees "
+            f"segments: every one of {ids.size} rows begins a segment, so no token sees "
             "another; give the first row of each token's example: 0 0 0 3 3 ..."
         )
     longest = int((rows - first).max()) + 1
@@ -46,14 +46,14 @@ def checked(batch: Batch, t_seq: int, context: int) -> Batch:
             row = int(np.argmax(found != rows - first))
             raise ShapeError(
                 f"positions: row {row} is {found[row]}; must be {row - first[row]}: positions "
-                f"count from 0 in each segment, and this one begins at row {first[row]}"
+                f"start at 0 in each segment, and this one begins at row {first[row]}"
             )
     labels = checks.converted("labels", labels, size, "i32")
     return replace(batch, positions=rows - first, labels=labels, segments=first)
 
 
 def inputs_of(step: Pass, given: Batch) -> dict[Tensor, ArrayLike]:
-    """Return what a tape is fed: as many rows as it has room for; no kernel looks at the rest."""
+    """Return a tape's inputs, padded to its length; kernels read only the valid rows."""
     assert step.segments is not None and step.count is not None and step.labels is not None
     size, room = given.tokens, step.tokens.shape[0]
     zeros = np.zeros(room - size, np.int32)

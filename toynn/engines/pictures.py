@@ -1,4 +1,4 @@
-"""Pictures, token rows and labels, from the users' forms to those of a tape."""
+"""Convert users' pictures, token indices and labels to a tape's inputs."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ _NORMALIZED = ((np.arange(256) / 255 - 0.5) / 0.5).astype(np.float32)
 
 
 def as_patches(grid: ViTConfig, image: ArrayLike) -> NDArray[Any]:
-    """Return patches (B, n_patches, patch_size) of pixels or patches, of one picture or several.
+    """Return patches (B, n_patches, patch_size) from pixels or patches of one or more pictures.
 
-    A patch is (row, column, channel), flat; uint8 becomes (x / 255 - 0.5) / 0.5.
+    A patch is flat, in the order (row, column, channel). uint8 becomes (x / 255 - 0.5) / 0.5.
 
     Raises ShapeError.
     """
@@ -42,9 +42,9 @@ def as_patches(grid: ViTConfig, image: ArrayLike) -> NDArray[Any]:
 
 
 def as_tokens(grid: ViTConfig, cls_idx: ArrayLike | None, batch: int) -> NDArray[np.int64]:
-    """Return which token of each picture the head reads, (B,), from one for all or one each.
+    """Return the token that the head reads for each picture, (B,), from one index or B.
 
-    Raises ShapeError, or LabelError for a token that no picture has.
+    Raises ShapeError, or LabelError for a token that does not exist.
     """
     tokens = np.asarray([0] if cls_idx is None else cls_idx)
     if tokens.dtype.kind not in "iu" or tokens.shape not in ((), (1,), (batch,)):

@@ -1,8 +1,8 @@
-"""Training on preferences: the loss of completions against one another, and against a reference.
+"""Train on preferences: the loss compares completions with each other, and with a reference.
 
-The reference is the same model without its adapters: the same weights, another tape over them. It,
-and, for KTO, what the model makes of mismatched completions, is computed before each step and comes
-into the step's tape as a few numbers a sequence. See toynn/ops/preference.py for the losses.
+The reference is the same model without its adapters: the same weights in another tape. Before each
+step the reference is run, and for KTO also the model on mismatched completions. Their results enter
+the step's tape as a few numbers a sequence. See toynn/ops/preference.py for the losses.
 """
 
 from collections.abc import Mapping
@@ -36,21 +36,21 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class PreferenceOptions:
-    """What is made of the log probabilities of completions, by TRL's names.
+    """The preference loss and its parameters, by TRL's names.
 
     Raises ConfigError for values out of range.
 
     Attributes
     ----------
     loss
-        "dpo" (arXiv:2305.18290) and "orpo" (arXiv:2403.07691) of pairs, chosen and rejected;
-        "kto" (arXiv:2402.01306) of single completions that are wanted or not.
+        "dpo" (arXiv:2305.18290) and "orpo" (arXiv:2403.07691) for pairs, chosen and rejected;
+        "kto" (arXiv:2402.01306) for single completions, wanted or unwanted.
     beta
-        How much a difference in log probability counts; of ORPO the weight of the odds.
+        The factor of differences in log probability; for ORPO, the weight of the odds term.
     label_smoothing
-        Of DPO: the probability that a pair is the wrong way round, below 0.5.
+        For DPO: the probability that a pair is labelled the wrong way round, below 0.5.
     desirable_weight, undesirable_weight
-        Of KTO: of completions that are wanted, and that are not.
+        For KTO: the weights of wanted and unwanted completions.
     """
 
     GROUP: ClassVar[str] = "preferences"
@@ -98,7 +98,7 @@ class PreferenceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PreferencePass(Pass):
-    """Handles of a tape of preferences, or, without a loss, of the sums of completions alone."""
+    """Handles of a tape of a preference loss; without a loss, of the sums alone."""
 
     bounds: Tensor
     sums: Tensor  # (S, 2)
@@ -109,11 +109,11 @@ class PreferencePass(Pass):
 
 
 class Preference:
-    """The tapes of preferences over an engine's weights, and the feeding of them."""
+    """The tapes of a preference loss over an engine's weights, and their inputs."""
 
     def __init__(self, engine: Model, options: PreferenceOptions) -> None:
         self.engine, self.options = engine, options
-        #: figures of the last batch by TRL's names: (sum, how many)
+        #: figures of the last batch by TRL's names: (sum, count)
         self.figures: Mapping[str, tuple[float, float]] = {}
         self._reference = np.zeros(0, np.float32)
 
@@ -140,7 +140,7 @@ class Preference:
         return PreferencePass(**{**vars(given), **own, "hp": hp, "loss": loss})
 
     def _record_sums(self, batch: int, dropout: float, *, adapted: bool) -> PreferencePass:
-        """Record the sums of token losses over prompts and completions."""
+        """Record the sums of token losses over each prompt and each completion."""
         engine, s = self.engine, self.engine.session
         N = batch * engine.t_seq
         found, losses = record_losses(engine, N, dropout, adapted=adapted)
@@ -149,15 +149,15 @@ class Preference:
         return PreferencePass(**vars(found), bounds=bounds, sums=sums)
 
     def checked(self, batch: Batch) -> Batch:
-        """Return a batch as arrays; ShapeError unless it is one of what the loss compares."""
+        """Return a batch as arrays. Raises ShapeError unless it fits the loss."""
         if batch.segments is None or batch.bounds is None:
             raise ShapeError("preferences: a batch needs segments and bounds")
         if self.options.paired and batch.examples % 2:
             raise ShapeError(f"preferences: {batch.examples} sequences are not pairs")
         if (batch.wanted is None) != self.options.paired:
             raise ShapeError(
-                f"preferences: {self.options.loss} is of "
-                f"{'pairs' if self.options.paired else 'completions that are wanted or not'}"
+                f"preferences: {self.options.loss} needs "
+                f"{'pairs' if self.options.paired else 'labelled completions'}; got the other kind"
             )
         found = packed.checked(batch, self.engine.t_seq, self.engine.context)
         wanted = None if batch.wanted is None else np.asarray(batch.wanted)
@@ -165,7 +165,7 @@ class Preference:
         return replace(found, inputs=ids, bounds=bounds, wanted=wanted)
 
     def inputs(self, tape: PreferencePass, given: Batch) -> dict[Tensor, ArrayLike]:
-        """Return what the tape of its loss is fed, and what the reference makes of the batch."""
+        """Return the inputs of the loss's tape, including the reference's log probabilities."""
         found, S = self._inputs(tape, given), tape.sums.shape[0]
         self._reference = np.zeros(given.examples, np.float32)
         if tape.reference is not None:
@@ -189,7 +189,7 @@ class Preference:
 
     @exclusive
     def evaluate(self, batch: Batch) -> float:
-        """Return the loss of a batch; the weights need no training step. ``means`` has the rest."""
+        """Return the loss of a batch, without a training step; ``means`` has more figures."""
         engine, s, given = self.engine, self.engine.session, self.checked(batch)
         rows = max(-(-given.tokens // engine.t_seq), engine.t_batch)
         tape = s.record(("preference loss", rows), lambda: self.record(rows, 0.0))
@@ -200,12 +200,12 @@ class Preference:
         return float(s.download(tape.loss))
 
     def means(self) -> dict[str, float]:
-        """Return the means of the figures of the batch that was run last."""
+        """Return the means of the last batch's figures."""
         return {name: total / count for name, (total, count) in self.figures.items() if count}
 
     @exclusive
     def log_probabilities(self, given: Batch, *, adapted: bool) -> Floats:
-        """Return log p of each completion (S,), with the adapters or without, and no dropout."""
+        """Return log p of each completion (S,), with or without the adapters; no dropout."""
         engine, s = self.engine, self.engine.session
         batch = max(-(-given.tokens // engine.t_seq), engine.t_batch)
         tape: PreferencePass = s.record(
@@ -216,10 +216,9 @@ class Preference:
         return -s.download(tape.sums)[: given.examples, 1]
 
     def _divergence(self, given: Batch) -> float:
-        """Return KTO's kl: how far model and reference are, on completions of other prompts.
+        """Return KTO's kl: the divergence of model and reference on mismatched completions.
 
-        The completion of each example stands behind the next one's prompt. An only example has no
-        other: 0.
+        Each completion follows the next example's prompt. With a single example it is 0.
         """
         others = mismatched(given, self.engine.t_seq * self.engine.t_batch)
         if others is None:
@@ -228,7 +227,7 @@ class Preference:
         return max(0.0, float((model - reference).mean(dtype=np.float64)))
 
     def measure(self, tape: PreferencePass, given: Batch) -> None:
-        """Take down the figures of the batch that was run last."""
+        """Store the figures of the last batch."""
         found = -self.engine.session.download(tape.sums)[: given.examples, 1].astype(np.float64)
         options = self.options
         if options.loss == "orpo":
@@ -250,9 +249,10 @@ class Preference:
 
 
 def mismatched(given: Batch, room: int) -> Batch | None:
-    """Return each prompt with the completion of the sequence before; None if there is only one.
+    """Pair each prompt with the completion of the example before; None for a single example.
 
-    What exceeds ``room`` tokens, of all, or the longest sequence there was, of each, is cut off.
+    Each sequence is cut to the length of the longest given one. Only the first sequences, those
+    that fit into ``room`` tokens together, are kept.
     """
     starts = np.flatnonzero(given.segments == np.arange(len(given.inputs)))
     ends = np.append(starts[1:], len(given.inputs))
@@ -264,7 +264,7 @@ def mismatched(given: Batch, room: int) -> Batch | None:
     counts = []
     for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
         other = slice(starts[k - 1], ends[k - 1])
-        first = int(np.argmax(given.labels[other] != IGNORED))  # rows up to here are the prompt's
+        first = int(np.argmax(given.labels[other] != IGNORED))  # rows before it: the prompt's
         own = int(np.argmax(given.labels[start:end] != IGNORED))
         prompt = given.inputs[start : start + own + 1]
         answer = given.labels[other][first:]

@@ -1,10 +1,10 @@
-"""The principal part of a matrix as an adapter's A and B: the start of PiSSA.
+"""The principal part of a matrix as an adapter's A and B: PiSSA's initialization.
 
     W = U S V^T      s B0 A0 = U_r S_r V_r^T:  A0 = sqrt(S_r / s) V_r^T,  B0 = U_r sqrt(S_r / s)
 
-Exactly, or by a randomized search of the range of W with some passes over it.
-Sources: Meng et al. 2024, PiSSA, arXiv:2404.02948; Halko et al. 2011, arXiv:0909.4061, algorithm
-4.4, without more columns than the rank, as PEFT has it.
+The SVD is exact, or a randomized search of the range of W in some passes over it.
+Sources: Meng et al. 2024, PiSSA, arXiv:2404.02948. Halko et al. 2011, arXiv:0909.4061, algorithm
+4.4, with as many columns as the rank, as in PEFT.
 """
 
 import numpy as np
@@ -20,9 +20,9 @@ Floats = NDArray[np.float32]
 def principal(
     w: Floats, rank: int, scale: float, passes: int, seed: int, stream: int
 ) -> tuple[Floats, Floats]:
-    """Return A0 (r, in) and B0 (out, r) of w (out, in); of ``passes`` 0, the exact ones.
+    """Return A0 (r, in) and B0 (out, r) of w (out, in); exact if ``passes`` is 0.
 
-    A rank above the smaller side of w leaves zeros.
+    A rank above the smaller side of w is filled up with zeros.
     """
     most = min(rank, *w.shape)
     if passes:
@@ -38,7 +38,7 @@ def principal(
 
 
 def _range(w: Floats, columns: int, passes: int, seed: int, stream: int) -> Floats:
-    """Return an orthonormal basis (out, columns) of about the range of w."""
+    """Return an orthonormal basis (out, columns) of approximately the range of w."""
     drawn = np.empty(w.shape[1] * columns, np.float32)
     random.normal(drawn, seed, stream, 1.0)
     q = np.linalg.qr(w @ drawn.reshape(w.shape[1], columns))[0]

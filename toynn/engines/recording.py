@@ -1,4 +1,4 @@
-"""The tapes of a sequence engine: the loss of a batch, and logits."""
+"""Record the tapes of a sequence engine: the loss of a batch, and logits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,17 +22,17 @@ class Pass(Recorded):
 
     tokens: Tensor
     positions: Tensor
-    segments: Tensor | None = None  # with the next one, where a batch may be packed
-    #: positions in long examples, 0 in others; ``positions`` are then 0 in long ones
+    segments: Tensor | None = None  # like the next one, only where a batch may be packed
+    #: positions in long examples, 0 in others; ``positions`` is then 0 in long examples
     long_positions: Tensor | None = None
-    is_long: Callable[[int], bool] | None = None  # an example of so many tokens
-    count: Tensor | None = None  # of the tokens that there are; of rows, if those are chosen
-    losses: Tensor | None = None  # of labels that count, the first ones; if they are asked for
-    rows: Tensor | None = None  # of which logits are wanted; None: of all
+    is_long: Callable[[int], bool] | None = None  # whether an example of n tokens is long
+    count: Tensor | None = None  # the number of valid tokens, or of chosen rows
+    losses: Tensor | None = None  # of labels with loss, in the first rows; if requested
+    rows: Tensor | None = None  # whose logits are wanted; None: all
 
 
 class Model(Protocol):
-    """What is asked of an engine by what is recorded over its weights."""
+    """What recording needs from an engine."""
 
     config: Any
     options: RecipeOptions
@@ -42,7 +42,7 @@ class Model(Protocol):
 
     @property
     def session(self) -> Session:
-        """What owns its weights."""
+        """The session that owns the weights."""
 
     @property
     def model(self) -> SequenceModel[Any]:
@@ -59,17 +59,17 @@ class Model(Protocol):
         long: bool = False,
         long_positions: Tensor | None = None,
     ) -> Layers:
-        """Return what a forward pass over the weights is recorded with."""
+        """Return what recording a forward pass over the weights needs."""
 
     def measure_norms(self) -> None:
-        """Take norms of adapted matrices anew, if weights have changed."""
+        """Compute the row norms for DoRA, if weights have changed."""
 
     def check_unchanged(self) -> None:
-        """Raise the file's error where it is mapped and no longer the one that was opened."""
+        """Raise the file's error if it is mapped and has changed since it was opened."""
 
 
 def _inputs(engine: Model, size: int, *, packed: bool) -> Pass:
-    """Record the inputs of a pass; of a packed one also which examples are long, if one may be."""
+    """Record the inputs of a pass; a packed one with possibly long examples has more."""
     s = engine.session
     is_long = partial(engine.model.is_long, engine.config)
     both = packed and is_long(min(size, engine.context))
@@ -90,14 +90,14 @@ def _inputs(engine: Model, size: int, *, packed: bool) -> Pass:
 def _through(
     model: SequenceModel[Any], layers: Layers, cfg: Any, found: Pass, rows: Tensor | None
 ) -> Tensor:
-    """Record the blocks over a batch's tokens, of which the head reads all rows, or these."""
+    """Record the blocks over a batch's tokens; return all rows, or only ``rows``."""
     if rows is None:
         return model.forward(layers, cfg, found.tokens, found.positions)
     return model.rows(layers, cfg, found.tokens, found.positions, rows)
 
 
 def record_logits(engine: Model, batch: int, length: int, wanted: int) -> Pass:
-    """Record the logits of all rows of a batch, or, if ``wanted``, of at most so many."""
+    """Record the logits of all rows of a batch, or of at most ``wanted`` rows if not 0."""
     s, cfg, model, count = engine.session, engine.config, engine.model, None
     found = _inputs(engine, batch * length, packed=False)
     layers = engine.layers(batch, long=model.is_long(cfg, length))
@@ -112,9 +112,9 @@ def record_logits(engine: Model, batch: int, length: int, wanted: int) -> Pass:
 def record_loss(
     engine: Model, batch: int, length: int, dropout: float, *, dense: bool, packed: bool
 ) -> Pass:
-    """Record the loss of a batch. If labels are integers the head sees the rows that count only.
+    """Record the loss of a batch. With integer labels, the head computes only rows with loss.
 
-    A packed batch is one run of tokens, at most as many as there is room for: the rest is not
+    A packed batch is one run of tokens, possibly fewer than the tape has room for: the rest is not
     computed.
     """
     s, cfg, model, N = engine.session, engine.config, engine.model, batch * length
@@ -142,9 +142,9 @@ def record_loss(
 
 
 def _each(s: Session, logits: Tensor | None, target: Tensor, loss: Tensor) -> Tensor:
-    """Record that the loss of each row is kept, of runs that end at the mean of all.
+    """Record an output with the loss of each row, for runs that end at the mean loss.
 
-    The mean over chunks of rows is computed from them; else an op of segment E computes them.
+    A chunked cross-entropy computes them anyway; otherwise an op of segment E does.
     """
     if logits is None:
         mean = next(node for node in reversed(s.tape.nodes) if loss in node.outputs)
@@ -158,9 +158,9 @@ def _each(s: Session, logits: Tensor | None, target: Tensor, loss: Tensor) -> Te
 def record_losses(
     engine: Model, size: int, dropout: float, *, adapted: bool
 ) -> tuple[Pass, Tensor]:
-    """Record the loss of each token that counts, in a packed batch of at most ``size`` tokens.
+    """Record the loss of each valid token of a packed batch of at most ``size`` tokens.
 
-    Without ``adapted`` it is that of the model without its adapters.
+    Without ``adapted`` the model runs without its adapters.
     """
     s, cfg, model = engine.session, engine.config, engine.model
     control = s.input("dropout", (2,), "i32") if dropout else None

@@ -1,8 +1,8 @@
 """The engine around any model of token sequences.
 
-What is particular to an architecture its model says (toynn.models); this class records the loss of
-whole sequences around the forward pass, feeds it, and offers what goes with it: reading on where
-one stopped (decoding.py), preferences (preference.py), and, by filed.py, files and adapters.
+The model has what is particular to its architecture (toynn.models). This class records the loss of
+whole sequences around the model's forward pass, and feeds the tapes. It adds incremental decoding
+(decoding.py), preferences (preference.py), and, through filed.py, files and adapters.
 """
 
 from dataclasses import replace
@@ -31,8 +31,8 @@ C = TypeVar("C", bound=SequenceConfig)
 class SequenceEngine(FileEngine[C], Generic[C]):
     """An engine that reads B sequences of T tokens, laid flat (B T,).
 
-    Its weights are drawn (``realize_for_random_init``) or read (``from_file``), and
-    all trained; or they stay in their file, frozen: ``enable_lora``, ``realize_for_mmap``,
+    Its weights are drawn (``realize_for_random_init``) or read (``from_file``), and all trained. Or
+    they stay in their file, frozen; the calls are then ``enable_lora``, ``realize_for_mmap``,
     ``init_adapters`` or ``load_weights``, ``build_training_step``.
 
     Calls in another order raise LifecycleError.
@@ -42,8 +42,8 @@ class SequenceEngine(FileEngine[C], Generic[C]):
     t_seq: int
     t_tok: Tensor
     t_pos: Tensor
-    preference: Preference | None = None  # the loss, where it is one of preferences
-    _evaluated: tuple[Pass, int] | None = None  # the step that evaluated last, and its labels
+    preference: Preference | None = None  # the preference loss, if there is one
+    _evaluated: tuple[Pass, int] | None = None  # the last evaluation's step and number of labels
     _evaluating = False
 
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
@@ -61,22 +61,22 @@ class SequenceEngine(FileEngine[C], Generic[C]):
         super()._check(cfg, opts)
 
     def declare(self, cfg: C, opts: RecipeOptions) -> None:
-        """Declare the weights; no memory is taken before the session's ``finalize_weights``.
+        """Declare the weights; the session's ``finalize_weights`` allocates them.
 
-        Each weight must be uploaded before a tape can run that reads it.
+        Each weight must be uploaded before a tape that reads it can run.
         """
         super().declare(cfg, opts)
         self.vocab, self.context = cfg.vocab, cfg.context
         self.t_seq = opts.t_seq or cfg.context
 
     def build_forward(self) -> None:
-        """Record the forward pass, up to the loss: the first part of build_training_step."""
+        """Record the forward pass up to the loss: the first half of build_training_step."""
         super().build_forward()
         assert self._step is not None
         self.t_tok, self.t_pos = self._step.tokens, self._step.positions
 
     def enable_preference(self, options: PreferenceOptions) -> None:
-        """Ask for a loss of preferences; comes before ``build_training_step``."""
+        """Use a preference loss; comes before ``build_training_step``."""
         self.preference = Preference(self, options)
 
     # -- Recording -----------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class SequenceEngine(FileEngine[C], Generic[C]):
         return record_loss(self, batch, self.t_seq, dropout, dense=dense, packed=packed)
 
     def _step_for(self, tokens: int, *, dense: bool, packed: bool) -> Pass:
-        """Return the training step with room for so many tokens, and for this form of labels."""
+        """Return the training step with room for ``tokens`` tokens, for dense labels or not."""
         batch = -(-tokens // self.t_seq)
         if packed:
             batch = max(batch, self.t_batch)
@@ -122,7 +122,7 @@ class SequenceEngine(FileEngine[C], Generic[C]):
                 f"step: seq_ids must be flat, whole sequences of {self.t_seq}; got {ids.shape}"
             )
         if batch.bounds is not None:
-            raise ShapeError("step: expected no bounds, which are of preferences; got some")
+            raise ShapeError("step: expected no bounds, which belong to preferences; got some")
         if not whole or (self.options.packed and not dense):
             batch = checked(batch, self.t_seq, self.context)
             step = self._step_for(ids.size, dense=dense, packed=True)
@@ -145,27 +145,27 @@ class SequenceEngine(FileEngine[C], Generic[C]):
         return step, batch, self.preference.inputs(step, batch)
 
     def label_losses(self) -> NDArray[np.float32]:
-        """Return the loss of each label that counts of the batch that was evaluated last, (rows,).
+        """Return the loss of each label with loss in the last evaluated batch, (rows,).
 
-        In the order of the labels; ``evaluate`` has returned their mean. Where threads share an
-        engine, ``session.exclusively`` keeps others out between the two calls.
+        They are in the order of the labels; ``evaluate`` has returned their mean. If threads share
+        an engine, ``session.exclusively`` keeps others out between the two calls.
 
-        Raises LifecycleError where ``RecipeOptions.label_losses`` does not ask for them, or no such
-        batch was evaluated.
+        Raises LifecycleError unless ``RecipeOptions.label_losses`` is set and a batch with integer
+        labels was evaluated.
         """
         step, rows = self._evaluated or (None, 0)
         if step is None or step.losses is None:
             raise LifecycleError(
-                f"{type(self).__name__}.label_losses before evaluate() of a batch with labels by "
-                "number, of an engine with RecipeOptions(label_losses=True)"
+                f"{type(self).__name__}.label_losses before evaluate() of a batch with integer "
+                "labels, by an engine with RecipeOptions(label_losses=True)"
             )
         return self.session.download(step.losses)[:rows]
 
     @exclusive
     def evaluate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
-        """Return the loss of one batch, of whose labels ``label_losses`` has each.
+        """Return the loss of one batch; ``label_losses`` has that of each label.
 
-        No gradient and no moment is touched. Raises what ``train`` does.
+        Gradients and moments are untouched. Raises what ``train`` does.
         """
         self._evaluating = True
         try:
@@ -193,14 +193,21 @@ class SequenceEngine(FileEngine[C], Generic[C]):
     ) -> float:
         """Train on one batch, array by array; return its loss before the update. See ``train``.
 
-        seq_ids and positions: int (B T,), B whole sequences; positions None means 0..T-1 each.
-        labels: int (B T,), -100 where a row does not count, or dense float (B T, V).
-        segments: int, as many as seq_ids, which are then any number of examples, of any lengths,
-        one behind another: of each token the number of the first one of its example. No example
-        sees another; positions count from 0 in each.
-        bounds, wanted: of preferences, see ``toynn.data.batch.Batch``.
+        Parameters
+        ----------
+        seq_ids, positions
+            int (B T,): B whole sequences. positions None means 0..T-1 in each.
+        labels
+            int (B T,), -100 for a row without loss, or dense float (B T, V).
+        hp, is_first
+            See ``train``.
+        segments
+            int, as many as seq_ids, for packed examples of any lengths: for each token, the index
+            of the first token of its example. No example sees another; positions restart in each.
+        bounds, wanted
+            For preferences, see ``toynn.data.batch.Batch``.
 
-        Raises ShapeError for ids that are no whole sequences, or segments that do not fit.
+        Raises ShapeError for ids that are not whole sequences, or segments that do not fit.
         """
         batch = Batch(seq_ids, positions, labels, segments, bounds, wanted)
         return self.train(batch, hp, is_first)
@@ -211,12 +218,11 @@ class SequenceEngine(FileEngine[C], Generic[C]):
     ) -> NDArray[np.float32]:
         """Return logits (len(ids), V) of flat ids: ``batch`` sequences of at most ``context`` ids.
 
-        Without ``batch``, ids that are as many as a training step's are t_batch sequences; others
-        are one sequence, or, where they exceed the context, whole sequences of t_seq.
-        With ``rows``, int (n,), return the logits (n, V) of these rows only, in their order: the
-        head looks at no others.
+        The default ``batch`` is 1. But if ids are t_batch * t_seq, or more than the context, it is
+        the number of sequences of t_seq, if they are whole. With ``rows``, int (n,), return the
+        logits (n, V) of only these rows, in this order; the head computes no others.
 
-        Raises ShapeError for ids that are no such sequences, and where there are no rows.
+        Raises ShapeError for ids that are not such sequences, and for empty ``rows``.
         """
         self._session_for("logits()")
         ids = np.asarray(ids)
@@ -233,7 +239,7 @@ class SequenceEngine(FileEngine[C], Generic[C]):
         wanted = np.arange(0) if rows is None else np.asarray(rows)
         if rows is not None and (wanted.ndim != 1 or wanted.size == 0):
             raise ShapeError(f"logits: rows must be flat, at least one; got {wanted.shape}")
-        room = 1 << (wanted.size - 1).bit_length() if wanted.size else 0  # few tapes
+        room = 1 << (wanted.size - 1).bit_length() if wanted.size else 0  # a power of 2: few tapes
         found = s.record(
             ("logits", batch, length, room), lambda: record_logits(self, batch, length, room)
         )
@@ -246,23 +252,23 @@ class SequenceEngine(FileEngine[C], Generic[C]):
         assert found.logits is not None
         return s.download(found.logits)[: wanted.size or None]
 
-    # -- Reading on where one stopped ----------------------------------------------------------
+    # -- Incremental decoding ------------------------------------------------------------------
 
     def decoder(self) -> Decoder:
-        """Begin a sequence, to be read piece by piece; the one begun before ends with that.
+        """Begin a sequence to read piece by piece; this ends the one begun before.
 
-        The keys and values of ``context`` tokens get their memory when the first token is read,
-        and keep it.
+        The memory of the keys and values of ``context`` tokens is allocated when the first token is
+        read, and kept.
         """
         self._session_for("decoder()")
         return Decoder(self._decoding.begin(1, self.context))
 
     def batch_decoder(self, batch: int, room: int = 0) -> BatchDecoder:
-        """Begin several sequences, to be read together piece by piece; see ``decoder``.
+        """Begin several sequences to read together, piece by piece; see ``decoder``.
 
-        Each has room for so many tokens; 0: the context. Those begun before, as many with as much
-        room, end with that; so do those that were not read while batches of four other sizes were,
-        whose memory is freed. Raises ConfigError for a number or a room out of range.
+        Each has room for ``room`` tokens; 0 means the context. An earlier batch of the same size
+        and room ends with this call. A batch also ends, and its memory is freed, after four batches
+        of other sizes were used since. Raises ConfigError for a number or a room out of range.
         """
         self._session_for("batch_decoder()")
         return self._decoding.begin(batch, room or self.context)

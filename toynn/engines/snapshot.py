@@ -1,4 +1,4 @@
-"""The state of a trained engine, with which another goes on with the same bits."""
+"""The state of a trained engine; another engine can continue from it with the same bits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What training has changed.
+    """Everything that training has changed.
 
     Attributes
     ----------
     counts
-        Numbers: steps, batches that had dropout masks, the weight of micro-batches that wait.
+        Numbers: steps, batches (which number dropout masks), the weight of waiting micro-batches.
     weights, optimizer
-        The shapes of the trained weights by name; those of both moments (`<name>.m`, `<name>.v`),
-        of what PiSSA's adapters began with,
-        and, where micro-batches wait for an update, of their gradients' sums (`<name>.sum`).
+        Shapes by name, of the trained weights and of the optimizer's tensors. The latter are both
+        moments (`<name>.m`, `<name>.v`), PiSSA's initial adapters, and, if micro-batches wait for
+        an update, the sums of their gradients (`<name>.sum`).
     kind
-        What the weights are those of: a "model", or an "adapter" of a file's.
+        Whether the weights are a "model" or an "adapter" of a file's model.
     read
-        Returns a tensor by its name: a copy, made when it is asked for.
+        Returns a copy of a tensor by its name, made at the call.
     """
 
     counts: dict[str, float]
@@ -44,6 +44,6 @@ def check_alike(what: str, own: Shapes, found: Shapes) -> None:
         if own.get(name) != found.get(name):
             raise CheckpointError(
                 f"{what}: {name}: expected {own.get(name, 'none of this name')}, as the recipe "
-                f"has it; got {found.get(name, 'none of this name')}: realize the recipe as the "
-                "run did"
+                f"has it; got {found.get(name, 'none of this name')}: realize the recipe with "
+                "the run's options"
             )

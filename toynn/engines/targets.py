@@ -1,4 +1,4 @@
-"""The matrices of a model that get an adapter, and the options of adapters."""
+"""Choose the matrices of a model that get an adapter; the options of adapters."""
 
 import re
 from argparse import ArgumentTypeError
@@ -16,13 +16,13 @@ from toynn.options import check_ranges, option, real, whole
 
 __all__ = ["INITS", "AdapterOptions", "principal_passes"]
 
-#: How A can be drawn: from N(0, init_scale); from U(-1/sqrt(in), 1/sqrt(in)), as PEFT does. Or what
-#: A and B can begin with: the principal singular vectors of the matrix, found exactly, or by so
-#: many passes of a randomized search.
+#: Initializations. A is drawn from N(0, init_scale), or from U(-1/sqrt(in), 1/sqrt(in)) as in PEFT.
+#: With pissa, A and B are principal singular vectors of the matrix, found exactly or by N passes of
+#: a randomized search.
 INITS = ("normal", "peft", "pissa", "pissa_niter_N")
 _PISSA = re.compile(r"pissa(?:_niter_(\d{1,3}))?")
 
-#: Short names of projections; those of GGUF and of Hugging Face, which PEFT takes, serve too.
+#: Short names of projections; GGUF's and Hugging Face's (as in PEFT) work too.
 _SHORT = {
     "q": "attn_q",
     "k": "attn_k",
@@ -35,15 +35,15 @@ _SHORT = {
     "embed": "token_embd",
     "head": "output",
 }
-#: Names of several at once, by what their GGUF names in a block begin with. None of them means the
-#: matrices of experts, which have a name of their own.
+#: Names of groups, by the beginning of the matrices' GGUF names in a block. Groups exclude expert
+#: matrices, which have their own name.
 _GROUPS = {"attention": "attn_", "all-linear": ""}
 _EXPERTS, _STACKED = "experts", "_exps"
 _BLOCK = "blk."
 
 
 def _init(text: str) -> str:
-    """Parse what A starts from."""
+    """Parse the name of an initialization."""
     if text not in INITS[:2] and principal_passes(text) is None:
         raise ArgumentTypeError(f"must be one of {', '.join(INITS)}; got {text!r}")
     return text
@@ -51,9 +51,9 @@ def _init(text: str) -> str:
 
 @dataclass(frozen=True)
 class AdapterOptions:
-    """Which adapters to add: scale B A beside each matrix that ``targets`` names.
+    """The adapters to add: y += scale B A x for each matrix that ``targets`` names.
 
-    Raises ConfigError for a value that is none of these.
+    Raises ConfigError for an invalid value.
 
     Attributes
     ----------
@@ -64,11 +64,11 @@ class AdapterOptions:
         The scale is alpha / rank, or alpha / sqrt(rank) with ``use_rslora`` (arXiv:2312.03732).
         None means the rank.
     targets
-        A list, or names between commas: q, k, v, qkv, o, gate, up, down; embed (the table of
-        embeddings) and head (which makes logits), also if both are one matrix; or the groups
-        "attention" and "all-linear" of all blocks. These groups exclude expert matrices; use
-        "experts". GGUF's and PEFT's names work, too, in whole or from a dot on: attn_q, q_proj,
-        mlp.c_proj, blk.0.attn_q.weight.
+        A list, or names between commas: q, k, v, qkv, o, gate, up, down; embed (the embedding
+        table) and head (the output projection), also if both are one matrix. The groups "attention"
+        and "all-linear" stand for matrices of all blocks, except experts: use "experts". GGUF's and
+        PEFT's names work too, in full or from a dot on: attn_q, q_proj, mlp.c_proj,
+        blk.0.attn_q.weight.
     dropout
         Probability that an element of an adapter's input is zeroed in a training step.
     loraplus_lr_ratio
@@ -160,9 +160,9 @@ class AdapterOptions:
 
     @classmethod
     def of(cls, adapter: Adapter, dropout: float = 0.0, loraplus_lr_ratio: float = 1.0) -> Self:
-        """Return the options by which an adapter that was read is trained on.
+        """Return the options to continue training an adapter.
 
-        Raises AdapterError where one alpha cannot say its scales.
+        Raises AdapterError if the adapter's scales cannot be expressed by one alpha.
         """
         ranks = {weight: adapter.rank_of(weight) for weight in adapter.pairs}
         if not adapter.alpha and len(set(ranks.values())) > 1:
@@ -183,7 +183,7 @@ class AdapterOptions:
 
     @property
     def is_principal(self) -> bool:
-        """Whether A and B begin with a part of the matrix, which is then taken away."""
+        """Whether A and B begin as a part of the matrix, which is then subtracted (PiSSA)."""
         return principal_passes(self.init) is not None
 
     def rank_of(self, weight: str) -> int:
@@ -191,7 +191,7 @@ class AdapterOptions:
         return self.ranks.get(weight, self.rank)
 
     def rate_of(self, tensor: str) -> float:
-        """Return by what the learning rate of an adapter's tensor is multiplied."""
+        """Return the factor of the learning rate of an adapter's tensor."""
         weight = tensor.rpartition(".")[0]
         faster = tensor.endswith((LORA_B, LORA_M)) and not is_embedding(weight)
         return self.loraplus_lr_ratio if faster else 1.0
@@ -203,9 +203,9 @@ class AdapterOptions:
         return self.alpha / (sqrt(rank) if self.use_rslora else rank)
 
     def resolve(self, architecture: str, names: Iterable[str]) -> list[str]:
-        """Return which of a model's weights the targets are, in the model's order.
+        """Return the names of the weights that the targets mean, in the model's order.
 
-        Raises ConfigError for a target that is none of them, or cannot have what is asked for.
+        Raises ConfigError for an unknown target, and for one that DoRA or PiSSA does not support.
         """
         hf_names = model_of(architecture).matrices(names)
         chosen: set[str] = set()
@@ -221,27 +221,27 @@ class AdapterOptions:
         return [name for name in hf_names if name in chosen]
 
     def _check_kinds(self, chosen: Iterable[str]) -> None:
-        """Refuse experts, and the table, where adapters are of a kind that is not for them."""
+        """Raise ConfigError for DoRA or PiSSA on experts, and for DoRA on the embedding table."""
         for name in sorted(chosen):
             if is_stack(name) and (self.use_dora or self.is_principal):
                 kind = "DoRA" if self.use_dora else f"init {self.init!r}"
-                raise ConfigError(f"targets: {name}: {kind} is not for the matrices of experts")
+                raise ConfigError(f"targets: {name}: {kind} does not support expert matrices")
             if is_embedding(name) and self.use_dora:
                 raise ConfigError(
-                    f"targets: {name}: DoRA is not for the table of embeddings: it would need the "
-                    "norms of columns, so each step would read the whole table; leave "
-                    "embed out, or use_dora"
+                    f"targets: {name}: DoRA does not support the embedding table: it would need "
+                    "norms of columns, so each step would read the whole table; leave out "
+                    "embed, or use_dora"
                 )
 
 
 def principal_passes(init: object) -> int | None:
-    """Return by how many passes principal vectors are to be found, 0: exactly; None: by none."""
+    """Return the number of PiSSA's passes (0: exact SVD), or None for another ``init``."""
     found = _PISSA.fullmatch(init) if isinstance(init, str) else None
     return int(found[1] or 0) if found else None
 
 
 def _is_meant(target: str, weight: str, module: str) -> bool:
-    """Say whether a target means a weight, which Hugging Face calls by the name of its module."""
+    """Return whether a target means a weight; ``module`` is its Hugging Face name."""
     part = weight.removesuffix(".weight")
     if target == _EXPERTS:
         return part.endswith(_STACKED)
@@ -253,15 +253,15 @@ def _is_meant(target: str, weight: str, module: str) -> bool:
 
 
 def _groups(hf_names: Mapping[str, str]) -> list[str]:
-    """Return the names of several at once that a model has."""
+    """Return the names of the groups that a model has."""
     stacked = any(_is_meant(_EXPERTS, name, name) for name in hf_names)
     return [*_GROUPS, *([_EXPERTS] if stacked else [])]
 
 
 def _listed(hf_names: Mapping[str, str]) -> list[str]:
-    """Return what there is: short name, GGUF's name, Hugging Face's; the same in every block.
+    """Return the possible targets, each with its short, GGUF and Hugging Face name.
 
-    What is in blocks comes first.
+    Matrices in blocks come first; a name stands for those of all blocks.
     """
     short = {part: name for name, part in _SHORT.items()}
     parts: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The engine around the vision transformer of toynn/models/vit.py: pictures in, classes out."""
+"""The engine of the vision transformer (toynn/models/vit.py): pictures in, classes out."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ __all__ = ["ViTConfig", "ViTEngine"]
 
 StrPath = str | os.PathLike[str]
 
-_AT_ONCE = 64  # pictures of one forward pass of logits: more are cut into several
+_AT_ONCE = 64  # the most pictures in one forward pass of logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +40,17 @@ class Pass(Recorded):
 class ViTEngine(Engine[ViTConfig, Pass]):
     """A vision transformer and its training step.
 
-    Pictures come one or several at a time, in numbers mixed at will:
+    A call takes one or several pictures; their number may change from call to call:
 
         pixels   (H, W, C) or (B, H, W, C)
         patches  (n_patches, patch_size) or (B, n_patches, patch_size): rows of patches from the
                  top, each from the left; in a patch, rows of pixels, then columns, then channels
 
-    uint8 becomes (x / 255 - 0.5) / 0.5; floats are taken as they are.
+    uint8 becomes (x / 255 - 0.5) / 0.5; floats are used as they are.
     """
 
-    class_names: tuple[str, ...] = ()  # what the classes are called, where that is known
-    kept_classes: tuple[str, ...] = ()  # of these, those whose rows of the head were loaded by name
+    class_names: tuple[str, ...] = ()  # the names of the classes, if known
+    kept_classes: tuple[str, ...] = ()  # the classes whose rows of the head were loaded by name
     t_image: Tensor
     t_cls_idx: Tensor
 
@@ -74,7 +74,7 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         }
 
     def load_weights(self, weights: Mapping[str, ArrayLike]) -> None:
-        """Replace all weights; names and shapes must be those of ``weights()``."""
+        """Replace all weights; names and shapes must match ``weights()``."""
         super().load_weights(
             {name: VIT.inward(self.config, name, w) for name, w in weights.items()}
         )
@@ -97,13 +97,12 @@ class ViTEngine(Engine[ViTConfig, Pass]):
     ) -> Self:
         """Return an engine with the weights of a safetensors file, ready to train.
 
-        The file is one of ``save``, or of timm's: then n_heads is d_model / 64, act "gelu" and
-        norm_eps 1e-6 where they are not given. Another ``image`` size resizes the position table;
-        another number of ``classes`` brings a new head, drawn with opts.seed. Where the classes
-        have names, ``class_names``, a row of the head stays with the class of its name in the file,
-        wherever that stood; all others are new, those of a file that does not name its classes too.
+        The file comes from ``save`` or from timm. For timm's the defaults are d_model / 64 heads,
+        act "gelu" and norm_eps 1e-6. Another ``image`` size resizes the position table. Another
+        number of ``classes`` makes a new head, drawn with opts.seed. With ``class_names`` a class
+        that the file names too keeps its row of the head; all other rows are new.
 
-        Raises DataError for a file that is no such model.
+        Raises DataError for a file that is not such a model.
         """
         file = SafeTensors(Path(path))
         told = {"n_heads": n_heads, "act": act, "norm_eps": norm_eps}
@@ -146,9 +145,9 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         backend: str = "cpu",
         **told: Any,
     ) -> Self:
-        """Return an engine as ``load`` makes it, without its weights and before it takes memory.
+        """Return an engine as ``load`` makes it, without weights and before it allocates memory.
 
-        ``told``: n_heads, act, norm_eps. Raises DataError for a file that is no such model.
+        ``told``: n_heads, act, norm_eps. Raises DataError for a file that is not such a model.
         """
         told = {"n_heads": None, "act": None, "norm_eps": None} | told
         engine = cls(backend)
@@ -157,10 +156,10 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         return engine
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> None:
-        """Write weights, configuration and class names as a safetensors file, which timm reads.
+        """Write weights, configuration and class names as a safetensors file that timm reads.
 
-        Raises DataError if the file exists and ``overwrite`` is False, or cannot be written;
-        ConfigError if class_names are not as many as classes.
+        Raises DataError if the file cannot be written, or exists and ``overwrite`` is False.
+        Raises ConfigError unless there are as many class_names as classes, or none.
         """
         path = Path(path)
         self._session_for("save()")
@@ -178,7 +177,7 @@ class ViTEngine(Engine[ViTConfig, Pass]):
     # -- Recording -----------------------------------------------------------------------------
 
     def build_forward(self) -> None:
-        """Record the forward pass, up to the loss: the first part of build_training_step."""
+        """Record the forward pass up to the loss: the first half of build_training_step."""
         super().build_forward()
         assert self._step is not None
         self.t_image, self.t_cls_idx = self._step.image, self._step.rows
@@ -211,7 +210,7 @@ class ViTEngine(Engine[ViTConfig, Pass]):
     # -- Running -------------------------------------------------------------------------------
 
     def _step_for(self, batch: int, *, dense: bool) -> Pass:
-        """Return the training step for this many pictures and this form of labels."""
+        """Return the training step for ``batch`` pictures, with dense labels or not."""
         if batch == self.t_batch and not dense:
             return self._check_built("step")
         key = ("step", batch, dense)
@@ -229,7 +228,7 @@ class ViTEngine(Engine[ViTConfig, Pass]):
     def _inputs(
         self, found: Pass, patches: NDArray[Any], tokens: NDArray[np.int64]
     ) -> dict[Tensor, ArrayLike]:
-        """Return what is fed: patches, and the rows of the batch that its pictures' tokens are."""
+        """Return the inputs: patches, and the batch's row of each picture's token."""
         first = np.arange(len(patches)) * (self.config.n_patches + 1)
         return {found.image: patches.reshape(found.image.shape), found.rows: first + tokens}
 
@@ -243,16 +242,23 @@ class ViTEngine(Engine[ViTConfig, Pass]):
     ) -> float:
         """Train on one batch, array by array; return its loss before the update. See ``train``.
 
-        image: pixels or patches of B pictures, or of one (see ViTEngine).
-        cls_idx: the token that the head reads, 0..n_patches; None means [0], the class token. Or
-        one of each picture, (B,).
-        labels: int (B,), -100 where a picture does not count, or dense float (B, classes); of one
-        picture a number, or dense (classes,).
+        Parameters
+        ----------
+        image
+            Pixels or patches of B pictures, or of one (see ViTEngine).
+        cls_idx
+            The token that the head reads, 0..n_patches, one for all or one each, (B,); None means
+            0, the class token.
+        labels
+            int (B,), -100 for a picture without loss, or dense float (B, classes). For one picture
+            also a number, or dense (classes,).
+        hp, is_first
+            See ``train``.
         """
         return self.train(Batch(image, cls_idx, labels), hp, is_first)
 
     def logits(self, images: ArrayLike, cls_idx: ArrayLike | None = None) -> NDArray[np.float32]:
-        """Return logits (B, classes) of any number of pictures; of one picture (1, classes)."""
+        """Return the logits (B, classes) of any number of pictures; (1, classes) for one."""
         self._check_built("logits")
         patches = as_patches(self.config, images)
         tokens = as_tokens(self.config, cls_idx, len(patches))
@@ -269,9 +275,9 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         return s.download(found.logits)
 
     def probabilities(self, images: ArrayLike) -> NDArray[np.float32]:
-        """Return the probability of each class, (B, classes), of any number of pictures.
+        """Return the probabilities of the classes, (B, classes), for any number of pictures.
 
-        Raises NonFiniteError, as ``predict`` does, where weights or pixels are too bad for that.
+        Raises NonFiniteError if a logit is not finite.
         """
         logits = self._finite_logits("probabilities", images)
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -280,7 +286,7 @@ class ViTEngine(Engine[ViTConfig, Pass]):
     def predict(self, images: ArrayLike) -> NDArray[np.int64]:
         """Return the most probable class of each picture, (B,); see ``probabilities``.
 
-        Raises NonFiniteError as that does.
+        Raises NonFiniteError if a logit is not finite.
         """
         logits = self._finite_logits("predict", images)
         return np.asarray(logits.argmax(axis=1), np.int64)
@@ -299,13 +305,13 @@ class ViTEngine(Engine[ViTConfig, Pass]):
 def _shapes_of(
     file: SafeTensors, classes: int | None, image: int | None, told: dict[str, Any]
 ) -> tuple[ViTConfig, ViTConfig, set[str]]:
-    """Return the model of a file, the one that it is to become, and the head's names if it is new.
+    """Return a file's model, the model to make of it, and the names of a new head's tensors.
 
-    Raises DataError for a file that is no such model.
+    Raises DataError for a file that is not such a model.
     """
     found = described(file, list(asdict(ViTConfig())), told)
     if found["classes"] is None and classes is None:
-        raise DataError(f"{file.path}: it has no head.weight: say how many classes there are to be")
+        raise DataError(f"{file.path}: it has no head.weight: give the number of classes")
     try:
         stored = ViTConfig(**(found | {"classes": found["classes"] or classes}))
     except ConfigError as error:

@@ -1,8 +1,8 @@
-"""The weights of an engine: in memory of its own, or in a file that stays mapped.
+"""The weights of an engine: in its own memory, or in a file that stays mapped.
 
-OwnWeights are float32, and trained, but for those that the model freezes. FileWeights are frozen in
-a GGUF file. Products read them in their own type: no float32 copy of a matrix exists, and no
-gradient of it is computed; what can be trained are adapters beside them.
+OwnWeights are float32, and trained unless the model freezes them. FileWeights are frozen in a GGUF
+file or a Hugging Face folder. Products read them in their own type: a matrix has no float32 copy
+and no gradient. Only adapters of them can be trained.
 """
 
 from abc import ABC, abstractmethod
@@ -24,11 +24,11 @@ __all__ = ["FileWeights", "OwnWeights", "Weights"]
 
 
 class Weights(ABC):
-    """Weights by name: all ``tensors``, and of those the ``parameters``, which are trained."""
+    """Weights by name: all ``tensors``, and the trained ones, ``parameters``."""
 
-    file: Source | None = None  # that they are stored in
-    adapters: Adapters | None = None  # what stands beside them
-    #: Whether rows of q and k that RoPE rotates together are half a head apart.
+    file: Source | None = None  # the file that they are stored in
+    adapters: Adapters | None = None
+    #: Whether the rows of q and k that RoPE rotates together are half a head apart.
     pairs_apart = False
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class Weights(ABC):
 
     @abstractmethod
     def declare(self, session: Session, weights: Mapping[str, Weight], beside: Shapes) -> None:
-        """Declare a model's weights; ``beside``: the tensors of its files that are no weights."""
+        """Declare a model's weights; ``beside``: tensors of its files that are not weights."""
 
     @abstractmethod
     def replaceable(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return what ``load_weights`` replaces, all of it; ConfigError if a name is not of it."""
+        """Return all tensors that ``load_weights`` replaces. ConfigError for a frozen name."""
 
     @abstractmethod
     def check_trained(self, engine: str) -> None:
@@ -49,11 +49,11 @@ class Weights(ABC):
 
     @abstractmethod
     def check_exported(self, call: str) -> None:
-        """Raise ConfigError if they are not the engine's to write."""
+        """Raise ConfigError if the engine does not own the weights."""
 
 
 class OwnWeights(Weights):
-    """Float32 weights in memory of the engine's own."""
+    """Float32 weights in the engine's own memory."""
 
     def declare(self, session: Session, weights: Mapping[str, Weight], beside: Shapes) -> None:
         """Declare parameters, and constants where the model freezes a weight."""
@@ -65,29 +65,29 @@ class OwnWeights(Weights):
                 self.tensors[name] = self.parameters[name] = w
 
     def replaceable(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return all of them."""
+        """Return all weights."""
         return self.tensors
 
     def check_trained(self, engine: str) -> None:
-        """There is always something."""
+        """Do nothing: there are always parameters."""
 
     def check_exported(self, call: str) -> None:
-        """They are the engine's."""
+        """Do nothing: the engine owns the weights."""
 
 
 class FileWeights(Weights):
-    """The weights of a mapped file or folder, and the adapters asked for, zero at first."""
+    """The weights of a mapped file or folder, and the requested adapters, zero at first."""
 
     def __init__(self, file: Source, options: AdapterOptions | None, *, trained: bool) -> None:
         super().__init__()
         self.file: Source = file
         self.pairs_apart = file.pairs_apart
         self._options, self._trained = options, trained
-        self._dequantized: list[str] = []  # those in memory, in float32
-        self._copied: list[str] = []  # those in memory in the type that they have
+        self._dequantized: list[str] = []  # weights in memory, in float32
+        self._copied: list[str] = []  # weights in memory, in the file's type
 
     def declare(self, session: Session, weights: Mapping[str, Weight], beside: Shapes) -> None:
-        """Map the file's weights, which must be the model's; declare the adapters.
+        """Map the file's weights, which must match the model's; declare the adapters.
 
         Raises GGUFError for a type that toynn cannot read.
         """
@@ -97,7 +97,7 @@ class FileWeights(Weights):
             self.tensors[name] = self._declare_frozen(session, name, weight)
         if self._options is not None:
             chosen = self._options.resolve(self.file.architecture, shapes)
-            # The head of a model that has none of its own is the table.
+            # A tied head is the embedding table.
             matrices = {name: self.tensors.get(name, self.tensors[TABLE]) for name in chosen}
             found = Adapters(session, self.file, self._options, matrices, trained=self._trained)
             self.adapters = found
@@ -107,7 +107,7 @@ class FileWeights(Weights):
     def _declare_frozen(self, s: Session, name: str, weight: Weight) -> Tensor:
         """Declare a weight of the file: mapped if a matrix or float32, else dequantized later.
 
-        What is not stored there as it is multiplied by is copied later.
+        A weight whose layout in the file is not the kernels' is copied later.
         """
         type, shape = self.file.tensors[name].type, weight.shape
         is_copied = self.file.is_copied(name)
@@ -127,7 +127,7 @@ class FileWeights(Weights):
         return s.mapped(name, self.file.stored(name), type.lower(), shape)
 
     def fill(self, session: Session) -> None:
-        """Copy and dequantize what is not mapped; have adapters change nothing."""
+        """Copy and dequantize weights that are not mapped; set adapters to change nothing."""
         for name in self._copied:
             session.upload(self.tensors[name], self.file.stored(name))
         for name in self._dequantized:
@@ -136,14 +136,14 @@ class FileWeights(Weights):
             self.adapters.zero()
 
     def replaceable(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return the adapters. Raises ConfigError if one of the names is frozen."""
+        """Return the adapters. Raises ConfigError for the name of a frozen weight."""
         own = {} if self.adapters is None else self.adapters.tensors
         frozen = sorted((set(names) & self.tensors.keys()) - own.keys())
         if frozen:
             more = f" and {len(frozen) - 1} more are" if frozen[1:] else " is"
             raise ConfigError(
-                f"load_weights: {frozen[0]!r}{more} frozen in {self.file.path}: give the adapters "
-                "alone, as adapter_weights() returns them"
+                f"load_weights: {frozen[0]!r}{more} frozen in {self.file.path}: give only "
+                "adapters, as adapter_weights() returns them"
             )
         return own
 
@@ -156,8 +156,8 @@ class FileWeights(Weights):
             )
 
     def check_exported(self, call: str) -> None:
-        """Raise ConfigError: the file is there already."""
+        """Raise ConfigError: the weights are in a file already."""
         raise ConfigError(
-            f"{call}: the weights are those of {self.file.path}, "
-            "unchanged; write its adapter (LoRA.export_adapter) or both as one (LoRA.save)"
+            f"{call}: the weights are in {self.file.path}, "
+            "unchanged; write the adapter (LoRA.export_adapter) or both in one file (LoRA.save)"
         )
