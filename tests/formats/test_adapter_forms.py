@@ -56,7 +56,7 @@ def test_a_run_has_the_form_that_holds_it_and_fuses(bases, kind, tmp_path):
         assert_close(engine.logits(IDS), expected)
         assert_close(engine.decoder().read(IDS), expected[-1])
         if base == "gpt2" and "head" in settings.get("targets", ""):
-            with pytest.raises(AdapterError, match="a gpt2 has no head apart from its table"):
+            with pytest.raises(AdapterError, match="a gpt2 uses its embedding table as its head"):
                 fuse(file, found, tmp_path / "whole.gguf")
             return
         fused = fuse(file, found, tmp_path / "whole.gguf", outtype="f32")
@@ -98,7 +98,7 @@ def test_a_row_of_zeros_stays_one(bases, tmp_path):
 def test_dora_is_not_combined(bases):
     one = make(bases["tied"], targets="q", use_dora=True).engine.adapter()
     for method in ("cat", "linear"):
-        with pytest.raises(AdapterError, match="DoRA's magnitudes fit this adapter alone"):
+        with pytest.raises(AdapterError, match="DoRA's magnitudes fit only this adapter"):
             adapters.combine([one, one], [0.5, 0.5], method)
 
 

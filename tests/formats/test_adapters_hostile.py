@@ -89,7 +89,7 @@ GGUF = {
     "negative-alpha": (alpha(-1.0), r"alpha: expected a number of at least 0; got -1\.0"),
     "alora": (
         {"x": key("adapter.alora.invocation_tokens", scalar(1, "UINT32"))},
-        r"invocation_tokens: an adapter that acts behind these tokens only \(aLoRA\)",
+        r"invocation_tokens: an adapter that acts only after these tokens \(aLoRA\)",
     ),
     "half": (
         {"names": ("w.lora_a", "v.lora_b")},
@@ -160,7 +160,7 @@ def test_a_model_is_no_adapter(llama):
 def test_weights_of_norms_are_mentioned(tmp_path):
     names = ("w.lora_a", "w.lora_b", "blk.0.attn_norm.weight")
     path = adapter_file(tmp_path, names, dims=((4, 4), (4, 4), (8,)))
-    with pytest.warns(UserWarning, match=r"attn_norm\.weight: weights of norms are ignored, as by"):
+    with pytest.warns(UserWarning, match=r"attn_norm\.weight: weights of norms are ignored, as in"):
         assert len(adapters.load(path).tensors) == 2
 
 

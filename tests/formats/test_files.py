@@ -126,9 +126,9 @@ def test_a_planted_link_is_not_followed(tmp_path, monkeypatch):
 
 def test_what_is_no_file_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "file")
-    with pytest.raises(CheckpointError, match="file: cannot write: it is a folder, or no regular"):
+    with pytest.raises(CheckpointError, match="file: cannot write: it is not a regular file"):
         write_file(tmp_path, 1)
-    with pytest.raises(GGUFError, match="file: cannot write: it is a folder, or no regular"):
+    with pytest.raises(GGUFError, match="file: cannot write: it is not a regular file"):
         gguf.write(tmp_path / "file", LLAMA, {}, overwrite=True)
     (tmp_path / "pair").write_text("mine")
     with pytest.raises(DataError, match="pair: cannot make the folder: File exists"):

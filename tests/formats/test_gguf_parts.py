@@ -62,7 +62,7 @@ def test_a_file_that_changed_is_noticed_whichever_it_is(tmp_path):
 def test_missing_files_are_named(tmp_path):
     paths = split(tmp_path, 7)
     paths[4].unlink()
-    one = r"m-00007-of-00007\.gguf: split\.count at byte \d+: expected 7 files beside one another, "
+    one = r"m-00007-of-00007\.gguf: split\.count at byte \d+: expected 7 files in one folder, "
     with pytest.raises(GGUFError, match=rf"{one}got m-00005-of-00007\.gguf missing"):
         gguf.open(paths[6])
     for path in paths[:4]:
@@ -104,7 +104,7 @@ def test_a_file_of_another_model_is_refused(tmp_path):
 def test_a_tensor_in_two_files_is_refused(tmp_path):
     paths = split(tmp_path)
     paths[1].write_bytes(paths[1].read_bytes().replace(b"w1", b"w0"))
-    with pytest.raises(GGUFError, match=r"m-00002-.*: tensor w0 is in m-00001-of-00003\.gguf, too"):
+    with pytest.raises(GGUFError, match=r"m-00002-.*: tensor w0 is also in m-00001-of-00003\.gguf"):
         gguf.open(paths[0])
 
 

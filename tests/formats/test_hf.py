@@ -155,7 +155,7 @@ REFUSED = {
     "gptq": (
         dict(quantization_config={"quant_method": "gptq", "bits": 4}),
         {},
-        r"quantization_config: this folder is quantized \(gptq\): take the original",
+        r"quantization_config: this folder is quantized \(gptq\): use the original",
     ),
     "mistral": (
         dict(model_type="mistral", sliding_window=8),
@@ -271,7 +271,7 @@ def test_shards_are_one_model(folder):
         np.testing.assert_array_equal(again[name], values)
 
 
-OUTSIDE = "expected a file beside the index; got"
+OUTSIDE = "expected a file in the index's folder; got"
 SHARDS = {
     "outside": ({"model.norm.weight": "../model.safetensors"}, OUTSIDE),
     "absolute": ({"model.norm.weight": "/etc/model.safetensors"}, OUTSIDE),
@@ -280,15 +280,15 @@ SHARDS = {
     "no file": ({"model.norm.weight": 3}, r"expected a \.safetensors file; got 3"),
     "missing": (
         {"model.norm.weight": "model-00003-of-00003.safetensors"},
-        "expected 3 files beside it; missing: model-00003-of-00003.safetensors; complete",
+        "expected 3 files next to it; missing: model-00003-of-00003.safetensors; complete",
     ),
     "not there": (
         {"model.layers.9.mlp.up_proj.weight": "model-00001-of-00002.safetensors"},
-        "model.layers.9.mlp.up_proj.weight is to be in model-00001.*, and is not",
+        "expected model.layers.9.mlp.up_proj.weight in model-00001.*; it is missing",
     ),
     "elsewhere": (
         {"model.norm.weight": "model-00001-of-00002.safetensors"},
-        "model.norm.weight is to be in model-00001.*; it is in model-00002",
+        "expected model.norm.weight in model-00001.*; it is in model-00002",
     ),
 }
 
@@ -307,7 +307,7 @@ def test_weights_in_other_forms_say_what_to_do(folder):
     weights = folder / "model.safetensors"
     files = shard(folder)
     (folder / files[1]).write_bytes((folder / files[0]).read_bytes())
-    with pytest.raises(DataError, match=r"is in model-00001-of-00002\.safetensors, too"):
+    with pytest.raises(DataError, match=r"is also in model-00001-of-00002\.safetensors"):
         hf.open(folder)
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
     with pytest.raises(DataError, match="weight_map: expected the file of each tensor"):

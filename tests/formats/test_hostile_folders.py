@@ -135,7 +135,9 @@ def test_names_of_shards_that_no_file_can_have_are_missing(name, tmp_path):
     (folder / "model.safetensors").unlink()
     placed = {each: f"{name}.safetensors" for each in names}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
-    with pytest.raises(DataError, match=r"index\.json: expected 1 files beside it; missing: ") as e:
+    with pytest.raises(
+        DataError, match=r"index\.json: expected 1 files next to it; missing: "
+    ) as e:
         hf.open(folder)
     assert len(str(e.value)) < len(str(folder)) + 250
 

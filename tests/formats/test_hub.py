@@ -182,7 +182,7 @@ def test_a_download_that_broke_goes_on(server, monkeypatch):
         ("hf:one", "expected hf:OWNER/NAME"),
         ("hf:o/files:test", "expected hf:OWNER/NAME"),
         ("hf:", "expected hf:OWNER/NAME"),
-        ("hf:o/nobody", "there is no model o/nobody; or it is private"),
+        ("hf:o/nobody", "the hub has no model o/nobody; or it is private"),
         ("hf:o/files@v9", "o/files has no revision v9"),
         ("hf:o/files/m.gguf", "o/files has no file m.gguf: it has m-q8_0.gguf"),
         (
@@ -334,7 +334,7 @@ def test_what_a_name_of_data_means(data, text, words):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("hf:o/nothing", "there is no dataset o/nothing"),
+        ("hf:o/nothing", "the hub has no dataset o/nothing"),
         ("hf:o/words:test", "there is no split test: name one after a colon: train, validation"),
         ("hf:o/several", "there are 2 configurations: name one after a slash: main, qa"),
         ("hf:o/words/en", "expected files (.parquet, .jsonl, "),
@@ -342,7 +342,7 @@ def test_what_a_name_of_data_means(data, text, words):
             "hf:o/lines/a_eval.jsonl:test",
             "a_eval.jsonl is one file, which has no splits: leave :test",
         ),
-        ("hf:o/words:", "a split is named as in hf:OWNER/NAME:test"),
+        ("hf:o/words:", "name a split as in hf:OWNER/NAME:test"),
     ],
 )
 def test_data_that_are_refused(data, text, said):

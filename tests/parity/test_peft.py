@@ -125,11 +125,11 @@ def test_dora_is_refused_where_peft_has_no_place_for_it(saved, tmp_path):
         n for n in plain if adapters.no_peft(with_magnitudes([n]).tensors, base.architecture)
     ]
     assert refused == [name for name in plain if ".ffn_" in name]
-    with pytest.raises(AdapterError, match=r"ffn_\w+\.weight: expected A and B alone; got DoRA"):
+    with pytest.raises(AdapterError, match=r"ffn_\w+\.weight: expected only A and B; got DoRA"):
         adapters.write_peft(tmp_path / "refused", with_magnitudes(plain), base)
     assert not (tmp_path / "refused").exists()
     options = RecipeOptions(t_seq=len(IDS), t_batch=1)
-    with pytest.raises(ConfigError, match=r"no file could hold.*is called as matrices of experts"):
+    with pytest.raises(ConfigError, match=r"no file could hold.*has the name of an expert matrix"):
         LoRA().realize(base.path, None, 2, options, 4.0, refused[:1], use_dora=True)
     adapter = with_magnitudes([name for name in plain if name not in refused])
     adapters.write_peft(tmp_path / "adapter", adapter, base)

@@ -1,1 +1,1 @@
-"""Files that others read and write too: GGUF, and the folders of Hugging Face."""
+"""File formats that other programs share: GGUF, and Hugging Face's folders."""

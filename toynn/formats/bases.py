@@ -1,4 +1,4 @@
-"""Models in files of either format: a GGUF file, or a folder in Hugging Face's."""
+"""Open a model in either format: a GGUF file or a Hugging Face folder."""
 
 import os
 from pathlib import Path
@@ -9,24 +9,24 @@ from toynn.formats.hf import HFModel
 
 __all__ = ["Base", "context_length", "open"]
 
-#: An open one: by GGUF's keys and names, whichever it is.
+#: An open model; both formats have GGUF's keys and names.
 Base = GGUFFile | HFModel
 
 
 def open(path: str | os.PathLike[str], *, check: bool | None = None) -> Base:
-    """Map a model's file, or those of a folder, and read what they say of it.
+    """Map a model's file or folder, and read its metadata.
 
-    Raises GGUFError or DataError for whatever is wrong with it. `check` looks through the weights
-    for NaN and infinity; None: if they are few.
+    `check` searches the weights for NaN and infinity; None means only if the model is small. Raises
+    GGUFError or DataError for a malformed model.
     """
     folder = Path(path).is_dir()
     return hf.open(path, check=check) if folder else gguf.open(path, check=check)
 
 
 def context_length(path: str | os.PathLike[str]) -> int | None:
-    """Return how many tokens a model sees at most; None where its file or folder does not say.
+    """Return a model's context length in tokens; None if the file or folder does not say.
 
-    The weights need not be there. Raises GGUFError or DataError as ``open`` does.
+    The weights may be missing. Raises GGUFError or DataError as ``open`` does.
     """
     if Path(path).is_dir():
         return hf.context_length(Path(path))

@@ -1,8 +1,7 @@
-"""Every change of a disk, one function each: tests replace them to let each one fail.
+"""Every change to a disk has one function here; tests replace them to make each one fail.
 
-A temporary file belongs to one process: its name cannot be guessed, the file is new, and the
-process holds a lock on it until it ends, however it ends. So what a killed process left can be told
-from what a living one writes.
+A temporary file belongs to one process. Its name cannot be guessed, and the process holds a lock on
+it until the process ends. So the files of a killed process can be told from those in use.
 """
 
 import contextlib
@@ -34,18 +33,18 @@ __all__ = [
     "write",
 ]
 
-#: The functions here that change something, or make it last.
+#: The functions here that change the disk, or wait for it.
 CHANGES = ("create", "make_folder", "write", "sync", "sync_folder", "rename", "exchange")
 
-#: Kinds of temporaries: what is being written, and what was there and made way for it.
+#: Kinds of temporaries: a file that is being written, and an old file that was moved aside.
 TEMPORARY, ASIDE = "tmp", "old"
 _NAME = r"\..+\.toynn-{kind}-[0-9a-f]{{16}}"
-#: What a file's name can give of its bytes to its temporary's, which may have 255.
+#: Bytes of a file's name that its temporary's name keeps; a name may have 255.
 _KEPT = 200
 
 
 def create(path: Path, mode: int) -> int:
-    """Return a descriptor of a new file. What is there already, a link too, is an error."""
+    """Return a descriptor of a new file. An existing file or link is an error."""
     return platform.new_file(path, mode)
 
 
@@ -65,28 +64,28 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, where its file system can say so."""
+    """Wait until the names in a folder are on the disk, where the file system supports it."""
     platform.sync_folder(folder)
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give a file or folder another name, in place of what has it."""
+    """Rename a file or folder, replacing the target."""
     platform.replace(source, target)
 
 
 def exchange(source: Path, target: Path) -> None:
-    """Let two folders change their names, at once. Raises OSError where the system cannot."""
+    """Swap the names of two folders atomically. Raises OSError where the system cannot."""
     platform.exchange(source, target)
 
 
 def temporary_name(target: Path, kind: str = TEMPORARY) -> Path:
-    """Return a name beside a target that cannot be guessed."""
+    """Return an unguessable name in the target's folder."""
     stem = os.fsdecode(os.fsencode(target.name)[:_KEPT])
     return target.with_name(f".{stem}.toynn-{kind}-{secrets.token_hex(8)}")
 
 
 class Temporary(io.FileIO):
-    """A new file beside its target, which it may replace."""
+    """A new file next to its target, which it may replace."""
 
     def __init__(self, path: Path, mode: int) -> None:
         super().__init__(os.fspath(path), "xb", opener=lambda *_: create(path, mode))
@@ -98,10 +97,10 @@ class Temporary(io.FileIO):
 
 
 def hold(descriptor: int, path: Path) -> bool:
-    """Lock a new file or folder until it is closed; say whether it still has its name.
+    """Lock a new file or folder until it is closed; return whether it still has its name.
 
-    A `sweep` between the making and the locking takes it for a stray. Where the file system has no
-    locks, no sweep can lock either, and none removes anything.
+    A `sweep` between creation and lock takes it for a stray. On a file system without locks, no
+    sweep can lock either, so none removes anything.
     """
     try:
         platform.lock(descriptor)
@@ -133,7 +132,7 @@ def _remove_stray(path: Path) -> None:
         return
     descriptor = platform.open_folder(path) if is_folder else platform.read_file(path, links=False)
     try:
-        platform.lock(descriptor)  # refused: its process lives
+        platform.lock(descriptor)  # raises OSError if its process is alive
         if not platform.is_at(descriptor, path):
             return
         if is_folder:

@@ -1,7 +1,7 @@
-"""Files that are either complete or absent, whatever happens while they are written.
+"""Write files that are either complete or absent, whatever happens meanwhile.
 
-All that toynn leaves on a disk goes through here and `folders`, but for logs that grow: a temporary
-beside the target, the disk waited for, then the name. `disk` has the calls.
+Everything that toynn writes, except growing logs, goes through this module and `folders`. They
+write a temporary file next to the target, wait for the disk, then rename it. `disk` has the calls.
 """
 
 import contextlib
@@ -33,21 +33,21 @@ __all__ = [
     "write_atomically",
 ]
 
-#: A file's bytes, or parts of them in order, so that weights need not be copied.
+#: A file's bytes, or its parts in order, so that weights need not be copied.
 Content = bytes | Iterable[bytes | memoryview]
 Parts = list[bytes | memoryview]
 Writer = io.BufferedWriter
 
-_AT_ONCE = 2**16  # bytes that are gathered for one call
+_AT_ONCE = 2**16  # bytes that are gathered for one write
 
 
 def write_atomically(
     path: Path, content: Content, error: type[ToynnError] = CheckpointError
 ) -> None:
-    """Replace path by content: after a crash at any moment it holds the old or the new.
+    """Replace a file's content; after a crash at any moment it has the old or the new content.
 
-    A symbolic link stays, and what it leads to is replaced. Raises ``error``, with the bytes needed
-    and free, and leaves the old file as it was.
+    A symbolic link stays, and its target is replaced. On failure the old file is unchanged, and
+    ``error`` is raised with the bytes needed and free.
     """
     parts = parts_of(content)
     with replacing(path, f"{size_of(parts)} bytes", error) as file:
@@ -56,15 +56,15 @@ def write_atomically(
 
 @contextlib.contextmanager
 def replacing(path: Path, what: str, error: type[ToynnError]) -> Iterator[Writer]:
-    """Give a file to write in; it takes the path's place when the block ends without an error.
+    """Yield a file to write to; it replaces ``path`` when the block ends without an error.
 
-    A replaced file's mode is kept, and its owner where that is allowed. ``what`` is named in the
-    ``error`` that an OSError becomes. Of two that write one path, the last to end replaces the
-    other's file. Until then the file is at ``file.name``.
+    The mode of the old file is kept, and its owner where permitted. An OSError becomes an ``error``
+    that names ``what``. If two blocks write one path, the last to end wins. Until then the file is
+    at ``file.name``.
     """
     target = through_links(path, error)
     if (old := _status(target)) and not stat.S_ISREG(old.st_mode):
-        raise error(f"{path}: cannot write: it is a folder, or no regular file")
+        raise error(f"{path}: cannot write: it is not a regular file")
     try:
         disk.sweep(target.parent)
         with temporary(target) as file:
@@ -77,10 +77,10 @@ def replacing(path: Path, what: str, error: type[ToynnError]) -> Iterator[Writer
 
 
 def through_links(path: Path, error: type[ToynnError]) -> Path:
-    """Return the file that a path leads to, which need not exist: where `open` would write.
+    """Resolve symbolic links; return where `open` would write. The file need not exist.
 
-    Replacing the path itself would put a file in the place of a link, and leave what others see
-    behind it as it was. Raises ``error`` for links in a circle.
+    Renaming onto the path itself would replace the link and leave its target unchanged. Raises
+    ``error`` for links in a circle.
     """
     target = Path(os.path.realpath(path))
     if target.is_symlink():
@@ -89,7 +89,7 @@ def through_links(path: Path, error: type[ToynnError]) -> Path:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return what a path is, or None: in one call, for another thread may replace it meanwhile."""
+    """Return a path's status, or None; one call, since another thread may replace the file."""
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -97,7 +97,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def free_space(folder: Path) -> str:
-    """Return the bytes that are free in a folder, or why that cannot be said."""
+    """Return the free bytes of a folder's disk as text, or why they are unknown."""
     try:
         return f"{shutil.disk_usage(folder).free} bytes free"
     except OSError as error:
@@ -107,35 +107,35 @@ def free_space(folder: Path) -> str:
 def unwritable(
     path: Path, what: str, folder: Path, failure: OSError, error: type[ToynnError]
 ) -> ToynnError:
-    """Return the error that says what could not be written, in which folder's room, and why."""
+    """Return the error for a failed write: what, the free space of ``folder``, and why."""
     why = failure.strerror or failure
     return error(f"{path}: cannot write {what} ({free_space(folder)}): {why}")
 
 
 def parts_of(content: Content) -> Parts:
-    """Return a file's bytes in parts."""
+    """Return a file's content as a list of parts."""
     return [content] if isinstance(content, bytes) else list(content)
 
 
 def size_of(parts: Parts) -> int:
-    """Return the bytes of a file in parts."""
+    """Return the number of bytes of a file in parts."""
     return sum(memoryview(part).nbytes for part in parts)
 
 
 def open_new(path: Path, mode: int = 0o666) -> Writer:
-    """Open a file that is not there yet."""
+    """Create a file; an existing one is an error."""
     return io.BufferedWriter(disk.Temporary(path, mode), _AT_ONCE)
 
 
 def finish(file: Writer) -> None:
-    """Wait until all that was written is on the disk."""
+    """Wait until everything written is on the disk."""
     file.flush()
     disk.sync(file.fileno())
 
 
 @contextlib.contextmanager
 def temporary(target: Path) -> Iterator[Writer]:
-    """Open a new file beside a target, with its mode; it goes again if it keeps its name."""
+    """Open a new file next to a target, with its mode; remove it unless it was renamed."""
     old = _status(target)
     while True:
         path = disk.temporary_name(target)
@@ -149,7 +149,7 @@ def temporary(target: Path) -> Iterator[Writer]:
         yield file
     finally:
         with Section():
-            with contextlib.suppress(OSError):  # which was raised before: closing writes again
+            with contextlib.suppress(OSError):  # raised before; closing tries to write again
                 file.close()
             with contextlib.suppress(OSError):
                 path.unlink()

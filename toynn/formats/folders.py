@@ -1,4 +1,4 @@
-"""Folders, and files that belong together: all of them new, or all as they were."""
+"""Write folders, and files that belong together: all are replaced, or none."""
 
 import contextlib
 import errno
@@ -27,9 +27,9 @@ from toynn.system.critical import Section, uninterrupted
 
 __all__ = ["NewFolder", "new_folder", "temporary_folder", "write_together"]
 
-#: Below this a file is read to see whether it changes at all.
+#: Bytes; a shorter file is first compared with the new content.
 _SHORT = 2**20
-_in_place = threading.Lock()  # two threads would mix what belongs together
+_in_place = threading.Lock()  # else two threads would mix their files
 
 
 def _renew_lock() -> None:
@@ -41,14 +41,14 @@ platform.in_child(_renew_lock)
 
 
 class NewFolder:
-    """A folder that is being filled, under a temporary name."""
+    """A folder under a temporary name, to be filled."""
 
     def __init__(self, path: Path, target: Path, error: type[ToynnError]) -> None:
         self.path = path
         self._target, self._error = target, error
 
     def write(self, name: str, content: Content) -> None:
-        """Write one of its files, to the disk. Raises the ``error`` of `new_folder`."""
+        """Write a file and wait for the disk. Raises the ``error`` of `new_folder`."""
         parts = parts_of(content)
         try:
             with open_new(self.path / name) as file:
@@ -63,11 +63,11 @@ class NewFolder:
 def new_folder(
     path: Path, error: type[ToynnError], *, replace: bool = False
 ) -> Iterator[NewFolder]:
-    """Give a folder to fill; it takes the path's name when the block ends without an error.
+    """Yield a folder to fill; it is renamed to ``path`` when the block ends without an error.
 
-    If something is at ``path`` by then, that is an ``error``, unless it is an empty folder or
-    ``replace`` allows a folder. Then old and new folder swap names: in one call where the system
-    can, else in two; the old name is restored if the second fails.
+    If ``path`` exists by then, ``error`` is raised, unless it is an empty folder, or a folder and
+    ``replace`` is True. Then the old and the new folder swap names, in one call where the system
+    can. Elsewhere two calls are needed; if the second fails, the first is undone.
     """
     target = through_links(path, error)
     try:
@@ -89,12 +89,12 @@ def new_folder(
 
 
 def write_together(folder: Path, contents: Mapping[str, Content], error: type[ToynnError]) -> None:
-    """Write files that belong together, into a folder that may be there and have others.
+    """Write files that belong together into a folder, which may exist and have other files.
 
-    Raises ``error``, and then all that was there is as it was. A folder that has no others is
-    replaced as a whole, if it can be. Files that change are replaced one after another. A reader at
-    that moment, or after a kill, finds the last of them missing; it never finds a new file beside
-    an old one.
+    On failure ``error`` is raised and the old files are unchanged. A folder without other files is
+    replaced as a whole if possible. Otherwise the changed files are replaced one by one. A reader
+    at that moment, or after a kill, finds the last of them missing; it never finds a mix of old and
+    new files.
     """
     folder_at = through_links(folder, error)
     if os.path.lexists(folder_at) and not folder_at.is_dir():
@@ -119,7 +119,7 @@ def write_together(folder: Path, contents: Mapping[str, Content], error: type[To
                     sources[target] = Path(file.name)
             _rename_all(sources)
         disk.sync_folder(folder_at)
-        disk.sweep(folder_at, disk.ASIDE)  # what a kill between two names has left
+        disk.sweep(folder_at, disk.ASIDE)  # left by a process that was killed while renaming
     except OSError as failure:
         what = f"{size_of(plain[name])} bytes"
         raise unwritable(folder / name, what, folder_at, failure, error) from failure
@@ -127,9 +127,9 @@ def write_together(folder: Path, contents: Mapping[str, Content], error: type[To
 
 @contextlib.contextmanager
 def temporary_folder(target: Path) -> Iterator[Path]:
-    """Make a new folder beside a target; what has its name at the end goes.
+    """Make a new folder next to a target; remove whatever has its name at the end.
 
-    After a kill it goes when the next file is written there: see `disk.sweep`.
+    After a kill, the next write to that place removes it: see `disk.sweep`.
     """
     while True:
         path = disk.temporary_name(target)
@@ -150,7 +150,7 @@ def temporary_folder(target: Path) -> Iterator[Path]:
 
 
 def _can_be_replaced(folder: Path, contents: Mapping[str, object]) -> bool:
-    """Say whether a folder has only files of these names, and nobody will miss its inode."""
+    """Return whether a folder has only files of these names, and may be replaced itself."""
     if not folder.is_dir() or folder.samefile(os.curdir) or os.path.ismount(folder):
         return False
     if not os.access(folder.parent, os.W_OK | os.X_OK):
@@ -160,7 +160,7 @@ def _can_be_replaced(folder: Path, contents: Mapping[str, object]) -> bool:
 
 
 def _change_places(filled: Path, target: Path) -> None:
-    """Put a new folder in the place of one, which then has the temporary name."""
+    """Swap a new folder with an old one, which then has the temporary name."""
     try:
         disk.exchange(filled, target)
     except OSError:  # an older system, or a file system that cannot
@@ -168,14 +168,14 @@ def _change_places(filled: Path, target: Path) -> None:
 
 
 def _holds(target: Path, parts: Parts) -> bool:
-    """Say whether a short file has this content already."""
+    """Return whether a short file has this content already."""
     short = size_of(parts) < _SHORT and target.is_file()
     return short and target.read_bytes() == b"".join(parts)
 
 
 @uninterrupted
 def _rename_all(sources: dict[Path, Path], *, set_aside: bool = False) -> None:
-    """Give files their names, or all old ones theirs again and raise OSError."""
+    """Rename all files; on failure restore all old ones and raise OSError."""
     if len(sources) == 1 and not set_aside:
         for target, source in sources.items():
             disk.rename(source, target)

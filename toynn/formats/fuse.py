@@ -1,6 +1,6 @@
-"""A model and its adapter as one GGUF file, which needs no adapter any more.
+"""Merge an adapter into its model, and write the result as one GGUF file.
 
-Tensor by tensor: one matrix at a time is in memory as float32, beside the blocks it becomes.
+This works tensor by tensor: only one matrix is in memory as float32, with its quantized blocks.
 """
 
 import os
@@ -25,32 +25,32 @@ __all__ = ["Fused", "fuse"]
 
 Floats = NDArray[np.float32]
 
-#: What becomes of a merged tensor of a type that toynn reads and does not write: at least as fine.
+#: The type of merged tensors whose own type toynn cannot write; at least as precise.
 REPLACEMENT = "Q8_0"
 TABLE, HEAD = "token_embd.weight", "output.weight"
-#: llama.cpp's numbers for files that are mostly of a type.
+#: llama.cpp's file types, by the type of most tensors.
 FILE_TYPES = {name.upper(): number for name, number in OUTTYPES.items()} | {"Q4_0": 2}
-CHUNK = 1 << 18  # elements that are dequantized at a time, to compare
+CHUNK = 1 << 18  # elements that are dequantized at once, to compare
 
 
 @dataclass
 class Fused:
-    """What `fuse` did."""
+    """The result of `fuse`."""
 
-    #: By merged tensor: the type it had, and the type it has.
+    #: By merged tensor: its type before and after.
     types: dict[str, tuple[str, str]] = field(default_factory=dict)
-    #: By merged tensor that is not float32: sums of squares of what rounding changed, and of s B A.
+    #: By merged tensor that is not float32: sums of squares of the rounding error, and of s B A.
     squares: dict[str, tuple[float, float]] = field(default_factory=dict)
     #: By merged tensor: the sum of squares of s B A.
     added: dict[str, float] = field(default_factory=dict)
-    #: The type of all matrices of a folder that had some of a type that could not be kept.
+    #: The type chosen for a folder's matrices, if some had a type that cannot be written.
     chosen: str | None = None
 
     def rounding(self, *names: str) -> float:
-        """Return what rounding changed in these tensors, or in all, as a part of s B A.
+        """Return the rounding error of these tensors, or of all, relative to s B A.
 
-        It is the norm of (stored - exact) over the norm of s B A: at 1 rounding drowns the adapter,
-        at 0.01 nearly all of it is left.
+        It is the norm of (stored - exact) over the norm of s B A. At 1 rounding hides the adapter;
+        at 0.01 nearly all of the adapter is left.
         """
         chosen = names or tuple(self.squares)
         changed, added = (sum(self.squares[name][i] for name in chosen) for i in (0, 1))
@@ -66,19 +66,19 @@ def fuse(
     overwrite: bool = False,
     metadata: Mapping[str, Any] | None = None,
 ) -> Fused:
-    """Write base with its weights W + s B A in place of W; metadata and tokenizer stay.
+    """Write the base with weights W + s B A instead of W; metadata and tokenizer stay.
 
-    ``metadata`` are those of the file; without them, those of the base, which is a GGUF file then.
+    ``metadata`` replace the base's; without them the base must be a GGUF file.
 
-    Each tensor keeps its type. Merged ones of a type that toynn cannot write (all quantized types
-    but Q8_0 and Q4_0) become Q8_0. With ``outtype`` (f32, f16, bf16, q8_0) all matrices get that
-    type; with one of `mixes.MIXES` (q4_k_m, iq4_xs, ..) llama.cpp's quantizer chooses their types,
-    from a file in float32 that lies beside ``out`` meanwhile.
-    What is not float32 is rounded, which can undo much of an adapter: the result says how much.
+    Each tensor keeps its type, but merged tensors of a type that toynn cannot write (all quantized
+    types except Q8_0 and Q4_0) become Q8_0. With an ``outtype`` of f32, f16, bf16 or q8_0, all
+    matrices get that type. With one of `mixes.MIXES` (q4_k_m, iq4_xs, ...), llama.cpp's quantizer
+    chooses the types, and needs a temporary float32 file next to ``out``. Rounding to a type other
+    than float32 can undo much of an adapter: the result says how much.
 
-    Raises AdapterError if the adapter does not fit, GGUFError if ``out`` exists (unless
-    ``overwrite``), is the base, or cannot be written, and the base's error if it changes meanwhile;
-    ConfigError if ``outtype`` is none of these, or a mix where llama-cpp-python is not installed.
+    Raises AdapterError if the adapter does not fit. Raises GGUFError if ``out`` exists (unless
+    ``overwrite``), is the base, or cannot be written; and the base's error if it changes meanwhile.
+    Raises ConfigError for an unknown ``outtype``, and for a mix without llama-cpp-python.
     """
     adapters.check(adapter, base)
     if outtype in mixes.MIXES:
@@ -88,8 +88,8 @@ def fuse(
     parted = {TABLE, HEAD} & adapter.pairs.keys() if adapters.is_tied(base) else set()
     if parted and not NAME_MAPPINGS[base.architecture].has_head:
         raise AdapterError(
-            f"{os.fspath(adapter.path)}: {min(parted)}: a {base.architecture} has no head apart "
-            "from its table of embeddings, and the adapter is of one of them"
+            f"{os.fspath(adapter.path)}: {min(parted)}: a {base.architecture} uses its embedding "
+            "table as its head, and the adapter changes only one of them"
         )
     infos = dict(base.tensors)
     if parted:  # table and head are no longer the same
@@ -120,7 +120,7 @@ def _fuse_as_mix(
     overwrite: bool,
     metadata: Mapping[str, Any] | None,
 ) -> Fused:
-    """Write the whole model in float32, let llama.cpp quantize that, and compare the two."""
+    """Write the model in float32, let llama.cpp quantize it, and compare the two."""
     fused = Fused()
 
     def write(whole: Path) -> None:
@@ -143,7 +143,7 @@ def _fuse_as_mix(
 
 
 def _deferred(base: Base, adapter: Adapter, info: TensorInfo, type: str, fused: Fused) -> Deferred:
-    """Return the blocks of a tensor that is merged, or has another type than before."""
+    """Return the blocks of a tensor that is merged or changes its type, computed on demand."""
     elements, nbytes = quants.BLOCKS[type]
     *rows, columns = info.shape
     shape = (*rows, columns // elements * nbytes)
@@ -162,14 +162,14 @@ def _deferred(base: Base, adapter: Adapter, info: TensorInfo, type: str, fused: 
 
 
 def _values(base: Base, name: str) -> Floats:
-    """Return a tensor in float32 that may be written to, and is not copied twice."""
+    """Return a writable float32 copy of a tensor, without copying twice."""
     values = base[name]
     own = values.flags.writeable and values.dtype == np.float32
     return values if own else values.astype(np.float32)
 
 
 def _distance(values: Floats, blocks: NDArray[np.uint8], type: str) -> float:
-    """Return the sum of squares of what rounding changed."""
+    """Return the sum of squares of the rounding error."""
     values = values.reshape(-1, values.shape[-1])
     blocks = blocks.reshape(len(values), -1)
     rows = max(1, CHUNK // values.shape[1])
@@ -184,7 +184,7 @@ def _distance(values: Floats, blocks: NDArray[np.uint8], type: str) -> float:
 def _metadata(
     base: Base, tensors: Mapping[str, tuple[object, str]], outtype: str | None
 ) -> dict[str, Any]:
-    """Return the base's metadata, and a type of the file that is true."""
+    """Return the base's metadata with the right file type."""
     metadata: dict[str, Any] = gguf.typed_metadata(base.metadata, base.types)
     before = _most(base, lambda name: base.tensors[name].type)
     after = outtype.upper() if outtype else _most(base, lambda name: tensors[name][1])
@@ -194,7 +194,7 @@ def _metadata(
 
 
 def _most(base: Base, type_of: Callable[[str], str]) -> str:
-    """Return the type that most elements have."""
+    """Return the type of most elements."""
     counts: Counter[str] = Counter()
     for name, info in base.tensors.items():
         counts[type_of(name)] += prod(info.shape)

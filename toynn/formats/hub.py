@@ -1,11 +1,11 @@
-"""Models and data by their name on the Hugging Face hub.
+"""Fetch models and data by their name on the Hugging Face hub.
 
     hf:OWNER/NAME[/FILE][@REVISION]                     a model
     hf:OWNER/NAME[/FILE or FOLDER][:SPLIT][@REVISION]   data
 
-huggingface_hub downloads them into its cache (HF_HOME), shows progress, continues an interrupted
+huggingface_hub downloads into its cache (HF_HOME), shows progress, continues an interrupted
 download, and honours HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN. Without a network the cache is used.
-``hub_name`` returns the name that a folder has on the hub.
+``hub_name`` returns the hub's name of a folder.
 """
 
 import re
@@ -23,23 +23,23 @@ from toynn.system.series import series
 __all__ = ["PREFIX", "Name", "fetched", "fetched_data", "hub_name", "named"]
 
 PREFIX = "hf:"
-EXAMPLE = "expected hf:OWNER/NAME, hf:OWNER/NAME/FILE, and perhaps @REVISION behind it"
+EXAMPLE = "expected hf:OWNER/NAME or hf:OWNER/NAME/FILE, and perhaps @REVISION after it"
 PART = r"[\w.-]+"
 REPOSITORY = re.compile(f"{PART}/{PART}")
 NAME = re.compile(rf"hf:({PART}/{PART})(?:/([^@:]+))?(?::({PART}))?(?:@([^@:]+))?")
-#: What a folder in Hugging Face's format is made of; consolidated.safetensors is a second copy.
+#: Files of a folder in Hugging Face's format; consolidated.safetensors is a second copy.
 FOLDER = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 COPIES = ("*/*", "consolidated*")
-#: The same, of which .gguf files in folders are no copies.
+#: The same for GGUF repositories, where files in folders are not copies.
 UNWANTED = ("*/*.json", "*/*.safetensors", "*/*.jinja", "*/tokenizer.model", "consolidated*")
-#: Where transformers and huggingface_hub put what they download.
+#: Folders in the cache of transformers and huggingface_hub.
 CACHED = re.compile(r"models--(.+)")
-#: Files that may name a model, and the keys that do.
+#: Files that may name a model, and their keys.
 SAID = {CONFIG: "_name_or_path", "tokenizer_config.json": "name_or_path"}
 
 
 class Name(NamedTuple):
-    """A repository, a file or folder in it, a split of data and a revision, as they were typed."""
+    """A repository, a file or folder in it, a data split and a revision, as typed."""
 
     text: str
     repo: str
@@ -48,28 +48,28 @@ class Name(NamedTuple):
     revision: str | None
 
 
-#: Says which of the files in a repository a name means, and where they are in it: one path. The
-#: files may be all, or (True) only those in the cache.
+#: Chooses the files of a repository that a name means; returns them and their one path. The given
+#: files are all of the repository, or only those in the cache (True).
 Choose = Callable[[Name, Sequence[str], bool], tuple[Sequence[str], str]]
 
 
 def named(text: str, *, data: bool = False) -> Name:
-    """Return what a name on the hub is made of; ``data`` may have a split.
+    """Parse a name on the hub; only ``data`` may have a split.
 
-    Raises ConfigError for what is no such name.
+    Raises ConfigError for a malformed name.
     """
     found = NAME.fullmatch(text)
     if found is None or (found[3] is not None and not data):
-        split = "; a split is named as in hf:OWNER/NAME:test" if data else ""
+        split = "; name a split as in hf:OWNER/NAME:test" if data else ""
         raise ConfigError(f"{text}: {EXAMPLE}{split}")
     return Name(text, *found.groups())
 
 
 def fetched(text: str) -> Path:
-    """Return the path in the cache of what a name means: a file, or a folder of a model.
+    """Fetch a model; return its path in the cache, a file or a folder.
 
-    Raises ConfigError if it is no such name; if repository, revision or file do not exist or are
-    not allowed; if several files fit; and if there is neither a network nor a cached copy.
+    Raises ConfigError for a malformed name; for a repository, revision or file that does not exist
+    or is not allowed; if several files fit; and without a network if the cache has no copy.
     """
     name = named(text)
     patterns = [name.file] if name.file else [*FOLDER, "*.gguf"]
@@ -77,7 +77,7 @@ def fetched(text: str) -> Path:
 
 
 def fetched_data(text: str, choose: Choose) -> Path:
-    """Return the path in the cache of the data that a name means, of which ``choose`` says more.
+    """Fetch data; return their path in the cache. ``choose`` chooses the files.
 
     Raises ConfigError as ``fetched`` does, and what ``choose`` raises.
     """
@@ -87,14 +87,14 @@ def fetched_data(text: str, choose: Choose) -> Path:
 def _fetched(
     name: Name, kind: str, choose: Choose, known: list[str], unknown: Sequence[str] | None = None
 ) -> Path:
-    """Download the files that ``choose`` names; without a network look for them in the cache.
+    """Download the files that ``choose`` returns; without a network, find them in the cache.
 
-    In the cache, all files that match ``known`` but not ``unknown`` must be complete.
+    Without a network, all files that match ``known`` but not ``unknown`` must be in the cache.
     """
     hub = _hub(name.text)
 
     def snapshot(patterns: Sequence[str], local: bool, ignored: Sequence[str] | None) -> Path:
-        """Return the folder of the cache that has these files, once they are there."""
+        """Download these files unless ``local``; return their folder in the cache."""
         found = hub.snapshot_download(
             name.repo,
             repo_type=kind,
@@ -111,7 +111,7 @@ def _fetched(
             files, local = sorted(listed), False
         except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
             raise  # the hub has answered
-        except Exception as error:  # HF_HUB_OFFLINE, or whatever the transport raises
+        except Exception as error:  # HF_HUB_OFFLINE, or any error of the transport
             try:
                 cached = snapshot(known, True, unknown)
             except hub.errors.LocalEntryNotFoundError as absent:
@@ -131,9 +131,9 @@ def _hub(text: str) -> Any:
 
 
 def _wanted(name: Name, files: Sequence[str], _: bool) -> tuple[Sequence[str], str]:
-    """Return the files to download: the one that is named, a .gguf, or those of a model's folder.
+    """Choose the files of a model: the named file, the only .gguf, or a model's folder.
 
-    Of a file in shards all are. The path is that of a file, or "" for the folder.
+    Of a sharded file all shards are chosen. The path is the first file's, or "" for a folder.
     """
     if name.file is not None:
         if name.file not in files:
@@ -162,13 +162,13 @@ def _wanted(name: Name, files: Sequence[str], _: bool) -> tuple[Sequence[str], s
 
 
 def _belongs(file: str) -> bool:
-    """Whether a file is of a model's folder in Hugging Face's format."""
+    """Return whether a file belongs to a model's folder in Hugging Face's format."""
     return any(fnmatch(file, each) for each in FOLDER) and not any(fnmatch(file, x) for x in COPIES)
 
 
 @contextmanager
 def _refusals(name: Name, kind: str) -> Iterator[None]:
-    """Raise ConfigError for what the hub, the network or the disk refuses."""
+    """Turn errors of the hub, the network or the disk into ConfigError."""
     from huggingface_hub import errors
 
     said, where = name.text, f"{name.repo} at revision {name.revision or 'main'}"
@@ -183,8 +183,8 @@ def _refusals(name: Name, kind: str) -> Iterator[None]:
         raise ConfigError(f"{said}: {name.repo} has no revision {name.revision}") from error
     except errors.RepositoryNotFoundError as error:
         raise ConfigError(
-            f"{said}: there is no {kind} {name.repo}; or it is private: then `hf auth login`, or "
-            "set HF_TOKEN"
+            f"{said}: the hub has no {kind} {name.repo}; or it is private: then `hf auth login`, "
+            "or set HF_TOKEN"
         ) from error
     except errors.HFValidationError as error:
         raise ConfigError(f"{said}: {error}") from error
@@ -196,7 +196,7 @@ def _refusals(name: Name, kind: str) -> Iterator[None]:
         ) from error
     except ToynnError:
         raise
-    except Exception as error:  # a full disk, or what the transport raises: the next try goes on
+    except Exception as error:  # a full disk, or the transport; the next try continues
         raise ConfigError(f"{said}: cannot download {where}{_first_line(error)}") from error
 
 
@@ -207,11 +207,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def hub_name(folder: Path) -> tuple[str | None, str | None]:
-    """Return the name by which transformers loads a folder, and the revision, if it is known.
+    """Return the name by which transformers loads a folder, and its revision if known.
 
-    In the hub's cache (models--ORG--NAME/snapshots/REVISION) the path says both. Else config.json
-    or tokenizer_config.json may name it. A fine-tuned model's name its parent, so a name counts
-    only where the folder is called so. Without a name it is the absolute path; of a file, None.
+    In the hub's cache (models--ORG--NAME/snapshots/REVISION) the path has both. Elsewhere
+    config.json or tokenizer_config.json may have a name. But a fine-tuned model often has its
+    parent's, so it counts only if the folder has the same name. The default is the absolute path;
+    for a file it is None.
     """
     if not folder.is_dir():
         return None, None

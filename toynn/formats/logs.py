@@ -1,9 +1,9 @@
-"""Files that grow line by line, and never end within one.
+"""Append to files line by line; a file never ends with a partial line.
 
     log = Log(path)
     log.append({"iteration": 10, "train_loss": 2.5})      # one object of JSON on a line
 
-A line is written at once, so that it can be followed, and whole or not at all.
+A line is written at once, so that others can follow the file, and whole or not at all.
 """
 
 import errno
@@ -23,9 +23,9 @@ __all__ = ["Log"]
 
 
 class Log:
-    """A file of lines of JSON that is gone on with: of its bytes the first ``keep``, or all.
+    """A file of JSON lines to append to, after its first ``keep`` bytes, or after all.
 
-    Raises CheckpointError where it cannot be opened.
+    Raises CheckpointError if it cannot be opened.
     """
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
@@ -37,13 +37,13 @@ class Log:
 
     @property
     def length(self) -> int:
-        """Bytes so far."""
+        """The file's length in bytes."""
         return os.fstat(self._file.fileno()).st_size
 
     def append(self, entries: Mapping[str, Any]) -> None:
         """Append a line.
 
-        Raises CheckpointError, and leaves no part of it, if the disk is full or the file gone.
+        Raises CheckpointError if the disk is full or the file is gone; no part of the line is left.
         """
         line = json.dumps(entries, allow_nan=False).encode() + b"\n"
         before = self.length

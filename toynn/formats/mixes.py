@@ -1,7 +1,7 @@
-"""Mixes of types, such as Q4_K_M, by the quantizer that they come from: llama.cpp's.
+"""Write mixes of quantized types, such as Q4_K_M, with llama.cpp's quantizer.
 
-It chooses a type for each tensor and searches for scales. toynn calls it through llama-cpp-python
-(the extra llama-cpp), which exposes the functions of llama.h.
+The quantizer chooses a type for each tensor and searches for scales. toynn calls it through
+llama-cpp-python (the extra llama-cpp), which exposes the functions of llama.h.
 """
 
 import ctypes
@@ -44,12 +44,12 @@ MIXES = (
     "tq1_0",
     "tq2_0",
 )
-#: All that a model can be written as: the type of all its matrices, or a mix.
+#: All outtypes: a type for all matrices, or a mix.
 KINDS = (*gguf.OUTTYPES, *MIXES)
 
 
 def check_kind(outtype: str, who: str) -> None:
-    """Raise ConfigError for what a model cannot be written as; ``who`` was asked to."""
+    """Raise ConfigError for an unknown outtype; ``who`` begins the message."""
     if outtype not in KINDS:
         raise ConfigError(f"{who}: outtype must be {', '.join(KINDS)}; got {outtype!r}")
 
@@ -58,18 +58,18 @@ def check_kind(outtype: str, who: str) -> None:
 def quantized(
     out: Path, mix: str, write: Callable[[Path], Any], *, overwrite: bool, who: str, instead: str
 ) -> Iterator[tuple[Path, Path]]:
-    """Let ``write`` write a model in float32 beside ``out``, and llama.cpp make a mix of it.
+    """Let ``write`` write a model in float32 next to ``out``, and llama.cpp quantize it to a mix.
 
-    Yields where both files are, which only then take the place of ``out``, or go away. ``instead``
-    is the command, or the call, that writes the first of them alone as whole.gguf.
+    Yields the paths of both files. At the end the mix becomes ``out`` and the float32 file is
+    removed. ``instead`` is a command or call, for messages, that writes only the float32 file.
 
-    Raises ConfigError where llama-cpp-python is not installed, GGUFError if ``out`` exists (unless
-    ``overwrite``) or cannot be written, or llama.cpp fails.
+    Raises ConfigError if llama-cpp-python is not installed. Raises GGUFError if ``out`` exists
+    (unless ``overwrite``), if it cannot be written, or if llama.cpp fails.
     """
     library = quantizer()
     if library is None:
         raise ConfigError(
-            f"{who}: {mix} is made by llama.cpp's quantizer, and llama-cpp-python is not "
+            f"{who}: {mix} needs llama.cpp's quantizer, but llama-cpp-python is not "
             f"installed: pip install llama-cpp-python; or run `{instead}`, then `llama-quantize "
             f"whole.gguf {out} {mix.upper()}`"
         )
@@ -82,7 +82,7 @@ def quantized(
 
 
 def quantizer() -> ModuleType | None:
-    """Return llama-cpp-python, or None where it is not installed."""
+    """Return llama-cpp-python, or None if it is not installed."""
     try:
         return importlib.import_module("llama_cpp")
     except ImportError:
@@ -90,19 +90,19 @@ def quantizer() -> ModuleType | None:
 
 
 def quantize(library: ModuleType, source: Path, out: Path, mix: str) -> None:
-    """Write a GGUF file of floats as a mix, on all cores. Raises GGUFError where llama.cpp fails.
+    """Quantize a GGUF file of floats to a mix, on all cores. Raises GGUFError if llama.cpp fails.
 
-    ``library`` is what `quantizer` returned. What is at out is overwritten.
+    ``library`` is what `quantizer` returned. ``out`` is overwritten.
     """
     library.llama_backend_init()
     parameters = library.llama_model_quantize_default_params()
     parameters.ftype = int(LlamaFileType[f"MOSTLY_{mix.upper()}"])
-    parameters.nthread = 0  # as many as there are
+    parameters.nthread = 0  # all cores
     failed = library.llama_model_quantize(
         os.fsencode(source), os.fsencode(out), ctypes.byref(parameters)
     )
     if failed:
         raise GGUFError(
             f"{source}: llama.cpp's quantizer could not make a {mix} of it (it returned {failed}); "
-            f"what it says about it is above"
+            f"its own message is above"
         )

@@ -1,4 +1,4 @@
-"""JSON objects in files: what Hugging Face and PEFT keep their settings in."""
+"""Read JSON objects from files, such as Hugging Face's and PEFT's settings."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ __all__ = ["read_object"]
 
 
 def read_object(path: Path, *, links: bool = True) -> dict[str, Any]:
-    """Read a JSON object; without ``links``, none behind a symbolic link. Raises DataError."""
+    """Read a JSON object; without ``links``, refuse symbolic links. Raises DataError."""
     try:
         found = json.loads(read_bytes(path, links=links).decode("utf-8"))
     except DataError:

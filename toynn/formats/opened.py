@@ -9,27 +9,28 @@ from toynn.formats.gguf.tensors import TensorInfo
 
 __all__ = ["Opened"]
 
-CHECK_BELOW = 1 << 28  # bytes: so many are looked through in a tenth of a second
+CHECK_BELOW = 1 << 28  # bytes: searching so many takes a tenth of a second
 
 
 class Opened(ABC):
-    """An open model. `tensors` is by name; as a context manager it is closed at the end."""
+    """An open model with `tensors` by name; a context manager closes it."""
 
     tensors: dict[str, TensorInfo]
     nbytes: int
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the files. Arrays that were taken from them stay valid."""
+        """Release the files. Arrays taken from them stay valid."""
 
     @abstractmethod
     def check_finite(self) -> None:
         """Raise the format's error for a weight that is NaN or infinite."""
 
     def looked_through(self, check: bool | None) -> Self:
-        """Return it, with ``check`` found free of NaN and infinity; None: if the weights are few.
+        """Return the model; with ``check``, search its weights for NaN and infinity first.
 
-        Raises what ``check_finite`` does, and closes it then.
+        ``check`` None means only if the model is small. Raises what ``check_finite`` does, after
+        closing the model.
         """
         if check or (check is None and self.nbytes < CHECK_BELOW):
             try:

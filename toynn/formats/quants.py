@@ -1,4 +1,4 @@
-"""Quantized tensors of GGUF files to float32 and back, by the kernels of toynn._kernels.quants."""
+"""Dequantize and quantize GGUF tensors with the kernels of toynn._kernels.quants."""
 
 from math import prod
 from typing import Any
@@ -19,10 +19,10 @@ _QUANTIZED = ("Q8_0", "Q4_0")
 def dequantize(
     raw: NDArray[np.uint8], type: str, shape: tuple[int, ...], *, n_threads: int = 1
 ) -> NDArray[np.float32]:
-    """Return a new array of this shape (rows first) from the bytes of its blocks.
+    """Return a new float32 array of this shape (rows first) from the bytes of its blocks.
 
-    The bits are those that the gguf library gives. Raises GGUFError for a type that is not in
-    BLOCKS, ShapeError if a row is not a whole number of blocks or raw has the wrong size.
+    The bits equal the gguf library's. Raises GGUFError for a type that is not in BLOCKS. Raises
+    ShapeError if a row is not a whole number of blocks, or raw has the wrong size.
     """
     nbytes = _row_bytes("dequantize", type, shape) * prod(shape[:-1])
     if raw.dtype != np.uint8 or not raw.flags.c_contiguous or raw.size != nbytes:
@@ -41,9 +41,10 @@ def dequantize(
 def rows(
     stored: NDArray[Any], type: str, shape: tuple[int, ...], which: slice | NDArray[np.integer[Any]]
 ) -> NDArray[np.float32]:
-    """Return some rows of a matrix (V, C) in float32, by all of it as a file stores it.
+    """Dequantize some rows of a matrix (V, C) that is stored as in a file.
 
-    That is float32, or the bytes of another type. Raises what ``dequantize`` does.
+    ``stored`` is the whole matrix: float32, or the bytes of another type. Raises what
+    ``dequantize`` does.
     """
     if type == "F32":
         return np.asarray(stored[which], np.float32)
@@ -54,9 +55,9 @@ def rows(
 def quantize(array: NDArray[Any], type: str, *, n_threads: int = 1) -> NDArray[np.uint8]:
     """Return the blocks of an array, rounded to float32 first, as "Q8_0" or "Q4_0".
 
-    The result has the array's shape but for its last axis, which counts bytes. Raises GGUFError
-    for another type and for values that no block can hold: NaN, infinity, and those whose scale is
-    over 65504; ShapeError if a row is not a whole number of blocks.
+    The result has the array's shape, except that the last axis is bytes. Raises GGUFError for
+    another type, and for values that no block can hold: NaN, infinity, or a scale over 65504.
+    Raises ShapeError if a row is not a whole number of blocks.
     """
     if type not in _QUANTIZED:
         raise GGUFError(f"quantize: needs a type of {', '.join(_QUANTIZED)}; got {type!r}")
@@ -77,7 +78,7 @@ def quantize(array: NDArray[Any], type: str, *, n_threads: int = 1) -> NDArray[n
 
 
 def _row_bytes(where: str, type: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a row, that is, of the last axis; a single number is a row of its own."""
+    """Return the bytes of a row (the last axis); a scalar is one row."""
     if type not in BLOCKS:
         raise GGUFError(f"{where}: needs a type of {', '.join(BLOCKS)}; got {type!r}")
     elements, nbytes = BLOCKS[type]

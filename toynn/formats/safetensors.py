@@ -1,12 +1,12 @@
-"""Safetensors files: read tensor by tensor, written so that equal weights make equal bytes.
+"""Read safetensors files tensor by tensor; write them so that equal weights give equal bytes.
 
     8 bytes     the length of the header, little-endian
     header      JSON: {"__metadata__": {key: text}, name: {"dtype", "shape", "data_offsets"}, ...},
                 and spaces up to a multiple of 8 bytes
-    data        the tensors, one behind the other
+    data        the tensors, one after the other
 
-The library's own writer puts the metadata in another order in every process. All else is as there:
-without metadata the bytes are the same. Source: https://github.com/huggingface/safetensors.
+The library's own writer orders metadata differently in every process. Without metadata the bytes
+are the same as the library's. Source: https://github.com/huggingface/safetensors.
 """
 
 import json
@@ -37,7 +37,7 @@ def encode(weights: Weights, metadata: Mapping[str, str] | None = None) -> bytes
 
 
 def parts(weights: Weights, metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
-    """Return the same in parts, to be written one after another: no weight is copied."""
+    """Return a file of float32 tensors as a list of parts; no weight is copied."""
     shapes = {name: np.shape(array) for name, array in weights.items()}
     return list(streamed(shapes, weights.__getitem__, metadata))
 
@@ -47,7 +47,7 @@ def streamed(
     read: Callable[[str], NDArray[np.float32]],
     metadata: Mapping[str, str] | None = None,
 ) -> Iterator[bytes | memoryview]:
-    """Yield a file in parts, each tensor read when its turn comes: one at a time is in memory."""
+    """Yield a file in parts; each tensor is read when needed, so only one is in memory."""
     header: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
     end = 0
     for name in sorted(shapes):
@@ -68,10 +68,10 @@ def streamed(
 class SafeTensors:
     """An open safetensors file: `tensors` by name, file[name] is an array, `metadata` is text.
 
-    Tensors whose names end in one of `passed_over` may be of any type; they are not there. Those
-    that end in one of `packed` may be bytes, U8, of which there are only the `raw` ones.
+    Tensors with a suffix in `passed_over` may have any type, and are left out unless float. Tensors
+    with a suffix in `packed` may be bytes (U8), which only `raw` returns.
 
-    Raises DataError for a file that cannot be read, other types, and weights that are not finite.
+    Raises DataError for a file that cannot be read, and for other types.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class SafeTensors:
     ) -> None:
         self.path = path
         try:
-            with open_file(path) as file, safe_open(path, "numpy"):  # which finds it sound
+            with open_file(path) as file, safe_open(path, "numpy"):  # safe_open checks it
                 size = int.from_bytes(file.read(8), "little")
                 table = json.loads(file.read(size))
-                #: the file, which must stay as it is while it is mapped
+                #: the file, which must not change while it is mapped
                 self.watched = Unchanged.of(path, file=file)
                 self._raw = np.memmap(file, np.uint8, "r")
         except (OSError, SafetensorError) as error:
@@ -101,12 +101,12 @@ class SafeTensors:
             self.tensors[name] = info
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor as stored there: a read-only view."""
+        """Return the bytes of a tensor as stored: a read-only view."""
         info = self.tensors[name]
         return np.asarray(self._raw[info.offset : info.offset + info.nbytes])
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
-        """Return a tensor in float32; it must be finite."""
+        """Return a tensor in float32. Raises DataError if it is not finite."""
         info = self.tensors[name]
         values = quants.dequantize(self.raw(name), info.type, info.shape)
         if not np.isfinite(values).all():
@@ -114,5 +114,5 @@ class SafeTensors:
         return values
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the file."""
         del self._raw

@@ -1,4 +1,4 @@
-"""LoRA adapters: GGUF files, which llama.cpp loads with --lora, and PEFT's folders.
+"""LoRA adapters as GGUF files, which llama.cpp loads with --lora, and as PEFT folders.
 
     adapter = adapters.load("adapter.gguf")
     adapters.write_gguf("adapter.gguf", adapter)
@@ -6,8 +6,8 @@
         adapter = adapters.load("folder", base)
         adapters.write_peft("folder", adapter, base)
 
-Names and the order of rows are GGUF's. A PEFT folder has neither, so the base model must say them;
-given one, an adapter is checked against it: see `check`.
+In memory, names and the order of rows are GGUF's. A PEFT folder has neither, so reading one needs
+the base model. With a base model, an adapter is checked against it: see `check`.
 """
 
 import os
@@ -60,27 +60,27 @@ __all__ = [
 
 Floats = NDArray[np.float32]
 
-CHUNK = 1 << 18  # elements of a delta that are made at a time
+CHUNK = 1 << 18  # elements of a delta that are computed at once
 
 
 def load(
     path: str | os.PathLike[str], base: Base | None = None, *, strict: bool = False
 ) -> Adapter:
-    """Read an adapter: a GGUF file, or a PEFT folder; with ``base``, check that it fits.
+    """Read an adapter from a GGUF file or a PEFT folder; with ``base``, check that it fits.
 
-    One that fits and was trained on another model is a warning; with ``strict``, an AdapterError.
-    A PEFT folder needs ``base``, an open GGUFFile or HFModel. Its alpha_pattern goes into B, whose
-    rows are scaled by it, so that one alpha is left. What another program would compute and toynn
-    does not (modules_to_save, biases) is refused by its name.
+    An adapter that fits but was trained on another model gives a warning, or with ``strict`` an
+    AdapterError. A PEFT folder needs ``base``, an open GGUFFile or HFModel. Its alpha_pattern is
+    folded into B, so that one alpha is left. Parts that toynn does not compute (modules_to_save,
+    biases) are refused by name.
 
-    Raises AdapterError for what is no adapter, or not for this base; GGUFError and DataError for
-    damaged files.
+    Raises AdapterError for a file that is not an adapter, or does not fit the base. Raises
+    GGUFError and DataError for damaged files.
     """
     path = Path(path)
     if path.name in (CONFIG, WEIGHTS):
         path = path.parent
     if (path / "adapter.gguf").is_file() and (base is None or not (path / CONFIG).exists()):
-        path = path / "adapter.gguf"  # of a run, which may have ended before its time
+        path = path / "adapter.gguf"  # a run's folder; an unfinished run has only this file
     if not path.is_dir():
         adapter = read_gguf(path)
         if base is not None:
@@ -88,17 +88,17 @@ def load(
         return adapter
     if base is None:
         raise AdapterError(
-            f"{path}: a PEFT folder says neither the architecture nor the order of rows; name the "
+            f"{path}: a PEFT folder has neither the architecture nor the order of rows; name the "
             f"base model too (base=|--model)"
         )
     return read_peft(path, base, strict=strict)
 
 
 def merge(w: Floats, adapter: Adapter, weight: str) -> float:
-    """Add s B A to w (out, in), the values of a weight; return the sum of the squares added.
+    """Add s B A to a weight's values w (out, in); return the sum of squares of the change.
 
-    For token_embd.weight it is s A B^T. With magnitudes, rows get these as their norms then. No
-    second matrix of that size is made.
+    For token_embd.weight it is s A B^T. With magnitudes (DoRA), rows are then scaled to have them
+    as norms. No second matrix of w's size is allocated.
     """
     a, b = adapter.pairs[weight]
     if w.ndim == 3:  # a stack of experts
@@ -110,7 +110,7 @@ def merge(w: Floats, adapter: Adapter, weight: str) -> float:
 
 
 def _add(w: Floats, left: Floats, right: Floats, magnitude: Floats | None = None) -> float:
-    """Add left right to w, and give its rows their norms; return the sum of the squares added."""
+    """Add left @ right to w, then set the norms of its rows; return the sum of squares added."""
     rows = max(1, CHUNK // w.shape[1])
     squares = 0.0
     for begin in range(0, len(w), rows):

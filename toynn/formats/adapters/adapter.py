@@ -1,4 +1,4 @@
-"""An adapter, whatever file it came from, and its base model."""
+"""An adapter in memory, independent of its file's format, and its base model."""
 
 import math
 import os
@@ -37,12 +37,12 @@ BASE_NAME = "general.base_model.0.name"
 
 
 def is_embedding(weight: str) -> bool:
-    """Say whether the rows of a weight are looked up by id; it has its own shapes of A and B."""
+    """Return whether a weight is the embedding table; its A and B have shapes of their own."""
     return weight == TABLE
 
 
 def is_stack(name: str) -> bool:
-    """Say whether a weight, or an adapter's tensor, holds the matrices of all experts."""
+    """Return whether a weight, or an adapter's tensor, holds the matrices of all experts."""
     return "_exps.weight" in name
 
 
@@ -50,18 +50,19 @@ def is_stack(name: str) -> bool:
 class Adapter:
     """A LoRA adapter: y = W x + s B A x, for some of the matrices W (out, in) of a model.
 
-    ``tensors`` has `<weight>.lora_a` (r, in) and `<weight>.lora_b` (out, r), with names and order
-    of rows as in GGUF files; r may differ from weight to weight. For the matrices of E experts they
-    are (E, r, in) and (E, out, r). For token_embd.weight (V, D), whose rows are looked up, A is (V,
-    r) and B is (D, r): row i gets s B A[i] added.
+    ``tensors`` has `<weight>.lora_a` (r, in) and `<weight>.lora_b` (out, r). Names and order of
+    rows are as in GGUF files; r may differ from weight to weight. For a stack of E experts they are
+    (E, r, in) and (E, out, r). For the embedding table token_embd.weight (V, D), A is (V, r) and B
+    is (D, r): row i gets s B A[i] added.
 
-    With `<weight>.lora_magnitude` m (out,), of all weights or of none, it is DoRA's: y = m (W + s B
-    A) x / norms of the rows of W + s B A.
+    A DoRA adapter has `<weight>.lora_magnitude` m (out,) for all weights:
 
-    s = alpha / r, or alpha / sqrt(r) with ``use_rslora``; where alpha is 0, s = 1, as in llama.cpp.
+    y = m (W + s B A) x / n    n (out,): norms of the rows of W + s B A
 
-    ``metadata`` is what a GGUF file says beside that: key -> value or (value, type). ``path`` is
-    what messages call the adapter. Raises AdapterError for what is no adapter.
+    s = alpha / r, or alpha / sqrt(r) with ``use_rslora``; if alpha is 0, s = 1, as in llama.cpp.
+
+    ``metadata`` is the other metadata of a GGUF file: key -> value or (value, type). ``path`` is
+    the adapter's name in messages. Raises AdapterError for invalid values.
     """
 
     architecture: str
@@ -84,7 +85,7 @@ class Adapter:
                 self._refuse(f"tensor {name}", "a name that ends in .lora_a or .lora_b", repr(name))
             partner = weight + (LORA_B if suffix == LORA_A else LORA_A)
             if partner not in self.tensors:
-                self._refuse(f"tensor {name}", f"{partner} beside it", "no such tensor")
+                self._refuse(f"tensor {name}", f"{partner} as well", "no such tensor")
             if values.dtype != np.float32 or values.ndim not in (2, 3) or not values.size:
                 self._refuse(f"tensor {name}", "a float32 matrix", f"{values.dtype} {values.shape}")
             if not np.isfinite(values).all():
@@ -97,15 +98,15 @@ class Adapter:
         self._check_magnitudes()
 
     def _check_magnitudes(self) -> None:
-        """Refuse magnitudes of some weights only, and such as fit none."""
+        """Raise AdapterError unless all weights have a fitting magnitude, or none has one."""
         pairs, found = self.pairs, self.magnitudes
         if found.keys() - pairs.keys() or (found and pairs.keys() - found.keys()):
             odd = min(found.keys() ^ pairs.keys())
-            self._refuse(odd, "A, B and a magnitude, as of the others", "some of these only")
+            self._refuse(odd, "A, B and a magnitude, like the others", "only some of these")
         for weight, m in found.items():
             shape = (pairs[weight][1].shape[0],)
             if is_embedding(weight) or is_stack(weight):
-                self._refuse(weight, "no magnitudes (DoRA) of the table, nor of experts", "one")
+                self._refuse(weight, "no magnitude (DoRA) of the embedding table or experts", "one")
             if m.dtype != np.float32 or m.shape != shape or not np.isfinite(m).all():
                 self._refuse(f"{weight}{LORA_M}", f"{shape} finite float32", f"{m.dtype} {m.shape}")
 
@@ -147,17 +148,17 @@ class Adapter:
 
 
 def matrix_of(weight: str, base: Base) -> str:
-    """Return the tensor of a base that an adapted weight is: the table, if the head is tied."""
+    """Return the base's tensor of an adapted weight: for a tied head, the embedding table."""
     return TABLE if weight == HEAD and is_tied(base) else weight
 
 
 def is_tied(base: Base) -> bool:
-    """Say whether a model makes its logits by the table of embeddings."""
+    """Return whether a model's head is its embedding table."""
     return HEAD not in base.tensors and TABLE in base.tensors
 
 
 def text_of(metadata: Mapping[str, Any], key: str) -> str:
-    """Return a text among metadata, of which some is (value, type); empty if there is none."""
+    """Return a string from metadata with values or (value, type) pairs; "" if it has none."""
     value = metadata.get(key)
     value = value[0] if isinstance(value, tuple) else value
     return value if isinstance(value, str) else ""

@@ -21,9 +21,9 @@ __all__ = ["check", "check_base", "check_shapes"]
 def check(adapter: Adapter, base: Base, *, strict: bool = False) -> None:
     """Raise AdapterError, with tensor, expected and got, if an adapter does not fit a model.
 
-    Warns if it fits by its shapes, and was trained on another model; ``strict`` makes that an
-    AdapterError, too. An adapter of another program, which does not say what its model was, is
-    compared by the model's name alone, if both have one.
+    Warns if an adapter's shapes fit but it was trained on another model; with ``strict`` that is an
+    AdapterError too. An adapter of another program does not describe its model; only the models'
+    names are compared then, if both have one.
     """
     check_shapes(adapter, base)
     check_base(adapter, base, strict=strict)
@@ -47,7 +47,7 @@ def check_shapes(adapter: Adapter, base: Base) -> None:
         shape, rank = tuple(base.tensors[place].shape), adapter.rank_of(weight)
         if len(shape) not in (2, 3) or weight == "position_embd.weight":
             raise AdapterError(
-                f"{path}: {weight}: expected a matrix that something is multiplied by; in the base "
+                f"{path}: {weight}: expected a matrix that multiplies activations; in the base "
                 f"it is {shape}"
             )
         expected: tuple[tuple[int, ...], ...] = ((shape[0], rank), (shape[1], rank))
@@ -75,6 +75,6 @@ def check_base(adapter: Adapter, base: Base, *, strict: bool = False) -> None:
         here = called(base.metadata, "general.name", os.fspath(base.path))
         tell(
             f"{path}: made for {called(adapter.metadata)}; the base model here is another one, "
-            f"{here}: {why}. Use the model that it was made for, or a copy of that in any type",
+            f"{here}: {why}. Use the model that it was made for, or a copy of it in any type",
             strict,
         )

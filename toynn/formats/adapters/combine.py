@@ -1,11 +1,11 @@
-"""Several adapters of one model as one.
+"""Combine several adapters of one model into one.
 
     cat:     sum_i w_i s_i B_i A_i = [B_1 ... B_n] [c_1 A_1; ...; c_n A_n],  c_i = w_i s_i r / alpha
     linear:  (sum_i sqrt|w_i s_i| B_i) (sum_i +-sqrt|w_i s_i| A_i), which is not that sum
 
-Here w is what an adapter counts, s its own scale. "cat" is exact, and its rank the sum of ranks;
-"linear" keeps the rank, has products of one's A with another's B in it, and is what many call a
-merge. Source: PEFT's add_weighted_adapter, combination types cat and linear.
+w_i is the weight of an adapter, s_i its own scale. "cat" is exact; its rank is the sum of the
+ranks. "linear" keeps the rank, but also has products of one adapter's A with another's B; many call
+it a merge. Source: PEFT's add_weighted_adapter, combination types cat and linear.
 """
 
 import os
@@ -40,11 +40,11 @@ def combine(
     *,
     strict: bool = False,
 ) -> Adapter:
-    """Return one adapter that adds what all add, each times its weight. See the module.
+    """Return one adapter that adds the weighted sum of all. See the module.
 
-    Raises AdapterError for adapters of different architectures or with magnitudes (DoRA), and, with
-    "linear", of different ranks; ConfigError for weights that are no numbers, or not as many.
-    Warns where they were trained on different models; ``strict``: AdapterError.
+    Raises AdapterError for different architectures, for magnitudes (DoRA), and, with "linear", for
+    different ranks. Raises ConfigError unless each adapter has one finite weight. Warns if the
+    adapters were trained on different models; with ``strict``, raises AdapterError.
     """
     if method not in METHODS:
         raise ConfigError(f"combine: method must be one of {', '.join(METHODS)}; got {method!r}")
@@ -63,14 +63,14 @@ def combine(
     for adapter in adapters:
         if adapter.use_dora:
             raise AdapterError(
-                f"{os.fspath(adapter.path)}: DoRA's magnitudes fit this adapter alone, so it "
+                f"{os.fspath(adapter.path)}: DoRA's magnitudes fit only this adapter, so it "
                 "cannot be added to others: merge it into the model (toynn fuse), and use the "
-                "others with that"
+                "others with the merged model"
             )
     names = list(dict.fromkeys(weight for adapter in adapters for weight in adapter.pairs))
     join = _concatenated if method == "cat" else _linear
     found = {name: join(name, _pairs(name, adapters, weights)) for name in names}
-    # One alpha must say all scales: that of the rank that most pairs have; B takes up the rest.
+    # One alpha must express all scales: it fits the most common rank; B absorbs the rest.
     ranks = [pair.a.shape[-2] for pair in found.values()]
     alpha = float(max(set(ranks), key=lambda rank: (ranks.count(rank), rank)))
     tensors: dict[str, Floats] = {}
@@ -85,7 +85,7 @@ def combine(
 
 
 def _of_one_base(adapters: Sequence[Adapter], strict: bool) -> dict[str, Any]:
-    """Return what the first that says it says of its base; compare that with what others say."""
+    """Return the first known description of the base; compare it with the other adapters'."""
     told = [(each, Identity.read(each.metadata, os.fspath(each.path))) for each in adapters]
     told = [(each, identity) for each, identity in told if identity]
     for other, identity in told[1:]:
@@ -93,8 +93,8 @@ def _of_one_base(adapters: Sequence[Adapter], strict: bool) -> dict[str, Any]:
         if why := identity.unlike(expected):
             tell(
                 f"{os.fspath(other.path)}: made for {called(other.metadata)}; "
-                f"{os.fspath(first.path)} for another model, {called(first.metadata)}: {why}. Add "
-                "up adapters of one model",
+                f"{os.fspath(first.path)} for another model, {called(first.metadata)}: {why}. "
+                "Combine adapters of one model",
                 strict,
             )
     kept = told[0][0].metadata if told else {}
@@ -102,7 +102,7 @@ def _of_one_base(adapters: Sequence[Adapter], strict: bool) -> dict[str, Any]:
 
 
 def _pairs(name: str, adapters: Sequence[Adapter], weights: Sequence[float]) -> list[_Pair]:
-    """Return A, B and scale of a matrix in each adapter that has it, all transposed alike."""
+    """Return A, B and scale of a matrix from each adapter that has it; the table's A as (r, V)."""
     found = []
     for adapter, weight in zip(adapters, weights, strict=True):
         if name in adapter.pairs:
@@ -125,7 +125,7 @@ def _linear(name: str, pairs: Sequence[_Pair]) -> _Pair:
     if len(ranks) > 1:
         raise AdapterError(
             f"combine: {name}: linear needs adapters of one rank; got {', '.join(map(str, ranks))}:"
-            f" combine them by cat"
+            f" combine them with cat"
         )
     roots = [sqrt(abs(pair.scale)) for pair in pairs]
     a = sum(

@@ -1,4 +1,4 @@
-"""The two formats of adapters: which can hold what, and why not."""
+"""Which adapters the GGUF and PEFT formats can hold, and why not."""
 
 from collections.abc import Iterable
 
@@ -16,13 +16,10 @@ _INSTEAD = "write a PEFT folder, or merge it into a model (toynn fuse)"
 
 
 def no_gguf(tensors: Iterable[str], base: Base | None = None) -> str:
-    """Return why no GGUF file can hold an adapter of these tensors; empty where one can."""
+    """Return why no GGUF file can hold an adapter with these tensors; "" if one can."""
     names = list(tensors)
     if any(name.endswith(LORA_M) for name in names):
-        return (
-            "llama.cpp's adapters are A and B alone, with no place for the magnitudes of DoRA: "
-            f"{_INSTEAD}"
-        )
+        return f"llama.cpp's adapters are A and B, without DoRA's magnitudes: {_INSTEAD}"
     known = () if base is None else base.tensors
     for name in names:
         weight = name.rpartition(".")[0]
@@ -45,19 +42,19 @@ def no_gguf(tensors: Iterable[str], base: Base | None = None) -> str:
     for name in names if base is not None and is_tied(base) else ():
         if name.startswith(TABLE):
             return (
-                f"{TABLE} makes the logits of this model too, and llama.cpp, which knows adapters "
-                f"by the name of their tensor, cannot adapt it as the table alone: {_INSTEAD}"
+                f"{TABLE} is also the head of this model. llama.cpp finds adapters by the name of "
+                f"their tensor, so it cannot adapt the embedding table alone: {_INSTEAD}"
             )
         if name.startswith(HEAD):
             return (
-                f"this model has no {HEAD}: its head is the table of embeddings, and llama.cpp "
-                f"adapts tensors that there are: {_INSTEAD}"
+                f"this model has no {HEAD}: its head is the embedding table, and llama.cpp adapts "
+                f"only existing tensors: {_INSTEAD}"
             )
     return ""
 
 
 def no_peft(tensors: Iterable[str], architecture: str) -> str:
-    """Return why no PEFT folder can hold an adapter of these tensors; empty where one can."""
+    """Return why no PEFT folder can hold an adapter with these tensors; "" if one can."""
     names = list(tensors)
     if weight := _unadapted(names, architecture, "peft"):
         return (
@@ -69,13 +66,13 @@ def no_peft(tensors: Iterable[str], architecture: str) -> str:
     weights = sorted({name.rpartition(".")[0] for name in names})
     mapping = NAME_MAPPINGS.get(architecture)
     for weight in weights:
-        what = "the matrices of experts are one parameter" if is_stack(weight) else ""
+        what = "expert matrices are one parameter" if is_stack(weight) else ""
         if mapping and called_as_experts(mapping, weight):
-            what = "it is called as matrices of experts are, so that PEFT adapts its parameter"
+            what = "it has the name of an expert matrix, so PEFT adapts its parameter"
         if what:
             return (
-                f"{weight}: expected A and B alone; got DoRA: in transformers {what}, for which "
-                "PEFT has no magnitudes: leave it out of the targets"
+                f"{weight}: expected only A and B; got DoRA: in transformers {what}, and "
+                "PEFT has no magnitudes for parameters: leave it out of the targets"
             )
     return ""
 

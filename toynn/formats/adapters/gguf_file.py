@@ -1,4 +1,4 @@
-"""Adapters as GGUF files: what llama.cpp takes with --lora."""
+"""Read and write adapters as GGUF files, which llama.cpp loads with --lora."""
 
 import math
 import os
@@ -30,7 +30,7 @@ Floats = NDArray[np.float32]
 
 ALPHA = "adapter.lora.alpha"
 KINDS = {"general.type": "adapter", "adapter.type": "lora"}
-#: An adapter that acts only behind these tokens (aLoRA) is another function than toynn's.
+#: An adapter that acts only after these tokens (aLoRA): toynn does not compute that.
 INVOCATION = "adapter.alora.invocation_tokens"
 #: Keys that describe the file, not the adapter.
 OWN_KEYS = (
@@ -44,7 +44,7 @@ OWN_KEYS = (
 
 
 def read_gguf(path: Path) -> Adapter:
-    """Read an adapter. Raises AdapterError for one that llama.cpp would not take, or worse."""
+    """Read an adapter. Raises AdapterError for one that llama.cpp would refuse or misread."""
     with gguf.open(path, check=True) as file:
         for key, expected in KINDS.items():
             got = file.metadata.get(key)
@@ -57,7 +57,7 @@ def read_gguf(path: Path) -> Adapter:
             raise AdapterError(f"{path}: {ALPHA}: expected a FLOAT32; got {got}")
         if INVOCATION in file.metadata:
             raise AdapterError(
-                f"{path}: {INVOCATION}: an adapter that acts behind these tokens only (aLoRA) is "
+                f"{path}: {INVOCATION}: an adapter that acts only after these tokens (aLoRA) is "
                 f"not supported"
             )
         metadata = _described(gguf.typed_metadata(file.metadata, file.types))
@@ -71,14 +71,14 @@ def _tensors(file: GGUFFile) -> dict[str, Floats]:
         if name.endswith("_norm.weight"):
             norms.append(name)
             continue
-        # Copies: the file may go. ggml leaves out trailing dimensions of 1, as A of rank 1 has.
+        # Copies: the file will be closed. ggml drops trailing dimensions of 1, as in A of rank 1.
         values = np.array(file[name], np.float32)
         tensors[name] = values[None] if values.ndim == 1 and name.endswith(LORA_A) else values
-        if values.ndim == 2 and is_stack(name):  # of one expert
+        if values.ndim == 2 and is_stack(name):  # a single expert
             tensors[name] = values[None]
     if norms:
         warnings.warn(
-            f"{file.path}: {', '.join(norms[:3])}: weights of norms are ignored, as by llama.cpp",
+            f"{file.path}: {', '.join(norms[:3])}: weights of norms are ignored, as in llama.cpp",
             stacklevel=4,
         )
     return tensors
@@ -93,10 +93,10 @@ def write_gguf(
 ) -> None:
     """Write an adapter for llama.cpp's --lora. Raises GGUFError, as `gguf.write` does.
 
-    Raises AdapterError for what llama.cpp has no place for, as far as ``base``, the model that it
-    is for, tells: see ``no_gguf``. The file has one alpha, and s = alpha / r: rsLoRA becomes
-    alpha sqrt(r). Where ranks differ too, that is r of most pairs, and B of the others takes up the
-    rest of their s.
+    Raises AdapterError for an adapter that llama.cpp does not support: see ``no_gguf``, which also
+    uses ``base``, its model. The file has one alpha, with s = alpha / r, so rsLoRA's alpha becomes
+    alpha sqrt(r). If ranks differ too, r is the most common rank, and B of the other pairs is
+    scaled to keep their s.
     """
     if why := no_gguf(adapter.tensors, base):
         raise AdapterError(f"{os.fspath(path)}: {why}")
@@ -122,13 +122,13 @@ def write_gguf(
 
 
 def _described(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata to write, and that there is a base model if it is named."""
+    """Return the metadata to write, with the number of base models if one is named."""
     count = {"general.base_model.count": 1} if BASE_NAME in metadata else {}
     return {k: v for k, v in sorted((count | dict(metadata)).items()) if k not in OWN_KEYS}
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return what to sort a name by, so that blk.2 comes before blk.10."""
+    """Return a sort key by which blk.2 comes before blk.10."""
     return [
         (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
     ]

@@ -1,17 +1,17 @@
-"""The identity of an adapter's model: what all copies of a model share, in any type.
+"""The identity of an adapter's base model: what all copies of a model share, in any type.
 
-    adapter.base.norms       how many gains the norms have, and 64 of them, as float32
-    adapter.base.tokenizer   check sums of the texts of some tokens, and how far apart their ids are
-    adapter.base.file        the name of the file or folder, for people
+    adapter.base.norms       the number of all norms' gains, and 64 of the gains, as float32
+        adapter.base.tokenizer   check sums of the texts of some tokens, and the stride of their ids
+        adapter.base.file        the name of the file or folder, for people
 
-The keys are those of adapter.gguf and of the metadata of PEFT's safetensors; general.architecture
-is the fourth part. Quantizing leaves norms alone, and so does a way from one format to the other:
-their gains are the same number for number. Only a copy in float16 or bfloat16 rounds them. That is
-why gains are kept, not a digest: two models are the same where one number rounds to both gains.
-A converter may spell some added tokens in its own way, so a few tokens may differ.
+These keys are in adapter.gguf and in the metadata of PEFT's safetensors, next to
+general.architecture. Quantizing a model or converting its format does not change the gains. Only a
+copy in float16 or bfloat16 rounds them. That is why gains are stored, not a digest: two gains are
+equal if one number rounds to both. A converter may write some added tokens differently, so a few
+tokens may differ.
 
-Two models with the same norms and tokens count as one: a model and the same with an adapter merged
-in, or two untrained models.
+Two models with the same norms and tokens count as the same: for example two untrained models, or a
+model with and without an adapter merged in.
 """
 
 import base64
@@ -39,17 +39,17 @@ __all__ = ["KEYS", "Identity", "base_metadata", "called", "identity_of", "tell"]
 Floats = NDArray[np.float32]
 
 FILE, NORMS, TOKENS = KEYS = ("adapter.base.file", "adapter.base.norms", "adapter.base.tokenizer")
-GAINS = 64  # that are kept
-SUMS = 128  # of tokens, at most
-ALIKE = 15 / 16  # of the tokens: a converter spells some added ones in its own way
+GAINS = 64  # gains that are stored
+SUMS = 128  # the most check sums
+ALIKE = 15 / 16  # the share of tokens that must be equal
 BFLOAT16, FLOAT16, FLOAT32 = 8, 11, 24  # significant bits
 
 
 @dataclass(frozen=True, eq=False)
 class Identity:
-    """What is known of a model: gains (N,) of ``count``, check sums of every ``stride``-th token.
+    """An identity: gains (N,) of ``count`` in all, check sums of every ``stride``-th token.
 
-    Without norms ``gains`` is empty, without a tokenizer ``sums``.
+    ``gains`` is empty for an unknown model or one without norms, ``sums`` without a tokenizer.
     """
 
     count: int = 0
@@ -59,9 +59,9 @@ class Identity:
 
     @classmethod
     def read(cls, metadata: Mapping[str, Any], path: object) -> "Identity":
-        """Read an adapter's metadata. Raises AdapterError, which names ``path``, for damaged ones.
+        """Read an adapter's metadata. Raises AdapterError, which names ``path``, if damaged.
 
-        An adapter that another program wrote has nothing of this.
+        An adapter that another program wrote has no identity.
         """
         norms, tokens = text_of(metadata, NORMS), text_of(metadata, TOKENS)
         count, gains = 0, np.empty(0, np.float32)
@@ -93,7 +93,7 @@ class Identity:
         return bool(self.count or self.sums)
 
     def unlike(self, other: "Identity") -> str:
-        """Return in what two models differ; empty where they are alike, as far as is known."""
+        """Return how two models differ; "" if no difference is known."""
         if self.count and other.count:
             if self.count != other.count:
                 return f"their norms have {self.count:,} and {other.count:,} gains"
@@ -110,7 +110,7 @@ class Identity:
 
 
 def _parted(path: object, key: str, text: str, decode: Any) -> tuple[int, bytes]:
-    """Return the number and the bytes that a text is made of. Raises AdapterError."""
+    """Split a text into its number and its bytes. Raises AdapterError."""
     found = re.fullmatch(r"([1-9][0-9]{0,17}):([0-9A-Za-z+/=]+)", text)
     if found is None:
         raise _damaged(path, key, text)
@@ -122,13 +122,13 @@ def _parted(path: object, key: str, text: str, decode: Any) -> tuple[int, bytes]
 
 def _damaged(path: object, key: str, text: str) -> AdapterError:
     return AdapterError(
-        f"{path}: {key}: expected a number, a colon and what toynn writes behind it; got {text:.60}"
+        f"{path}: {key}: expected a number, a colon and bytes, as toynn writes; got {text:.60}"
     )
 
 
 def _one_number(a: Floats, b: Floats) -> NDArray[np.bool_]:
-    """Say which pairs of gains can be one number, each rounded to the format of its model."""
-    # Where a folder keeps gains less 1, float32 rounds when 1 is taken away, and when it is added.
+    """Return which pairs of gains can be one number, rounded to each model's float type."""
+    # A folder may store gain - 1: float32 rounds when 1 is subtracted and when it is added.
     largest = np.maximum(np.maximum(np.abs(a), np.abs(b)), 1).astype(np.float64)
     room = 2 * np.ldexp(1.0, np.frexp(largest)[1] - FLOAT32)
     (bits, half), (others, others_half) = _format(a), _format(b)
@@ -139,9 +139,9 @@ def _one_number(a: Floats, b: Floats) -> NDArray[np.bool_]:
 
 
 def _format(values: Floats) -> tuple[int, NDArray[np.float64]]:
-    """Return the bits of the coarsest format that has all values, and how far it rounds each.
+    """Return the bits of the coarsest float type with all values, and its rounding of each.
 
-    A folder may keep some gains less 1, so a value counts where the format has it less 1, too.
+    A folder may store gain - 1, so a value also fits if the type has value - 1.
     """
     for bits in (BFLOAT16, FLOAT16):
         far = np.zeros((2, len(values)))
@@ -155,7 +155,7 @@ def _format(values: Floats) -> tuple[int, NDArray[np.float64]]:
     return FLOAT32, np.zeros(len(values))
 
 
-#: By an open base, which is asked more than once: the tokens of a folder take a while.
+#: Identities by open base: reading the tokens of a folder takes a while.
 _KNOWN: MutableMapping[Base, Identity] = WeakKeyDictionary()
 
 
@@ -167,7 +167,7 @@ def identity_of(base: Base) -> Identity:
 
 
 def _gains(base: Base) -> tuple[int, Floats]:
-    """Return the number of all gains, and some of them, spaced evenly."""
+    """Return the number of all gains, and GAINS evenly spaced ones."""
     norms = sorted(n for n, i in base.tensors.items() if n.endswith("_norm.weight") and i.shape)
     count = sum(base.tensors[name].shape[0] for name in norms)
     if not count:
@@ -178,10 +178,10 @@ def _gains(base: Base) -> tuple[int, Floats]:
 
 
 def _sums(base: Base) -> tuple[int, bytes]:
-    """Return how far apart the ids of some tokens are, a power of 2, and sums of their texts."""
+    """Return a stride of token ids, a power of 2, and check sums of those tokens' texts."""
     listed, path = base.metadata.get("tokenizer.ggml.tokens"), Path(base.path)
     if listed is None and path.is_dir() and has_tokenizer(path):
-        with suppress(DataError):  # another kind than toynn's: then it is not known
+        with suppress(DataError):  # a kind of tokenizer that toynn does not know
             listed = FolderKeys(path).metadata["tokenizer.ggml.tokens"]
     if not isinstance(listed, Strings | list) or not listed:
         return 1, b""
@@ -191,14 +191,14 @@ def _sums(base: Base) -> tuple[int, bytes]:
 
 
 def base_metadata(base: Base) -> dict[str, str]:
-    """Return what an adapter's metadata says of its base model: its name, and what it is."""
+    """Return a base model's description for an adapter's metadata: its name and identity."""
     name, file = text_of(base.metadata, "general.name"), Path(base.path).resolve().name
     told = {BASE_NAME: name, FILE: file, **identity_of(base).written()}
     return {key: text for key, text in told.items() if text}
 
 
 def called(metadata: Mapping[str, Any], name: str = BASE_NAME, file: str = "") -> str:
-    """Return what a message calls a model: its name and its file, as far as they are known."""
+    """Return a model's name in messages: its name and its file, if known."""
     found = text_of(metadata, name)
     file = file or text_of(metadata, FILE)
     return f"{found} ({file})" if found and file else found or file

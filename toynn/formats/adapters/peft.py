@@ -1,8 +1,7 @@
-"""Adapters as PEFT writes them: a folder with adapter_config.json and adapter_model.safetensors.
+"""Read PEFT's adapters: a folder with adapter_config.json and adapter_model.safetensors.
 
-PEFT speaks of modules by their names at Hugging Face, and in the order of rows that its models have
-there: B of q and k can have other rows than in a GGUF file. Where matrices are stored transposed
-there, A and B do not.
+PEFT uses Hugging Face's names of modules and its order of rows, so B of q and k can have another
+order than in a GGUF file. A and B are not transposed, even where Hugging Face's matrices are.
 """
 
 import re
@@ -51,14 +50,14 @@ __all__ = [
 Floats = NDArray[np.float32]
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-ARCHITECTURE = "general.architecture"  # GGUF's key, which is in the metadata of the weights, too
+ARCHITECTURE = "general.architecture"  # GGUF's key; also in the metadata of the weights
 TENSOR = re.compile(
     r"base_model\.model\.(.+)\.(lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector)"
 )
-#: What PEFT calls A, B and magnitudes; A and B of a table, which are stored transposed in A's case.
+#: PEFT's names of A, B and magnitudes; then those of the embedding table, with A transposed.
 SUFFIXES = {"lora_A.weight": LORA_A, "lora_B.weight": LORA_B, "lora_magnitude_vector": LORA_M}
 TABLES = {"lora_embedding_A": LORA_A, "lora_embedding_B": LORA_B}
-#: What other files of weights beside adapter_config.json mean.
+#: Other files of weights, and what they mean.
 STRANGERS = {
     "adapters.safetensors": "an adapter of mlx-lm, which is not PEFT's format",
     "adapter_model.bin": "pickled weights, which can run any code; save them as safetensors",
@@ -66,8 +65,8 @@ STRANGERS = {
 #: Keys of adapter_config.json that are read.
 READ_KEYS = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"}
 READ_KEYS |= {"use_dora", "target_parameters"}
-#: Keys that change no number: of training, of other programs, and which modules there are, which
-#: the tensors say.
+#: Keys that change no number: options of training or of other programs, and the list of modules,
+#: which the tensors repeat.
 IGNORED_KEYS = {
     "auto_mapping",
     "base_model_name_or_path",
@@ -89,16 +88,16 @@ IGNORED_KEYS = {
     "target_modules",
     "task_type",
 }
-#: Ways to begin that leave the base model as it is. The others move a part of it into the adapter.
+#: Initializations that leave the base model unchanged. Others move a part of it into the adapter.
 INITS = (None, True, False, "gaussian", "orthogonal", "eva")
-#: Repeats in a pattern: more of them, or of a group, can take longer than one waits.
+#: Most repeats in a pattern: with more, or with a repeated group, matching can take for ever.
 MAX_REPEATS = 3
 
 
 def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
-    """Read a folder. Raises AdapterError for what PEFT would not load, or toynn not compute.
+    """Read a folder. Raises AdapterError for an adapter that PEFT or toynn does not support.
 
-    And for an adapter of another architecture; ``strict``: of another model, too.
+    It is also raised for another architecture, and with ``strict`` for another model.
     """
     for name, meaning in STRANGERS.items():
         if (folder / name).exists() and not (folder / WEIGHTS).exists():
@@ -128,8 +127,8 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
             tensor = f"{weight}{kinds[found[2]]}" if found and found[2] in kinds else ""
             if (found and ".base_layer" in found[1]) or name.endswith(".base_layer.weight"):
                 raise AdapterError(
-                    f"{file.path}: tensor {name}: it is of the base model, which toynn takes from "
-                    "its own file: save with `save_embedding_layers=False`"
+                    f"{file.path}: tensor {name}: it belongs to the base model, which toynn reads "
+                    "from its own file: save with `save_embedding_layers=False`"
                 )
             if not tensor or weight is None or tensor in tensors:
                 raise AdapterError(
@@ -177,7 +176,7 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
 
 
 class _Config:
-    """What adapter_config.json says that changes numbers; the rest is refused by its name."""
+    """The keys of adapter_config.json that change numbers; unknown keys are refused by name."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -188,7 +187,7 @@ class _Config:
         bias = config.get("bias", "none")
         self._expect("bias", "'none'", bias, bias == "none")
         init = config.get("init_lora_weights")
-        self._expect("init_lora_weights", "one that leaves the base as it is", init, init in INITS)
+        self._expect("init_lora_weights", "one that leaves the base unchanged", init, init in INITS)
         for key, value in config.items():
             known = key in READ_KEYS or key in IGNORED_KEYS
             self._expect(key, "nothing: toynn does not support it", value, known or not value)
@@ -227,7 +226,7 @@ class _Config:
         return float(value)
 
     def _patterns(self, key: str, config: Mapping[str, Any]) -> dict[str, float]:
-        """Return numbers by regular expressions of modules' names."""
+        """Return numbers by regular expression of module names."""
         patterns = config.get(key) or {}
         self._expect(key, "an object", patterns, isinstance(patterns, dict))
         for pattern in patterns:
@@ -237,7 +236,7 @@ class _Config:
         return {pattern: self._number(key, value) for pattern, value in patterns.items()}
 
     def _of(self, key: str, patterns: Mapping[str, float], module: str, usual: float) -> float:
-        """Return the number of the first pattern that fits the end of a module's name."""
+        """Return the number of the first pattern that matches the end of a module's name."""
         for pattern, value in patterns.items():
             try:
                 if re.match(rf"(.*\.)?({pattern})$", module):
@@ -254,16 +253,16 @@ def name_mapping_of(path: Path, architecture: str) -> NameMapping:
     """
     if architecture not in NAME_MAPPINGS:
         raise AdapterError(
-            f"{path}: expected an architecture of {', '.join(NAME_MAPPINGS)}, whose Hugging "
-            f"Face names toynn knows; got {architecture!r}"
+            f"{path}: expected one of the architectures whose Hugging Face names toynn knows "
+            f"({', '.join(NAME_MAPPINGS)}); got {architecture!r}"
         )
     return NAME_MAPPINGS[architecture]
 
 
 def order_in(base: Base, weight: str) -> tuple[int, NDArray[np.intp]] | None:
-    """Return the axis of a weight that PEFT has in another order, and which; or None.
+    """Return the axis of a weight that PEFT orders differently, and the order; or None.
 
-    Raises AdapterError where the base model's counts do not fit.
+    Raises AdapterError if the base model's counts do not fit.
     """
     shape = base.tensors[matrix_of(weight, base)].shape
     mapping = name_mapping_of(Path(), base.architecture)
@@ -274,9 +273,9 @@ def order_in(base: Base, weight: str) -> tuple[int, NDArray[np.intp]] | None:
 
 
 def heads_in(base: Base, weight: str) -> int:
-    """Return the number of heads of a weight whose rows PEFT has in another order, else 0.
+    """Return the number of heads of a weight whose rows PEFT orders differently, else 0.
 
-    Raises AdapterError where they do not divide the rows.
+    Raises AdapterError if the rows are not a multiple of two rows for each head.
     """
     heads = name_mapping_of(Path(), base.architecture).heads(base.metadata, weight)
     rows = base.tensors[matrix_of(weight, base)].shape[0]

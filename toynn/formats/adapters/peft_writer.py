@@ -1,4 +1,4 @@
-"""Writing an adapter as PEFT does."""
+"""Write an adapter in PEFT's format."""
 
 import json
 import os
@@ -50,13 +50,12 @@ def write_peft(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write an adapter for PEFT, into a folder that may have other files.
+    """Write an adapter for PEFT into a folder, which may have other files.
 
-    ``base`` is the model that it is for: how many heads there are, where q and k have their rows in
-    another order, and whether each block is adapted, so that the configuration can say q_proj and
-    need not name each block's. Of a folder in Hugging Face's format the configuration has the name
-    on the hub, where that is known, else the path. Raises AdapterError for what PEFT has no place
-    for, and for files in the way.
+    ``base`` is the adapter's model. It is needed where PEFT orders the rows of q and k by heads.
+    With it the configuration can say q_proj instead of naming every block's matrix, if all blocks
+    are adapted. The configuration also names the base: its name on the hub if known, else its path.
+    Raises AdapterError for an adapter that PEFT does not support, and for existing files.
     """
     folder = Path(folder)
     for path in (folder / WEIGHTS, folder / CONFIG):
@@ -126,7 +125,7 @@ def _module(adapter: Adapter, mapping: NameMapping, weight: str) -> str:
 
 
 def _heads(adapter: Adapter, mapping: NameMapping, base: Base | None, weight: str) -> int:
-    """Return the number of heads of a weight whose rows PEFT has in another order, else 0."""
+    """Return the number of heads of a weight whose rows PEFT orders differently, else 0."""
     if base is not None:
         return heads_in(base, weight)
     try:
@@ -138,7 +137,7 @@ def _heads(adapter: Adapter, mapping: NameMapping, base: Base | None, weight: st
 def _order(
     adapter: Adapter, mapping: NameMapping, base: Base | None, weight: str
 ) -> tuple[int, NDArray[np.intp]] | None:
-    """Return the axis of a weight that PEFT has in another order, and which; or None."""
+    """Return the axis of a weight that PEFT orders differently, and the order; or None."""
     if base is not None:
         return order_in(base, weight)
     if module_of(weight) in mapping.orders:
@@ -148,13 +147,13 @@ def _order(
 
 def _needs_base(adapter: Adapter, weight: str) -> AdapterError:
     return AdapterError(
-        f"{os.fspath(adapter.path)}: {weight}: PEFT has its rows in an order that hangs on the "
-        f"number of heads; name the base model (base=|--model)"
+        f"{os.fspath(adapter.path)}: {weight}: PEFT orders its rows by heads, whose number is "
+        f"unknown; name the base model (base=|--model)"
     )
 
 
 def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return what safetensors can keep of the metadata, so that it comes back."""
+    """Return the metadata that safetensors can store and return unchanged: printable strings."""
     texts = {key: text_of(metadata, key) for key in metadata}
     return {key: text for key, text in texts.items() if text and text.isprintable()}
 
@@ -166,9 +165,9 @@ def _configuration(
     base: Base | None,
     alike: Collection[str],
 ) -> dict[str, Any]:
-    """Return what PEFT reads, and the rest of what it writes itself.
+    """Return all keys that PEFT writes.
 
-    Modules ``alike`` are named by their parameters, for PEFT, and by themselves, for toynn.
+    Modules in ``alike`` appear twice in patterns: as parameters for PEFT, as modules for toynn.
     """
     rank, alpha = adapter.rank, adapter.alpha
     name, revision = (None, None) if base is None else hub_name(Path(base.path))
@@ -185,7 +184,7 @@ def _configuration(
         "base_model_name_or_path": name or text_of(adapter.metadata, BASE_NAME) or None,
         "r": rank,
         "rank_pattern": others,
-        # An alpha of 0, by which llama.cpp means s = 1, is alpha = r.
+        # alpha 0 means s = 1 in llama.cpp: PEFT needs alpha = r.
         "lora_alpha": alpha or rank,
         "alpha_pattern": {} if alpha else others,
         "use_rslora": adapter.use_rslora and alpha > 0,
@@ -204,7 +203,7 @@ def _configuration(
 
 
 def _targets(mapping: NameMapping, modules: Mapping[str, str], base: Base | None) -> list[str]:
-    """Return the modules, those that each block has by the shortest name that no other ends in."""
+    """Return module names; one adapted in every block gets its shortest unambiguous name."""
     hf_names = set(mapping.parts.values())
     targets = set()
     for weight, module in modules.items():

@@ -1,13 +1,14 @@
-"""Adapters of experts in PEFT's form: one of a parameter of transformers, gate and up together.
+"""Convert adapters of experts to and from PEFT's form, one adapter for gate and up together.
 
     toynn, GGUF    gate: A_g (E, r, in), B_g (E, F, r)          up: A_u, B_u
     PEFT           A = [A_g; A_u]  (E R, in), expert by expert  R = 2 r
                    B = [B_g, 0; 0, B_u]  (2 F, R E), rank by rank, of each all experts
 
-F rows of gate, then F of up; by turns, where the parameter has them so. The adapter is the same
-matrix, of twice the rank. Where two parameters of a module are adapted, PEFT wraps the module
-twice: the second one's names are the module's, the first one's those of its base_layer. Ranks and
-alphas are in its patterns, which PEFT 0.21 obeys, though it warns that they match no module.
+B has F rows of gate, then F of up; or interleaved, if the parameter is. The product B A is the
+same matrix, with twice the rank. If two parameters of a module are adapted, PEFT wraps the module
+twice. The second wrapper's names are the module's, the first one's are those of its base_layer.
+Ranks and alphas are in PEFT's patterns. PEFT 0.21 uses them, though it warns that they match no
+module.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -26,7 +27,7 @@ __all__ = ["Parameter", "Wrapped", "called_as_experts", "together", "unwrapped",
 
 Floats = NDArray[np.float32]
 
-#: What modules of a folder are parts of in transformers, where that is one parameter of experts.
+#: The parameter of transformers that holds a module of a folder's experts: name, part, parts.
 _FUSED = {
     "gate_proj": ("gate_up_proj", 0, 2),
     "up_proj": ("gate_up_proj", 1, 2),
@@ -39,7 +40,7 @@ _ORDER = ("gate_up_proj", "up_proj", "down_proj")  # of the parameters of a modu
 
 
 class Parameter(NamedTuple):
-    """Where a stack of matrices is in transformers: a part of the rows of a parameter."""
+    """The place of a stack of experts in transformers: some rows of a parameter."""
 
     module: str
     name: str
@@ -49,16 +50,16 @@ class Parameter(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """The name of the parameter, with that of its module."""
+        """The name of the parameter, with its module."""
         return f"{self.module}.{self.name}"
 
     def rows(self, total: int) -> slice:
-        """Return which of so many rows of the parameter the part is."""
+        """Return the part's rows among the parameter's ``total`` rows."""
         return rows_of(self.part, self.parts, self.interleaved, total)
 
 
 class Wrapped(NamedTuple):
-    """An adapter of a parameter, or module, as PEFT has it: its tensors by name, rank and alpha."""
+    """PEFT's adapter of a parameter or module: tensors by name, rank and alpha."""
 
     whole: str
     tensors: dict[str, Floats]
@@ -67,10 +68,10 @@ class Wrapped(NamedTuple):
 
 
 def parameter_of(mapping: NameMapping, weight: str) -> Parameter:
-    """Return where a stack is in transformers."""
+    """Return the place of a stack in transformers."""
     number = weight.split(".")[1]
     hf_name = mapping.modules[module_of(weight)].replace("{n}", number)
-    if "{e}" in hf_name:  # folders have a matrix of each expert, transformers one parameter
+    if "{e}" in hf_name:  # folders have a matrix for each expert, transformers one parameter
         module, _, last = hf_name.partition(".{e}.")
         gated = any(
             name.endswith((".{e}.gate_proj", ".{e}.w1")) for name in mapping.modules.values()
@@ -84,9 +85,9 @@ def parameter_of(mapping: NameMapping, weight: str) -> Parameter:
 
 
 def called_as_experts(mapping: NameMapping, weight: str) -> bool:
-    """Whether a matrix that is no stack has the last name of one of an expert at Hugging Face.
+    """Return whether a plain matrix has the same Hugging Face name as an expert's matrix.
 
-    PEFT takes a target module of that name for experts, and adapts it as a parameter only.
+    PEFT takes a target module of such a name for experts, and adapts only its parameter.
     """
     experts = {name.rpartition(".")[2] for name in mapping.modules.values() if "{e}" in name}
     module = mapping.modules.get(module_of(weight), "")
@@ -94,12 +95,12 @@ def called_as_experts(mapping: NameMapping, weight: str) -> bool:
 
 
 def parameters(mapping: NameMapping, weights: Iterable[str]) -> dict[str, Parameter]:
-    """Return where those of the weights that are stacks are in transformers."""
+    """Return the place in transformers of each weight that is a stack."""
     return {weight: parameter_of(mapping, weight) for weight in weights if is_stack(weight)}
 
 
 def wrapped(adapter: Adapter, mapping: NameMapping) -> list[Wrapped]:
-    """Return the adapters of stacks as PEFT has them."""
+    """Return the adapters of stacks in PEFT's form."""
     groups: dict[str, dict[str, Parameter]] = {}
     for weight, parameter in parameters(mapping, adapter.pairs).items():
         groups.setdefault(parameter.whole, {})[weight] = parameter
@@ -124,7 +125,7 @@ def wrapped(adapter: Adapter, mapping: NameMapping) -> list[Wrapped]:
 def together(
     adapter: Adapter, rows: Mapping[str, slice | NDArray[np.intp]], total: int
 ) -> tuple[Floats, Floats, float]:
-    """Return A (.., R, in), B (.., total, R) and alpha of what weights are rows of."""
+    """Join adapters of parts of a matrix; return A (.., R, in), B (.., total, R) and alpha."""
     pairs = {weight: adapter.pairs[weight] for weight in rows}
     scale = adapter.scale(next(iter(rows)))
     a = np.concatenate([pair[0] for pair in pairs.values()], axis=-2)
@@ -148,10 +149,10 @@ def unwrapped(
     names: Collection[str],
     read: Callable[[str], Floats],
 ) -> tuple[dict[str, Floats], dict[str, str], set[str]]:
-    """Return A and B of stacks, of each stack its parameter, and the names that were read.
+    """Return A and B of stacks, the parameter of each stack, and the names that were read.
 
-    ``targets`` are PEFT's target_parameters. Raises AdapterError, with ``where`` it is, for tensors
-    of parameters that are missing, or of other sizes than the base model's.
+    ``targets`` are PEFT's target_parameters; ``where`` begins an error. Raises AdapterError for
+    missing tensors, and for shapes that do not fit the base model.
     """
     groups: dict[str, dict[str, Parameter]] = {}
     for weight, parameter in parameters(mapping, base.tensors).items():
@@ -177,7 +178,7 @@ def unwrapped(
 def _apart(
     where: str, base: Base, group: Mapping[str, Parameter], a: Floats, b: Floats
 ) -> dict[str, Floats]:
-    """Return A and B of the stacks that are parts of a parameter; all have the same A."""
+    """Return A and B of the stacks in a parameter; all share one A."""
     weight, parameter = next(iter(group.items()))
     experts, rows, columns = base.tensors[weight].shape
     shapes = (a.shape[0] // experts * experts, columns), (rows * parameter.parts, a.shape[0])

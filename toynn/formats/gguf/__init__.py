@@ -1,15 +1,16 @@
-"""GGUF files: what llama.cpp reads and writes.
+"""Read and write GGUF files, llama.cpp's format.
 
     with gguf.open("model.gguf") as file:
         file.metadata["general.name"], file.tensors["token_embd.weight"].type
         weights = file["token_embd.weight"]  # float32, or float16 as the file has it
     gguf.write("new.gguf", {"general.architecture": "llama"}, {"a.weight": (weights, "q8_0")})
 
-A file is mapped, not read: its arrays of floats are views of the mapping, which lives as long as
-they do. While it does, nobody may write into the file or cut it: a page that is gone kills the
-process (SIGBUS). Putting a new file in its place, as `write` does, is harmless.
+A file is memory-mapped. Its float arrays are views of the mapping, which lives as long as they do.
+Meanwhile no program may write into the file or truncate it: access to a missing page kills the
+process (SIGBUS). Replacing the file with a new one, as `write` does, is harmless.
 
-Of a model in several files, NAME-00001-of-00003.gguf and so on, any can be named; all are mapped.
+A model may be split into several files (NAME-00001-of-00003.gguf, ...). Name any one of them; all
+are mapped.
 """
 
 import os
@@ -56,17 +57,17 @@ Scalar = TypeVar("Scalar", bool, int, float, str)
 
 
 class GGUFFile(Opened):
-    """An open model. `metadata` is by key, `tensors` by name; file[name] is an array.
+    """An open model: `metadata` by key, `tensors` by name; file[name] is an array.
 
     `path` is its file, or the first of several.
     """
 
     error = GGUFError
-    pairs_apart = False  # the rows that RoPE rotates together are as GGUF has them
+    pairs_apart = False  # rows that RoPE rotates together are adjacent, as GGUF has them
 
     def __init__(self, parts: list[Part]) -> None:
         header = parts[0].header
-        # What says how the model is split is of no use behind here, and wrong in a copy.
+        # Keys about the split are not used after this, and would be wrong in a copy.
         entries = {k: e for k, e in header.entries.items() if not k.startswith("split.")}
         self.path = parts[0].path
         self.version = header.version
@@ -77,8 +78,8 @@ class GGUFFile(Opened):
         self.tensors: dict[str, TensorInfo] = {}
         self.nbytes = sum(len(part.mapping) for part in parts)
         self._offsets = {k: entry.offset for k, entry in entries.items()}
-        self._mappings = {part.path: part.mapping for part in parts}  # none after close()
-        self._watched = [part.mapping.watched for part in parts]  # after close(), too
+        self._mappings = {part.path: part.mapping for part in parts}  # empty after close()
+        self._watched = [part.mapping.watched for part in parts]  # used after close() too
         self._paths: dict[str, Path] = {}  # by tensor
         for part in parts:
             self.tensors |= part.header.tensors
@@ -91,10 +92,10 @@ class GGUFFile(Opened):
                 del self.tensors[half.name]
 
     def close(self) -> None:
-        """Let go of the mapping. Arrays taken from it stay valid, and keep it while they live."""
+        """Release the mapping. Arrays taken from it stay valid, and keep it while they live."""
         mappings, self._mappings = self._mappings, {}
         for mapping in mappings.values():
-            with suppress(BufferError):  # there are such arrays
+            with suppress(BufferError):  # such arrays exist
                 mapping.close()
 
     def __iter__(self) -> Iterator[str]:
@@ -108,7 +109,7 @@ class GGUFFile(Opened):
         raw = self.raw(name)
         info = self.tensors[name]
         if info.type in VIEWS:
-            # Copied if general.alignment is 1 or 2 and it is stored where no float should be.
+            # Copied only if general.alignment is 1 or 2 and the floats are not aligned.
             view: NDArray[Any] = np.require(raw.view(VIEWS[info.type]), requirements="A")
             view.flags.writeable = False
             return view
@@ -122,14 +123,13 @@ class GGUFFile(Opened):
     def raw(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a tensor as stored in the file: a read-only view, row by row.
 
-        Raises GGUFError if there is none of that name or it is empty, LifecycleError after
-        ``close``.
+        Raises GGUFError for an unknown name or an empty tensor, LifecycleError after ``close``.
         """
         if not self._mappings:
             raise LifecycleError(f"{self.path}: {name} is read after close()")
         info = self.tensors.get(name)
         if info is None:
-            raise GGUFError(f"{self.path}: missing tensor {name!r}; {len(self)} others are there")
+            raise GGUFError(f"{self.path}: missing tensor {name!r}; it has {len(self)} others")
         if name not in self._halves:
             return self._region(info)
         halves = [dequantize(self._region(h), h.type, h.shape) for h in self._halves[name]]
@@ -146,11 +146,11 @@ class GGUFFile(Opened):
         return flat.reshape(*info.shape[:-1], -1)
 
     def is_copied(self, name: str) -> bool:
-        """Whether ``stored`` copies a tensor: one that is two in the file."""
+        """Return whether ``stored`` copies a tensor: one that is two in the file."""
         return name in self._halves
 
     def stored(self, name: str) -> NDArray[Any]:
-        """Return a tensor as stored there: float32, or the bytes of another type.
+        """Return a tensor as stored in the file: float32, or the bytes of another type.
 
         Raises GGUFError as ``raw`` does.
         """
@@ -163,7 +163,7 @@ class GGUFFile(Opened):
         return self.require("general.architecture", str)
 
     def require(self, key: str, kind: type[Scalar]) -> Scalar:
-        """Return the value of a key that must be there and be of a kind; text must be UTF-8.
+        """Return the value of a key that must exist and have type ``kind``; text must be UTF-8.
 
         Raises GGUFError.
         """
@@ -178,18 +178,18 @@ class GGUFFile(Opened):
         )
 
     def check_finite(self) -> None:
-        """Raise GGUFError for a tensor with a NaN or infinite weight, or scale of a block."""
+        """Raise GGUFError for a tensor with a NaN or infinite weight or block scale."""
         for name, info in self.tensors.items():
             if info.nbytes and (found := find_nonfinite(self.raw(name), info.type)):
                 where, byte = found
                 raise GGUFError(
                     f"{self._paths[name]}: {name}, {where} at byte {info.offset + byte}: expected "
                     f"a finite number, got NaN or infinity (`gguf.open(path, "
-                    "check=False)` reads it all the same)"
+                    "check=False)` reads it anyway)"
                 )
 
     def check_unchanged(self) -> None:
-        """Raise GGUFError if a file of this name is no longer the one that was opened."""
+        """Raise GGUFError if a file has changed since it was opened."""
         for file in self._watched:
             file.check()
 
@@ -199,9 +199,9 @@ def _utf8(text: str) -> bool:
 
 
 def open(path: str | os.PathLike[str], *, check: bool | None = None) -> GGUFFile:
-    """Map a file and read its header. Raises GGUFError for whatever is wrong with it.
+    """Map a file and read its header. Raises GGUFError for a malformed file.
 
-    Of a model in several files it maps all, whichever is named; they must be side by side.
-    `check` looks through the weights for NaN and infinity; None: if the file is small.
+    Of a split model all files are mapped; they must be in one folder. `check` searches the weights
+    for NaN and infinity; None means only if the file is small.
     """
     return GGUFFile(open_parts(Path(path))).looked_through(check)

@@ -1,7 +1,7 @@
-"""A position in the header of a mapped file that is not trusted.
+"""A read position in the header of a mapped file that is not trusted.
 
-Sizes and counts are Python ints, which do not wrap, and each is compared with the bytes that are
-left before anything is read or allocated.
+Sizes and counts are Python ints, which do not overflow. Each is compared with the bytes left before
+anything is read or allocated.
 """
 
 import mmap
@@ -14,12 +14,12 @@ __all__ = ["MAX_INT64", "U32", "U64", "Cursor"]
 
 MAX_INT64 = (1 << 63) - 1
 MAX_HEADER_BYTES = 1 << 25  # Gemma 3's, with 262 144 tokens and their merges, takes half
-MAX_TEXT_BYTES = 1 << 20  # of names and single texts, all together; Python may need four times that
+MAX_TEXT_BYTES = 1 << 20  # of all names and single strings; Python may need four times as much
 U32, U64 = Struct("<I"), Struct("<Q")
 
 
 class Cursor:
-    """A position that cannot leave the file, nor go further than a header may."""
+    """A position that cannot leave the file, or pass the largest header."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.size = path, data, len(data)
@@ -32,12 +32,12 @@ class Cursor:
 
     @property
     def left(self) -> str:
-        """How many bytes are left, in words."""
+        """The bytes that are left, for messages."""
         of = "the file" if self.end == self.size else f"a header, {MAX_HEADER_BYTES} at most"
         return f"{self.end - self.at} bytes left of {of}"
 
     def take(self, what: str, nbytes: int) -> int:
-        """Step over nbytes and return where they begin."""
+        """Skip nbytes and return where they begin."""
         begin = self.at
         if nbytes > self.end - begin:
             raise self.error(what, begin, f"{nbytes} bytes", self.left)
@@ -50,7 +50,7 @@ class Cursor:
         return int(value)
 
     def count(self, what: str, smallest: int, limit: int = MAX_INT64) -> int:
-        """Read the count of things that take at least `smallest` bytes each."""
+        """Read a count of items that take at least `smallest` bytes each."""
         begin = self.at
         count = self.number(what, U64)
         room = (self.end - self.at) // smallest
@@ -61,7 +61,7 @@ class Cursor:
         return count
 
     def string(self, what: str, limit: int = MAX_INT64) -> bytes:
-        """Read a length and as many bytes."""
+        """Read a length and that many bytes."""
         length = self.count(f"length of {what}", 1, min(limit, self._text_left))
         self._text_left -= length
         begin = self.take(what, length)

@@ -1,4 +1,4 @@
-"""What is written as a tensor, perhaps made only then; and in which type."""
+"""Arrays made only when they are written, and the type of each tensor."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ __all__ = ["Array", "Deferred", "Tensors", "stored_as"]
 
 @dataclass(frozen=True)
 class Deferred:
-    """An array that is made when its turn to be written comes, so that there is one at a time."""
+    """An array that is made when it is written, so that only one is in memory."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -37,10 +37,10 @@ Tensors = Mapping[str, tuple[Array, str]]
 
 
 def stored_as(name: str, shape: tuple[int, ...], outtype: str) -> str:
-    """Return the type of one tensor of a model: ``outtype``, or f32 where that does not fit.
+    """Return the type of one tensor of a model: ``outtype``, or f32 where it does not fit.
 
-    Norms, biases, routers, matrices of one row, convolutions and learned positions stay float32, as
-    in llama.cpp's own converter; so do, in q8_0, matrices whose rows are no whole number of blocks.
+    Norms, biases, routers, matrices of one row, convolutions and position embeddings stay float32,
+    as in llama.cpp's converter. In q8_0 so do matrices whose rows are not whole blocks.
     """
     exact = ("position_embd.weight", ".ffn_gate_inp.weight", ".bias")
     states = (".conv.weight", ".ssm_conv1d.weight", ".ssm_a", ".ssm_d", ".ssm_norm.weight")

@@ -1,7 +1,7 @@
-"""NaN and infinity in tensor data, found in the bytes, without dequantizing.
+"""Find NaN and infinity in the bytes of tensors, without dequantizing.
 
-A float is NaN or infinite if all bits of its exponent are set. In quantized types only the scales
-are floats; of MXFP4 they are exponents alone (E8M0), of NVFP4 floats that are always finite.
+A float is NaN or infinite if all bits of its exponent are set. In quantized types only scales are
+floats. MXFP4's scales are exponents alone (E8M0); NVFP4's floats are always finite.
 """
 
 from typing import Any
@@ -15,19 +15,19 @@ __all__ = ["E8M0_LIMIT", "find_nonfinite"]
 
 Float = tuple[np.dtype[Any], int, int]
 
-#: The scale of MXFP4 from which on a number is not finite: it is up to 12 times 2^(scale - 128).
+#: The least scale of MXFP4 with infinite numbers: a number is up to 12 times 2^(scale - 128).
 E8M0_LIMIT = 253
 HALF: Float = (np.dtype("<u2"), 0x7C00, 0x7C00)
-#: By type, where not HALF: the unsigned integer of a float's size, the bits of its exponent, and
-#: from what exponent on it is not finite. (The scale of IQ1_M is the upper 4 bits of each of four
-#: words: its exponent is in the last two.)
+#: By type, unless it is HALF: an unsigned integer of the float's size, the bits of its exponent,
+#: and the least exponent of numbers that are not finite. (The scale of IQ1_M is the upper 4 bits of
+#: four words; its exponent is in the last two.)
 FLOATS: dict[str, Float] = {
     "F32": (np.dtype("<u4"), 0x7F800000, 0x7F800000),
     "BF16": (np.dtype("<u2"), 0x7F80, 0x7F80),
     "MXFP4": (np.dtype("u1"), 0xFF, E8M0_LIMIT),
     "IQ1_M": (np.dtype("<u4"), 0x7000C000, 0x7000C000),
 }
-#: By type: where the scales stand in a block.
+#: By type: the bytes at which scales begin in a block.
 SCALES: dict[str, tuple[int, ...]] = {
     "F32": (0,),
     "F16": (0,),
@@ -55,13 +55,13 @@ SCALES: dict[str, tuple[int, ...]] = {
     "TQ2_0": (64,),
     "MXFP4": (0,),
 }
-CHUNK = 1 << 18  # fields tested at a time: the temporaries stay in the cache
+CHUNK = 1 << 18  # fields tested at once: the temporaries stay in the cache
 
 
 def find_nonfinite(raw: NDArray[np.uint8], type: str) -> tuple[str, int] | None:
-    """Return where a contiguous tensor has a NaN or infinity, in words and as a byte, or None.
+    """Return the place of a NaN or infinity in a contiguous tensor, or None.
 
-    Types that toynn cannot dequantize are not looked into.
+    The place is in words, and as a byte offset. Types that toynn cannot dequantize are skipped.
     """
     dtype, exponent, least = FLOATS.get(type, HALF)
     elements, nbytes = BLOCKS[type]

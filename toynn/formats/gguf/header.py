@@ -1,15 +1,15 @@
-"""The header of a GGUF file, read so that no byte of it is trusted.
+"""Read the header of a GGUF file without trusting any byte of it.
 
     magic "GGUF", version u32, tensor count u64, key count u64
     per key:     key string, value type u32, value
     per tensor:  name string, dimension count u32, dimensions u64, type u32, offset u64
-    padding to general.alignment (32), then the data that the offsets count from
+    padding to general.alignment (32), then the data; offsets are relative to its start
 
 Everything is little-endian. A string is its length (u64) and its bytes, an array its element type
-(u32), its count (u64) and its elements. Dimensions stand innermost first: NumPy's order reversed.
+(u32), its count (u64) and its elements. Dimensions are innermost first: NumPy's order reversed.
 
-A few limits keep the time below a second, and the memory below the length of the file and eight
-megabytes, however the file is made. Each is above what the largest models of 2026 need.
+Limits bound the time and memory of any file: below a second, and below the file's length plus 8
+megabytes. Each limit is above what the largest models of 2026 need.
 
 Source: docs/gguf.md of github.com/ggml-org/ggml.
 """
@@ -36,11 +36,11 @@ __all__ = ["ALIGNMENT", "Entry", "Header", "Value", "is_alignment", "read_header
 
 MAX_KEYS = 1 << 12
 MAX_TENSORS = 1 << 13
-MAX_STRINGS = 1 << 20  # in arrays, all together: Gemma 3's tokens and merges are 0.78 million
+MAX_STRINGS = 1 << 20  # in all arrays; Gemma 3's tokens and merges are 0.78 million
 MAX_KEY_BYTES = 65535
 MIN_KEY_BYTES = 8 + 1 + 4 + 1  # a key of one letter and a value of one byte
 
-ALIGNMENT = 32  # where general.alignment is missing
+ALIGNMENT = 32  # if general.alignment is missing
 MAX_ALIGNMENT = 1 << 16
 
 BOOL, STRING, ARRAY = 7, 8, 9
@@ -58,7 +58,7 @@ SCALARS: dict[int, tuple[str, np.dtype[Any]]] = {
     12: ("FLOAT64", np.dtype("<f8")),
 }
 
-#: Beginnings of files that are taken for GGUF files, and what they are.
+#: First bytes of files that users mistake for GGUF files, and what those files are.
 LOOKALIKES = {
     b"version https://git-lfs": "a Git LFS pointer: fetch the file itself with `git lfs pull`",
     b"PK\x03\x04": "a zip archive, perhaps a PyTorch checkpoint",
@@ -75,7 +75,7 @@ Value = bool | int | float | str | Strings | NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A value of the metadata, its type (UINT32, or [INT32] for an array), and where it stands."""
+    """A value of the metadata, its type (UINT32, or [INT32] for an array), and its offset."""
 
     value: Value
     type: str
@@ -84,7 +84,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that stands before the data."""
+    """Everything before the data."""
 
     version: int
     entries: dict[str, Entry]
@@ -118,7 +118,7 @@ def _read_version(cursor: Cursor) -> int:
     cursor.take("magic", 4)
     version = cursor.number("version", U32)
     if version not in (2, 3):
-        # Read in the wrong order, a small number has its bytes at the other end.
+        # A small number of the other byte order has its bytes at the other end.
         swapped = version and version % (1 << 16) == 0
         hint = " (the file is big-endian: convert it to little-endian)" if swapped else ""
         raise cursor.error("version", 4, "2 or 3", f"{version}{hint}")
@@ -168,7 +168,7 @@ def _check_scalar(cursor: Cursor, what: str, offset: int, type: int, others: str
 
 
 def _read_numbers(cursor: Cursor, key: str, type: int, count: int) -> NDArray[Any]:
-    """Return a copy of the next numbers: in the file they may lie at odd addresses."""
+    """Return a copy of the next numbers: in the file they may be unaligned."""
     dtype = SCALARS[type][1]
     begin = cursor.take(key, count * dtype.itemsize)
     numbers: NDArray[Any] = np.frombuffer(cursor.data, dtype, count, begin).copy()
@@ -182,7 +182,7 @@ def _read_numbers(cursor: Cursor, key: str, type: int, count: int) -> NDArray[An
 
 def _read_strings(cursor: Cursor, key: str, count: int) -> Strings:
     """Read strings. Bytes that are not UTF-8, as in byte tokens, are kept."""
-    # Here goes the time of opening a file with a vocabulary: hence no call of the cursor's.
+    # Opening a file with a vocabulary spends its time here, so this does not call the cursor.
     data, begin, at = cursor.data, cursor.at, cursor.at
     last, unpack = cursor.end - U64.size, U64.unpack_from
     marks = array("I")
@@ -199,7 +199,7 @@ def _read_strings(cursor: Cursor, key: str, count: int) -> Strings:
 
 
 def is_alignment(value: object) -> TypeGuard[int]:
-    """Say whether data can be aligned to so many bytes."""
+    """Return whether a value is a valid alignment in bytes."""
     return isinstance(value, int) and 0 < value <= MAX_ALIGNMENT and value & (value - 1) == 0
 
 

@@ -1,4 +1,4 @@
-"""Mapped files, and which files are mapped now."""
+"""Map files, and keep track of the files that are mapped now."""
 
 import mmap
 import stat
@@ -13,19 +13,19 @@ __all__ = ["Mapping", "is_mapped", "map_file"]
 
 
 class Mapping(mmap.mmap):
-    """A mapped file that knows which file it is."""
+    """A mapped file, with the state of the file when it was mapped."""
 
     watched: Unchanged
 
 
-#: No WeakSet: one thread looks through them while another maps a file.
+#: Not a WeakSet: a thread may iterate while another maps a file.
 _mapped: set[weakref.ref[Mapping]] = set()
 
 
 def map_file(path: Path) -> Mapping:
     """Map a file for reading. Raises GGUFError."""
     try:
-        # Before it is opened: opening a pipe waits for its writer.
+        # Checked before opening: opening a pipe waits for its writer.
         if not stat.S_ISREG(path.stat().st_mode):
             raise GGUFError(f"{path}: not a GGUF file: not a regular file")
         with open(platform.read_file(path), "rb") as file:
@@ -45,7 +45,7 @@ def map_file(path: Path) -> Mapping:
 
 
 def is_mapped(path: Path) -> bool:
-    """Say whether path is, by whatever name, a file that is mapped here."""
+    """Return whether path is, under any name, a file that this process has mapped."""
     try:
         status = path.stat()
     except OSError:

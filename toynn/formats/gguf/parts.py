@@ -1,9 +1,8 @@
-"""The files of a model: one, or several that llama.cpp's splitter has made.
+"""Open the files of a model: one, or several from llama.cpp's gguf-split.
 
-Several are called NAME-00001-of-00003.gguf and so on. Each has a header and tensors of its own, and
-says which of how many it is (`split.no`, counted from 0, and `split.count`); the first one has the
-metadata of the model, which others may repeat. Each is mapped, so none is longer to open for being
-one of many.
+Several files are named NAME-00001-of-00003.gguf and so on. Each has its own header and tensors, its
+number (`split.no`, from 0) and the number of files (`split.count`). The first file has the model's
+metadata, which the others may repeat. Each file is mapped.
 
 Source: tools/gguf-split of github.com/ggml-org/llama.cpp.
 """
@@ -25,7 +24,7 @@ NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A mapped file and what its header says."""
+    """A mapped file and its header."""
 
     path: Path
     mapping: Mapping
@@ -33,7 +32,7 @@ class Part:
 
 
 def open_parts(path: Path) -> list[Part]:
-    """Map a file, and the others of its model; return them in order. Raises GGUFError."""
+    """Map a file and the other files of its model; return them in order. Raises GGUFError."""
     parts = [_open(path)]
     try:
         paths = _paths(parts[0])
@@ -62,7 +61,7 @@ def _open(path: Path) -> Part:
 
 
 def _mention_rest(part: Part) -> None:
-    """Warn of bytes after the tensors: a file joined to another, or not what it seems."""
+    """Warn of bytes after the tensors: perhaps two files were joined."""
     header = part.header
     end = max((info.offset + info.nbytes for info in header.tensors.values()), default=0)
     rest = len(part.mapping) - -(-end // header.alignment) * header.alignment
@@ -71,7 +70,7 @@ def _mention_rest(part: Part) -> None:
 
 
 def _paths(part: Part) -> list[Path]:
-    """Return the paths of a model's files by those of one; refuse where one is missing."""
+    """Return the paths of all files of a model. Raises GGUFError if one is missing."""
     entry = part.header.entries.get(COUNT)
     count = 1 if entry is None else entry.value
     if entry is None or not isinstance(count, int) or count <= 1:
@@ -89,27 +88,27 @@ def _paths(part: Part) -> list[Path]:
         raise _wrong(
             part,
             COUNT,
-            f"{count} files beside one another",
+            f"{count} files in one folder",
             f"{', '.join(missing[:3])}{others} missing",
         )
     return paths
 
 
 def _check_together(parts: list[Part]) -> None:
-    """Refuse files that do not belong together, or not in this order."""
+    """Raise GGUFError unless the files belong together, in this order."""
     seen: dict[str, Path] = {}
     for index, part in enumerate(parts):
         _expect(part, COUNT, len(parts))
         _expect(part, NUMBER, index)
         for name in part.header.tensors:
             if name in seen:
-                raise GGUFError(f"{part.path}: tensor {name} is in {seen[name].name}, too")
+                raise GGUFError(f"{part.path}: tensor {name} is also in {seen[name].name}")
             seen[name] = part.path
     for part in parts:
         _expect(part, TENSORS, len(seen))
         for key, entry in parts[0].header.entries.items():
             said = key.startswith("general.") and isinstance(entry.value, str | int | float)
-            if said and key in part.header.entries:  # of another model
+            if said and key in part.header.entries:  # differs in another model
                 _expect(part, key, entry.value)
 
 

@@ -1,8 +1,8 @@
-"""Arrays of strings, such as a vocabulary, as compact as in a file.
+"""Arrays of strings, such as a vocabulary, as compact as in the file.
 
-A Python string takes some fifty bytes beside its letters: a million of one letter, nine megabytes
-of a file, would take sixty. Here they stay bytes, each behind its length, and become text when
-asked for; where each sixteenth begins is noted, so that none is far from a known place.
+A Python string takes some fifty bytes besides its letters. A million strings of one letter are nine
+megabytes in a file, and would be sixty in Python. Here they stay bytes, each after its length, and
+are decoded on access. The offset of every sixteenth is stored, so access takes at most 16 steps.
 """
 
 from array import array
@@ -18,7 +18,7 @@ LENGTH = Struct("<Q")
 
 
 class Strings(Sequence[str]):
-    """A sequence of strings that cannot be changed; equal to a list or tuple of the same ones.
+    """An immutable sequence of strings; equal to a list or tuple of the same strings.
 
     Bytes that are not UTF-8, as in byte tokens, become surrogates (PEP 383).
     """
@@ -26,7 +26,7 @@ class Strings(Sequence[str]):
     __slots__ = ("_count", "_marks", "_raw")
 
     def __init__(self, raw: bytes, marks: "array[int]", count: int) -> None:
-        """Take strings as a file has them, and where in that every STRIDE-th begins."""
+        """Take strings as stored in a file, and the offset of every STRIDE-th string."""
         self._raw, self._marks, self._count = raw, marks, count
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Strings(Sequence[str]):
         return self._from(0)
 
     def _from(self, index: int) -> Iterator[str]:
-        """Yield the strings from one on."""
+        """Yield the strings from ``index`` on."""
         raw, unpack = self._raw, LENGTH.unpack_from
         at = self._marks[index // STRIDE] if index < self._count else 0
         for _ in range(index % STRIDE):

@@ -1,7 +1,7 @@
-"""The tensor table of a GGUF file: per tensor a name, dimensions, a type and an offset.
+"""Read the tensor table of a GGUF file: per tensor a name, dimensions, a type and an offset.
 
-The regions of the data must follow one another with no more than padding between them, as
-llama.cpp demands: so none can overlap, and none is smaller than its type needs.
+Regions of the data must be adjacent except for padding, as llama.cpp demands. So no regions
+overlap, and none is smaller than its type needs.
 """
 
 import math
@@ -22,7 +22,7 @@ __all__ = [
     "read_tensors",
 ]
 
-#: Matrices of one row, which llama.cpp's converter writes as vectors.
+#: Suffix of matrices of one row that llama.cpp's converter writes as vectors.
 _ONE_ROW = ".ffn_gate_inp_shexp.weight"
 MAX_NAME_BYTES = 63  # 64 with the terminator that llama.cpp adds
 MAX_DIMENSIONS = 4
@@ -30,17 +30,17 @@ DIMENSIONS = [Struct(f"<{n}Q") for n in range(MAX_DIMENSIONS + 1)]
 TYPE_AND_OFFSET = Struct("<IQ")
 MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # a name of one letter and one dimension
 
-#: By id: name, and elements and bytes of a block.
+#: By id: name, elements and bytes of a block.
 TYPES = {int(id): (id.name, *GGML_QUANT_SIZES[id]) for id in GGMLQuantizationType}
 #: By name: elements and bytes of a block.
 BLOCKS = {name: (elements, nbytes) for name, elements, nbytes in TYPES.values()}
-#: The types that become float32.
+#: The types that toynn can dequantize.
 READABLE = tuple(quants.BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor is stored: shape in NumPy's order, offset in bytes from the file's start."""
+    """A tensor's place: shape in NumPy's order, offset in bytes from the start of the file."""
 
     name: str
     type: str
@@ -51,7 +51,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the table; the offset of its tensor still counts from the start of the data."""
+    """A row of the table; its tensor's offset is still relative to the start of the data."""
 
     info: TensorInfo
     name_at: int
@@ -104,7 +104,7 @@ def _read_row(cursor: Cursor, index: int) -> Row:
 def place_tensors(
     cursor: Cursor, rows: list[Row], data_offset: int, alignment: int
 ) -> dict[str, TensorInfo]:
-    """Check that the regions fill the data one after the other; return the table by name."""
+    """Check that the regions are adjacent; return the table by name."""
     available = max(cursor.size - data_offset, 0)
     end = 0
     for row in sorted(rows, key=lambda row: (row.info.offset, row.info.nbytes)):

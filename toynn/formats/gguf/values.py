@@ -1,4 +1,4 @@
-"""From Python values to the types of GGUF metadata."""
+"""Convert Python values to the types of GGUF metadata."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,16 +16,17 @@ DTYPES: dict[str, np.dtype[Any]] = {name: dtype for name, dtype in SCALARS.value
 DTYPES["BOOL"] = np.dtype(np.bool_)
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-#: By kind of the type: the kinds of the numbers that it takes. 3 is a FLOAT32, but 0.5 no INT32.
+#: By NumPy kind of a type: the kinds of numbers that it accepts. 3 can be a FLOAT32, but 0.5 cannot
+#: be an INT32.
 KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
 def typed_metadata(
     metadata: Mapping[str, Any], types: Mapping[str, str]
 ) -> dict[str, tuple[Any, str]]:
-    """Return a file's metadata as `write` takes it, without empty arrays, which it does not take.
+    """Return a file's metadata in the form that `write` takes, without empty arrays.
 
-    Keys that have no type are left out.
+    Keys without a type are left out.
     """
     return {
         key: (value, types[key])
@@ -35,10 +36,10 @@ def typed_metadata(
 
 
 def typed(what: str, value: Any) -> tuple[Any, str, str | None]:
-    """Return a value, or a pair (value, type), as the gguf library takes it.
+    """Convert a value, or a pair (value, type), for the gguf library.
 
-    The second is the value's type, the third that of the elements if it is an array. Raises
-    GGUFError for what no type holds, or not the one that is asked for.
+    Return the value, its type, and the type of its elements if it is an array. Raises GGUFError for
+    a value that fits no type, or not the given one.
     """
     type = None
     if isinstance(value, tuple) and len(value) == 2:
@@ -56,7 +57,7 @@ def typed(what: str, value: Any) -> tuple[Any, str, str | None]:
         return [_bytes(what, item) for item in value], "ARRAY", "STRING"
     try:
         array = np.asarray(value)
-    except (ValueError, TypeError):  # rows of different lengths; what will not be an array
+    except (ValueError, TypeError):  # e.g. rows of different lengths
         array = np.empty((), object)
     if array.ndim > 1 or not array.size:
         raise GGUFError(
@@ -84,7 +85,7 @@ def _expect(what: str, holds: bool, type: str | None, value: Any) -> None:
 
 
 def _name(value: Any, array: NDArray[Any]) -> str:
-    """Return the type for numbers of which none is given: NumPy's own, or the usual one."""
+    """Return the default type of numbers: NumPy's own for its arrays, else the usual one."""
     if array.dtype.kind == "i" and not isinstance(value, np.ndarray | np.generic):
         usual = "INT32" if array.ndim or array < 0 else "UINT32"
         return usual if _stored(array, DTYPES[usual]) is not None else "INT64"
@@ -94,7 +95,7 @@ def _name(value: Any, array: NDArray[Any]) -> str:
 
 
 def _stored(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """Return the numbers as they are stored, or None if they do not fit."""
+    """Return the numbers in a type, or None if they do not fit."""
     if array.dtype.kind not in KINDS[dtype.kind]:
         return None
     with np.errstate(over="ignore", invalid="ignore"):

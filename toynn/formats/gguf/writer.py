@@ -1,4 +1,4 @@
-"""Writing GGUF files, by the gguf library: a file is complete, and toynn reads it, or absent."""
+"""Write GGUF files with the gguf library; a file is complete and readable, or absent."""
 
 import io
 import math
@@ -25,9 +25,9 @@ from toynn.formats.quants import quantize
 
 __all__ = ["OUTTYPES", "WRITABLE", "check_target", "encode", "write"]
 
-#: The types that float32 is turned into.
+#: The types that floats can be converted to.
 WRITABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
-#: What a model can be written as, with llama.cpp's number for a file that is mostly so.
+#: The types that a model can be written in, with llama.cpp's file type.
 OUTTYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
 
 
@@ -39,15 +39,21 @@ def write(
     overwrite: bool = False,
     check: Callable[[], object] | None = None,
 ) -> None:
-    """Write a file. Raises GGUFError, and then leaves at path what was there.
+    """Write a file. Raises GGUFError; an old file at path is then unchanged.
 
-    Where path is a symbolic link, it stays, and the file that it leads to is replaced.
+    If path is a symbolic link, the link stays and its target is replaced.
 
-    metadata: key -> value, or (value, type) with a type as in `GGUFFile.types`. Without one, a
-    number is a UINT32 (INT32 if negative, of 64 bits if large), FLOAT32 or BOOL, a list of integers
-    [INT32]. tensors: name -> (floats, "f32" | "f16" | "bf16" | "q8_0" | "q4_0"), or (uint8 blocks
-    as `GGUFFile.raw` returns them, their type). Either can be Deferred. ``check`` is called when
-    all is written: what it raises leaves at path what was there, too.
+    Parameters
+    ----------
+    metadata
+        key -> value, or (value, type) with a type as in `GGUFFile.types`. By default a number is a
+        UINT32 (INT32 if negative, 64 bits if large), FLOAT32 or BOOL, and a list of integers is
+        [INT32].
+    tensors
+        name -> (floats, "f32" | "f16" | "bf16" | "q8_0" | "q4_0"), or (uint8 blocks as
+        `GGUFFile.raw` returns them, their type). Either array can be Deferred.
+    check
+        Called after writing; if it raises, the old file is unchanged too.
     """
     path = Path(path)
     check_target(path, overwrite=overwrite)
@@ -69,25 +75,25 @@ def write(
         writer.fout, writer.state = [file], WriterState.EMPTY
         _write_all(writer, file, path, tensors)
         with map_file(Path(file.name)) as mapping:
-            read_header(path, mapping)  # refuses what the library let pass
+            read_header(path, mapping)  # refuses faults that the library does not check
         if check is not None:
             check()
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Raise GGUFError if path is mapped, a folder, or a file that is not to be overwritten."""
+    """Raise GGUFError if path is mapped, a folder, or a file that must not be overwritten."""
     if is_mapped(path):
         raise GGUFError(
             f"{path}: cannot write: an open GGUF file is mapped from it; close it first"
         )
-    if os.path.isdir(path):  # the current one, too, which has no name
+    if os.path.isdir(path):  # also the current folder, which has no name
         raise GGUFError(f"{path}: cannot write: it is a folder; name the file to write")
     if os.path.lexists(path) and not overwrite:
         raise GGUFError(f"{path}: already exists; pass overwrite=True|--overwrite to replace it")
 
 
 def _check_kinds(path: Path, metadata: object, tensors: object) -> None:
-    """Refuse what is no metadata or no tensors at all, before anything is asked of it."""
+    """Raise GGUFError unless metadata and tensors have the right Python types."""
     for what, table in (("metadata", metadata), ("tensors", tensors)):
         if not isinstance(table, Mapping):
             raise GGUFError(f"{path}: {what}: expected a mapping by name, got {_kind(table)}")
@@ -122,20 +128,20 @@ def _add_metadata(writer: GGUFWriter, path: Path, metadata: Mapping[str, Any]) -
 
 
 def _add_table(writer: GGUFWriter, path: Path, tensors: Tensors) -> int:
-    """Announce the tensors; return the bytes they take."""
+    """Add the tensor table; return the bytes of all tensors."""
     total = 0
     for name, (array, outtype) in tensors.items():
         type, shape = _plan(f"{path}: {name}", array, outtype)
         elements, nbytes = BLOCKS[type]
         size = math.prod(shape) // elements * nbytes
         total += size
-        floats = np.dtype(np.float32)  # of uint8 the library would take shape to be in bytes
+        floats = np.dtype(np.float32)  # for uint8 the library takes shapes as bytes
         writer.add_tensor_info(name, shape, floats, size, GGMLQuantizationType[type])
     return total
 
 
 def _write_all(writer: GGUFWriter, file: io.BufferedWriter, path: Path, tensors: Tensors) -> None:
-    """Write the file. One tensor at a time is converted."""
+    """Write the file; only one tensor at a time is converted."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -145,9 +151,9 @@ def _write_all(writer: GGUFWriter, file: io.BufferedWriter, path: Path, tensors:
 
 
 def _write_one(writer: GGUFWriter, file: IO[bytes], blocks: NDArray[np.uint8]) -> None:
-    """Write a tensor where it belongs.
+    """Write a tensor and its padding.
 
-    The library would by NumPy's tofile(), which keeps still when a disk is full at the very end.
+    The library uses NumPy's tofile(), which raises nothing if the disk is full at the very end.
     """
     writer.write_padding(file, file.tell())
     file.write(blocks.data)
@@ -155,7 +161,7 @@ def _write_one(writer: GGUFWriter, file: IO[bytes], blocks: NDArray[np.uint8]) -
 
 
 def _blocks(what: str, array: Array, outtype: str) -> NDArray[np.uint8]:
-    """Return the bytes of a tensor, which is made for it if it is deferred."""
+    """Return the bytes of a tensor; a deferred one is made now."""
     type, _ = _plan(what, array, outtype)
     if isinstance(array, Deferred):
         planned, array = array, array.make()
@@ -170,7 +176,7 @@ def _blocks(what: str, array: Array, outtype: str) -> NDArray[np.uint8]:
 
 
 def _plan(what: str, array: Array, outtype: str) -> tuple[str, tuple[int, ...]]:
-    """Return the type in ggml's spelling and the shape in elements of a tensor to write."""
+    """Return ggml's name of a tensor's type, and its shape in elements."""
     type = outtype.upper()
     raw = array.dtype == np.uint8
     known = tuple(BLOCKS) if raw else WRITABLE
@@ -192,7 +198,7 @@ def encode(what: str, array: NDArray[Any], type: str) -> NDArray[np.uint8]:
     Raises GGUFError for a value that its type cannot hold.
     """
     if array.dtype != np.uint8:
-        with np.errstate(over="ignore", invalid="ignore"):  # looked for in what comes out
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below
             array = array.astype(np.float32, copy=False)
             if type == "F16":
                 array = array.astype(np.float16)

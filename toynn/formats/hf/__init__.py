@@ -1,12 +1,12 @@
-"""Models in Hugging Face's format: a folder with config.json and weights, in one file or shards.
+"""Read and write Hugging Face's format: a folder with config.json and safetensors files.
 
     with hf.open("folder") as model:
         model.metadata["llama.block_count"], model["blk.0.attn_q.weight"]
     hf.write("new", "llama", {"block_count": 2, ...}, {"token_embd.weight": array, ...})
 
-Keys, names, shapes and the order of rows are GGUF's, so that what reads one reads the other; only
-`stored` gives the rows of q and k as stored there, which is where they can be mapped.
-Nothing is ignored in silence: what could change a number and is not known is refused by its name.
+Keys, names, shapes and the order of rows are GGUF's, so the same code reads both formats. The one
+exception is `stored`: rows of q and k are in the folder's order, so that they can be mapped.
+Nothing is silently ignored: an unknown key that could change a number is an error that names it.
 """
 
 import math
@@ -43,12 +43,12 @@ Array = NDArray[Any]
 Floats = NDArray[np.float32]
 Scalar = TypeVar("Scalar", bool, int, float, str)
 
-#: Weights of old files that are constants, or an input's: of no use.
+#: Suffixes of tensors in old files that are constants; not used.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 TABLE = "token_embd.weight"
-#: How many blocks behind the last predict tokens behind the next one. They are left out.
+#: The number of extra blocks that predict further tokens (MTP). They are left out.
 _FURTHER = "num_nextn_predict_layers"
-#: How numbers are looked at when they are only moved.
+#: Types for moving numbers without converting them.
 _VIEWS: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<u2"),
@@ -57,9 +57,9 @@ _VIEWS: dict[str, np.dtype[Any]] = {
 
 
 class HFModel(Opened):
-    """An open folder. `metadata` is by key, `tensors` by name; model[name] is an array.
+    """An open folder: `metadata` by key, `tensors` by name; model[name] is an array.
 
-    Raises DataError for what toynn does not know or cannot read.
+    Raises DataError for a folder that toynn does not know or cannot read.
     """
 
     error = DataError
@@ -74,14 +74,14 @@ class HFModel(Opened):
             known = ", ".join(name for s in NAME_MAPPINGS.values() for name in s.model_types)
             self._config.refuse(f"model_type must be {known}; got {kind!r}")
         self.architecture, self._mapping = mapping.architecture, mapping
-        self._pieces: dict[str, dict[Piece, str]] = {}  # of those that are stored in pieces
+        self._pieces: dict[str, dict[Piece, str]] = {}  # of weights that are stored in pieces
         self._added: dict[str, Floats] = {}
-        self.types: dict[str, str] = {}  # of metadata that is passed on: none is
+        self.types: dict[str, str] = {}  # of metadata that an export keeps: none
         self.metadata = {"general.architecture": self.architecture} | {
             f"{self.architecture}.{key}": value for key, value in self._read_config().items()
         }
         self._mapping = mapping.suited(self.metadata)
-        #: whether rows of q and k that RoPE rotates together are half a head apart in ``stored``
+        #: whether ``stored`` rows of q and k that RoPE rotates together are half a head apart
         self.pairs_apart = bool(mapping.pairs)
         self._stored = Shards(path, BUFFERS, (BLOCKS, SCALES) if mapping.bare else ())
         try:
@@ -94,7 +94,7 @@ class HFModel(Opened):
         self.nbytes, self.files = self._stored.nbytes, str(self._stored)
 
     def close(self) -> None:
-        """Let go of the files. Arrays that ``stored`` gave stay valid."""
+        """Release the files. Arrays from ``stored`` stay valid."""
         self._stored.close()
 
     def __getitem__(self, name: str) -> Floats:
@@ -109,31 +109,32 @@ class HFModel(Opened):
         return pairs_together(values, heads) if heads else values
 
     def _order(self, name: str, shape: tuple[int, ...]) -> tuple[int, NDArray[np.intp]] | None:
-        """Return another order of a weight's rows or columns than GGUF's, if it has one."""
+        """Return a weight's axis and order, if its rows or columns are ordered unlike GGUF's."""
         try:
             return self._mapping.order(self.metadata, name, shape)
         except (KeyError, ValueError) as error:
             raise DataError(f"{self.path}: {name}: {shape} does not fit: {error}") from error
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a weight in the type that it has, in GGUF's order."""
+        """Return the bytes of a weight in its own type, in GGUF's order."""
         values, heads = self._as_stored(name), self._heads(name)
         return _bytes(pairs_together(values, heads) if heads else values)
 
     def stored(self, name: str) -> Array:
-        """Return a weight as stored there: float32, or the bytes of another type.
+        """Return a weight as stored in the folder: float32, or the bytes of another type.
 
-        It is a view of the mapped file, unless the file has it in pieces, transposed or in another
-        order: then a copy in the same type. The rows of q and k are in the folder's order: see
+        It is a view of the mapped file, or a copy in the same type if the file has the weight in
+        pieces, transposed or in another order. Rows of q and k are in the folder's order: see
         ``pairs_apart``.
         """
         values = self._as_stored(name)
         return np.require(values, requirements="A") if self._is_f32(name) else _bytes(values)
 
     def is_copied(self, name: str) -> bool:
-        """Whether ``stored`` copies a weight: it is in pieces, transposed, in another order, ...
+        """Return whether ``stored`` copies a weight.
 
-        ... other numbers than the file has, or float32 at an odd address.
+        It does if the weight is in pieces, transposed, in another order, changed in value, or
+        unaligned float32.
         """
         if name in self._added:
             return False
@@ -144,7 +145,7 @@ class HFModel(Opened):
         return odd or self._order(name, info.shape) is not None
 
     def _as_stored(self, name: str) -> Array:
-        """Return a weight by GGUF's name and shape, as stored; q and k in the folder's order."""
+        """Return a weight with GGUF's shape, as stored; q and k in the folder's order."""
         if name in self._added:
             return self._added[name]
         if self._is_changed(name):
@@ -157,17 +158,17 @@ class HFModel(Opened):
         return self._ordered(name, values.reshape(self._whole(name, values.shape)))
 
     def _ordered(self, name: str, values: Array) -> Array:
-        """Return a weight with its rows or columns in GGUF's order, but for those of q and k."""
+        """Return a weight with its rows or columns in GGUF's order, except q and k."""
         order = self._order(name, values.shape)
         return values if order is None else np.take(values, order[1], order[0])
 
     def _is_changed(self, name: str) -> bool:
-        """Whether the numbers are others than a folder's: dequantized when they are read."""
+        """Return whether GGUF's values differ from the folder's (offset or logarithm)."""
         module = module_of(name)
         return module in self._mapping.more or module in self._mapping.logarithms
 
     def _floats(self, name: str) -> Floats:
-        """Return the same in float32, with what a folder leaves out."""
+        """Return a weight in float32, with GGUF's values."""
         more = self._mapping.more.get(module_of(name), 0.0)
         if more:
             return self._stored[self._sources[name]] + np.float32(more)
@@ -179,7 +180,7 @@ class HFModel(Opened):
         return quants.dequantize(_bytes(self._as_stored(name)), info.type, info.shape)
 
     def _view(self, source: str) -> Array:
-        """Return a tensor of the files; numbers of 16 bits as they are stored."""
+        """Return a tensor of the files; 16-bit numbers as uint16."""
         info = self._stored.tensors[source]
         if info.type == "U8":
             scales = source.removesuffix(BLOCKS) + SCALES
@@ -193,15 +194,15 @@ class HFModel(Opened):
         return self.tensors[name].type == "F32"
 
     def _heads(self, name: str) -> int:
-        """Return the heads of a weight whose rows GGUF has in another order, else 0.
+        """Return the number of heads of a weight whose rows GGUF orders differently, else 0.
 
-        Raises DataError where they do not divide the rows.
+        Raises DataError if the rows are not a multiple of two rows for each head.
         """
         heads, rows = self._mapping.heads(self.metadata, name), self.tensors[name].shape[0]
         if heads and rows % (2 * heads):
             raise DataError(
-                f"{self.path / CONFIG}: expected heads that divide the rows of {name} in pairs; "
-                f"got {heads} for {rows} rows"
+                f"{self.path / CONFIG}: expected a number of heads that divides the row pairs of "
+                f"{name}; got {heads} for {rows} rows"
             )
         return heads
 
@@ -211,13 +212,13 @@ class HFModel(Opened):
 
     @property
     def rows(self) -> int:
-        """The number of ids: of rows of the table of embeddings. Raises DataError without one."""
+        """The number of token ids: rows of the embedding table. Raises DataError without one."""
         if TABLE not in self.tensors:
             raise DataError(f"{self.path}: tensor {TABLE} is missing")
         return self.tensors[TABLE].shape[0]
 
     def require(self, key: str, kind: type[Scalar]) -> Scalar:
-        """Return the value of a key that must be there and be of a kind. Raises DataError."""
+        """Return the value of a key that must exist and have type ``kind``. Raises DataError."""
         value = self.metadata.get(key)
         if type(value) is kind:
             return value
@@ -232,22 +233,22 @@ class HFModel(Opened):
                 )
 
     def _is_nonfinite(self, name: str, info: TensorInfo) -> bool:
-        """Whether a tensor of the files has NaN or infinity; of blocks, the scales say so."""
+        """Return whether a tensor has NaN or infinity; in MXFP4 only scales can."""
         raw = self._stored.raw(name)
         if info.type != "U8":
             return find_nonfinite(raw, info.type) is not None
         return name.endswith(SCALES) and int(raw.max()) >= E8M0_LIMIT
 
     def check_unchanged(self) -> None:
-        """Raise DataError if a file is no longer the one that was opened.
+        """Raise DataError if a file has changed since it was opened.
 
-        Files of weights, their index and config.json are looked at, after ``close`` too.
+        Weight files, their index and config.json are checked, also after ``close``.
         """
         self._watched.check()
         self._stored.check_unchanged()
 
     def _read_config(self) -> dict[str, Any]:
-        """Return the hyper-parameters by GGUF's keys; refuse what is not known."""
+        """Return the hyper-parameters by GGUF's keys; refuse unknown keys."""
         config, mapping = self._config, self._mapping
         self._is_tied = config.get("tie_word_embeddings")
         further = config.get(_FURTHER)
@@ -304,7 +305,7 @@ class HFModel(Opened):
         return sources
 
     def _is_further(self, name: str) -> bool:
-        """Whether a weight is of a block behind the last, which predicts further tokens."""
+        """Return whether a weight belongs to an extra block that predicts further tokens."""
         if name.startswith(("mtp.", "model.mtp_")):
             return True
         number = self._mapping.block_of(name) if self._further else None
@@ -316,7 +317,7 @@ class HFModel(Opened):
         return np.array_equal(one, other)
 
     def _check_biases(self, sources: dict[str, str]) -> None:
-        """Refuse biases that config.json says otherwise of; take away those that do nothing."""
+        """Refuse biases that contradict config.json; drop biases that are all zero."""
         mapping = self._mapping
         for key, (usual, modules) in mapping.biases.items():
             said = self._config.get(key, usual)
@@ -342,7 +343,7 @@ class HFModel(Opened):
         return TensorInfo(name, info.type, shape, info.offset, info.nbytes)
 
     def _info_of_pieces(self, name: str) -> TensorInfo:
-        """Describe a weight that is stored in pieces, all of which must be there, and alike."""
+        """Describe a weight in pieces; all pieces must exist, with one shape and type."""
         pieces, path = self._pieces[name], self._path_of(name)
         infos = [self._stored.tensors[source] for source in pieces.values()]
         first, piece = infos[0], next(iter(pieces))
@@ -361,7 +362,7 @@ class HFModel(Opened):
         shape = piece.shape(whole)
         if math.prod(shape) * piece.parts != math.prod(whole):
             raise DataError(
-                f"{path}: {name}: expected {piece.parts} parts of as many rows; got {first.shape}"
+                f"{path}: {name}: expected rows that {piece.parts} parts divide; got {first.shape}"
             )
         size //= piece.parts
         if order := self._order(name, shape):
@@ -372,7 +373,7 @@ class HFModel(Opened):
         return TensorInfo(name, type, whole, first.offset, size)
 
     def _whole_of_blocks(self, source: str) -> tuple[int, ...]:
-        """Return the shape of the matrices that blocks and scales are."""
+        """Return the shape of the matrices that MXFP4 blocks and scales hold."""
         shape, name = self._stored.tensors[source].shape, source.removesuffix(BLOCKS)
         scales = self._stored.tensors.get(name + SCALES)
         if scales is None or len(shape) < 3 or (shape[:-1], 16) != (scales.shape, shape[-1]):
@@ -387,7 +388,7 @@ class HFModel(Opened):
         return (*shape[:-2], shape[-2] * ELEMENTS)
 
     def _whole(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a shape without an axis that only folders have, or with one that they lack."""
+        """Return a shape without the axis that only folders have, or with the one they lack."""
         if self._mapping.is_spread(name) and shape[-2:-1] == (1,):
             return (*shape[:-2], shape[-1])
         try:
@@ -407,7 +408,7 @@ def _bytes(values: Array) -> NDArray[np.uint8]:
 
 
 def context_length(folder: Path) -> int | None:
-    """Return how many tokens a folder's model sees at most; None where config.json does not say.
+    """Return a folder's context length in tokens; None if config.json does not say.
 
     Raises DataError for a config.json that cannot be read.
     """
@@ -419,8 +420,8 @@ def context_length(folder: Path) -> int | None:
 
 
 def open(path: str | os.PathLike[str], *, check: bool | None = False) -> HFModel:
-    """Open a folder. Raises DataError for whatever is wrong with it.
+    """Open a folder. Raises DataError for a malformed folder.
 
-    `check` looks through the weights for NaN and infinity; None: if they are few.
+    `check` searches the weights for NaN and infinity; None means only if the model is small.
     """
     return HFModel(Path(path)).looked_through(check)

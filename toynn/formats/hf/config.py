@@ -1,4 +1,4 @@
-"""config.json, key by key: nothing in it is ignored that could change a number."""
+"""Read config.json key by key; no unknown key that could change a number is ignored."""
 
 from collections.abc import Collection, Mapping
 from copy import copy
@@ -12,7 +12,7 @@ __all__ = ["CONFIG", "WEIGHTS", "Config"]
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_WHOLE, MAX_REAL = 1 << 63, 1e38
 
-#: Keys of config.json that change no number of a model that is evaluated or trained here.
+#: Keys of config.json that do not change what toynn computes.
 IGNORED_KEYS = frozenset(
     (
         "_attn_implementation_autoset",
@@ -58,25 +58,25 @@ IGNORED_KEYS = frozenset(
 )
 
 
-#: Keys that count for the part for text where they stand beside it.
+#: Keys next to text_config that also apply to the text part.
 _SHARED = ("quantization_config", "tie_word_embeddings")
 
 
 class Config:
-    """The object in a config.json; what is read of it is known."""
+    """The object in a config.json; it records which keys were read."""
 
     def __init__(self, folder: Path, values: Mapping[str, Any]) -> None:
         self._path, self._values = folder / CONFIG, values
         self._known = set(IGNORED_KEYS)
 
     def over(self, **values: Any) -> "Config":
-        """Return it with other values; what is read of either is known."""
+        """Return a copy with other values; both share the record of keys that were read."""
         other = copy(self)
         other._values = {**self._values, **values}
         return other
 
     def of_text(self) -> tuple["Config", bool]:
-        """Return the configuration of the text part, and whether the model has other parts."""
+        """Return the text part's configuration, and whether it is one part of several."""
         text = self._values.get("text_config")
         if not isinstance(text, dict):
             return self, False
@@ -86,16 +86,16 @@ class Config:
         return other, True
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise DataError about the file."""
+        """Raise DataError for the file."""
         raise DataError(f"{self._path}: {what}")
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value as it is there."""
+        """Return a value as it is in the file."""
         self._known.add(key)
         return self._values.get(key, default)
 
     def number(self, key: str, value: object, *, real: bool, least: int = 1) -> float:
-        """Return a value of a key: a real number above 0, or a whole one of at least ``least``."""
+        """Check a key's value: a real number above 0, or an integer of at least ``least``."""
         kinds = (int, float) if real else (int,)
         if isinstance(value, kinds) and not isinstance(value, bool):
             if real and 0 < value < MAX_REAL:
@@ -107,14 +107,14 @@ class Config:
         )
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return whether a key says true; it must say true or false."""
+        """Return the value of a key that must be true or false."""
         value = self.get(key, default)
         if not isinstance(value, bool):
             self.refuse(f"{key} must be true or false; got {value!r}")
         return value
 
     def numbers(self, keys: Mapping[str, str], real: Collection[str]) -> dict[str, Any]:
-        """Return the numbers that are there, by GGUF's keys."""
+        """Return the numbers that the file has, by GGUF's keys."""
         found = {}
         for key, hf_key in keys.items():
             value = self.get(hf_key)
@@ -123,13 +123,13 @@ class Config:
         return found
 
     def expect(self, key: str, values: tuple[object, ...]) -> None:
-        """Refuse a file in which a key is there and has none of these values."""
+        """Refuse a file whose key has none of these values; a missing key is fine."""
         found = self.get(key, values[0])
         if found not in values:
             self.refuse(f"{key} must be {values[0]!r}; got {found!r}")
 
     def refuse_others(self) -> None:
-        """Refuse a file with a key that was not read and could change its numbers."""
+        """Refuse a file with a key that was not read and could change numbers."""
         for key, value in self._values.items():
             if key not in self._known and value not in (None, False, [], {}):
                 if key == "quantization_config":
@@ -137,9 +137,9 @@ class Config:
                 self.refuse(f"{key} = {value!r} is not known to toynn")
 
     def refuse_quantized(self, found: object) -> NoReturn:
-        """Refuse a folder whose weights are quantized in a way that toynn does not read."""
+        """Refuse a folder whose weights are quantized in a way that toynn cannot read."""
         method = found.get("quant_method") if isinstance(found, Mapping) else None
         self.refuse(
-            f"quantization_config: this folder is quantized ({method or found!s:.80}): take the "
-            "original"
+            f"quantization_config: this folder is quantized ({method or found!s:.80}): use the "
+            "original model"
         )

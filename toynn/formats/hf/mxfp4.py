@@ -1,10 +1,11 @@
-"""MXFP4 in Hugging Face's folders: blocks and scales in two tensors; GGUF has one.
+"""Convert MXFP4 from Hugging Face's two tensors, blocks and scales, to GGUF's one.
 
-    there    ..._blocks (..., G, 16) and ..._scales (..., G): byte j has elements 2 j and 2 j + 1
-    GGUF     rows of G blocks of 17 bytes: the scale, then 16 of which byte j has j and j + 16
+    Hugging Face  ..._blocks (..., G, 16), ..._scales (..., G): byte j has elements 2 j and 2 j + 1
+        GGUF          rows of G blocks of 17 bytes: the scale, then byte j has elements j and j + 16
 
-of a row of 32 G elements; the first of a byte are its lower four bits. The numbers are the same:
-2^(scale - 127) times one of 16. Source: Open Compute Project 2023, Microscaling Formats v1.0.
+A row has 32 G elements; the first element of a byte is in its lower four bits. A number is
+2^(scale - 127) times one of 16 values. Source: Open Compute Project 2023, Microscaling Formats
+v1.0.
 """
 
 from typing import Any
@@ -14,12 +15,12 @@ from numpy.typing import NDArray
 
 __all__ = ["BLOCKS", "BYTES", "ELEMENTS", "SCALES", "interleaved"]
 
-BLOCKS, SCALES = "_blocks", "_scales"  # what the names end in
+BLOCKS, SCALES = "_blocks", "_scales"  # suffixes of names
 ELEMENTS, BYTES = 32, 17  # of a block: elements, and GGUF's bytes
 
 
 def interleaved(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[Any]:
-    """Return GGUF's bytes (..., 17 G) of blocks (..., G, 16) and scales (..., G)."""
+    """Return GGUF's bytes (..., 17 G) from blocks (..., G, 16) and scales (..., G)."""
     elements = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], ELEMENTS)
     halves = elements[..., :16] | elements[..., 16:] << 4
     whole = np.concatenate([scales[..., None], halves], axis=-1)

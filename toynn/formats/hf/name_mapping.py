@@ -1,7 +1,7 @@
-"""Name mapping: keys of config.json, names of weights and order of their rows at Hugging Face.
+"""Map GGUF's keys, weight names and order of rows to Hugging Face's.
 
-Each GGUF name or key stands beside the one at Hugging Face. This file knows no architecture:
-`toynn.models` registers an architecture's name mapping with its model.
+This file knows no architecture: `toynn.models` registers each architecture's name mapping with its
+model.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -31,15 +31,15 @@ Floats = NDArray[np.float32]
 Hyper = Mapping[str, Any]  # by GGUF's keys without the architecture
 Weights = Mapping[str, Floats]  # by GGUF name
 
-#: What the names of weights begin with, behind "model.", in folders that read pictures too: those
-#: for text, and others, which toynn leaves out.
+#: Prefixes of weight names, after "model.", in folders that also read pictures: of the text part,
+#: and of other parts, which toynn leaves out.
 _TEXT = "language_model."
 _BESIDE_TEXT = (
     "vision_tower.", "multi_modal_projector.", "visual.", "audio_tower.", "embed_vision.",
     "embed_audio.", "mtp.",
 )  # fmt: skip
-MAX_DIGITS = 10  # of the number of a block
-#: Of each architecture, by general.architecture.
+MAX_DIGITS = 10  # of a block's number
+#: By general.architecture.
 NAME_MAPPINGS: dict[str, "NameMapping"] = {}
 
 
@@ -65,11 +65,11 @@ def _none_spare(hyper: Hyper) -> Collection[str]:
 
 @dataclass(frozen=True)
 class Order:
-    """Another order of the rows (axis 0) or columns (axis 1) of a weight.
+    """A different order of the rows (axis 0) or columns (axis 1) of a weight.
 
-    ``index`` says, by hyper-parameters and how many Hugging Face's weight has, which one of these
-    each of GGUF's is; they are fewer where GGUF's weight is a part of it. It raises KeyError for a
-    hyper-parameter that is missing, ValueError where they do not fit.
+    ``index`` takes hyper-parameters and the length of Hugging Face's axis. It returns, for each of
+    GGUF's rows (or columns), the index of Hugging Face's; fewer, if GGUF's weight is a part. It
+    raises KeyError for a missing hyper-parameter, ValueError if they do not fit.
     """
 
     axis: int
@@ -78,26 +78,25 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """What Hugging Face's folders of an architecture say.
+    """The config.json of an architecture's Hugging Face folders.
 
     Attributes
     ----------
     keys, real, optional
-        GGUF's hyper-parameters, without the architecture, by their names in config.json; those
-        that are real numbers; those that need not be there.
+        config.json's names by GGUF's hyper-parameter (without the architecture); the GGUF keys
+        that are real numbers; those that may be missing.
     fixed, shown
-        Keys of config.json: the values that the model computes with, and what is written.
+        Keys of config.json: the values that toynn supports, and the values that it writes.
     tied
-        Whether the head is tied where config.json does not say.
+        Whether the head is tied if config.json does not say.
     biases
-        Keys of config.json that say whether modules have biases: what that is where they are
-        missing, and which modules.
+        Keys of config.json that say whether modules have biases: the default, and the modules.
     zero_biases
-        Modules whose biases are left out, if all are zero.
+        Modules whose biases are left out if all are zero.
     bare
-        What the names of modules end in that are the names of their weights there.
+        Suffixes of modules whose weight has the module's name, without ".weight".
     model_type
-        The architecture's name there; empty: as GGUF has it.
+        The architecture's name in config.json; empty: GGUF's.
     also
         Other names of what computes the same.
     begins
@@ -123,41 +122,42 @@ class Folder:
 
 @dataclass(frozen=True)
 class NameMapping(Folder):
-    """How Hugging Face names the models of an architecture: what its folders say, and its weights.
+    """Hugging Face's names for an architecture: config.json, and the weights.
 
     Attributes
     ----------
     modules
-        What has weights: "blk.{n}.attn_q" -> "model.layers.{n}.self_attn.q_proj".
+        Modules with weights: "blk.{n}.attn_q" -> "model.layers.{n}.self_attn.q_proj".
     transposed
-        Modules whose matrices are (in, out).
+        Modules whose matrices are (in, out) at Hugging Face.
     pairs
-        Modules whose rows have the pairs that RoPE rotates together in GGUF files, and half a head
-        apart at Hugging Face; with the keys of their number of heads, of which the first counts.
+        Modules whose rows RoPE rotates in pairs. A pair is adjacent in GGUF files, half a head
+        apart at Hugging Face. The values are keys of the number of heads; the first found counts.
     spread
-        Modules whose weights have an axis of one before their last there.
+        Modules whose weights have an axis of one before their last at Hugging Face.
     more
-        By how much the numbers of a module are more than those in a folder.
+        Modules whose GGUF values are the folder's values plus this number.
     logarithms
-        Modules whose numbers are -e^x of those in a folder.
+        Modules whose GGUF values are -e^x of the folder's values x.
     whole
-        Weights among the modules, by their whole names here and there.
+        Entries of ``modules`` that are full names of weights, in both formats.
     orders
-        Modules whose rows or columns have another order in a folder.
+        Modules whose rows or columns are ordered differently in a folder.
     flat
-        Weights that have one axis in a folder and two here: the key of the number of rows.
+        Weights with one axis in a folder and two in GGUF files, and the key of their number of rows.
     spare
         Returns the modules that a model has not, where two of them have one name in a folder.
     claims
         Says whether a folder of its model_type is of the architecture, where several have one.
     complete
-        Reads what is no plain number: adds to what was found; returns tensors that come of it.
+        Reads values that are not plain numbers: adds hyper-parameters, and returns tensors that
+        follow from config.json.
     beside
-        Returns what else to write for a model: keys of config.json, and tensors by GGUF name.
+        Returns what else to write: keys of config.json, and tensors by GGUF name.
     unread
-        Says of a weight, by hyper-parameters, whether there may be one that the model ignores.
+        Returns whether a model with these hyper-parameters ignores a weight, if a folder has it.
     has_head
-        Whether a model can have a head that is not its table of embeddings.
+        Whether a model can have a head that is not its embedding table.
     """
 
     architecture: str
@@ -183,16 +183,16 @@ class NameMapping(Folder):
         return (self.model_type or self.architecture, *self.also)
 
     def name(self, gguf_name: str) -> str:
-        """Return a weight's name at Hugging Face; KeyError for one that it has no name for."""
+        """Return a weight's name at Hugging Face. Raises KeyError for an unknown one."""
         module, number, kind = _parted(gguf_name)
         if (whole := self._whole(gguf_name)) in self.whole:
             return self.modules[whole].replace("{n}", number)
         return f"{self.modules[module].replace('{n}', number)}.{kind}"
 
     def gguf_name(self, name: str) -> str | None:
-        """Return the GGUF name of a weight; None if there is none.
+        """Return the GGUF name of a Hugging Face weight, or None.
 
-        Models without a head leave out the first part of the others' names.
+        Folders of models without a head omit the first part of the names.
         """
         prefix = self._block.partition(".")[0]
         if not name.startswith((f"{prefix}.", "lm_head.")):
@@ -211,13 +211,13 @@ class NameMapping(Folder):
         return None
 
     def block_of(self, name: str) -> int | None:
-        """Return the number of the block that a weight of a folder is in; None: it is in none."""
+        """Return the block number of a folder's weight; None if it is in no block."""
         number = name.removeprefix(self._block).partition(".")[0]
         inside = name.startswith(self._block) and number.isdecimal() and len(number) < MAX_DIGITS
         return int(number) if inside else None
 
     def bare_name(self, name: str) -> str:
-        """Return the name in a folder of what would be called so."""
+        """Return a weight's name in a folder, where modules in ``bare`` have no suffix."""
         module, _, kind = name.rpartition(".")
         if not module.endswith(tuple(self.bare)):
             return name
@@ -235,26 +235,26 @@ class NameMapping(Folder):
 
     @staticmethod
     def _whole(gguf_name: str) -> str:
-        """Return the name of a weight, "{n}" in place of the number of its block."""
+        """Return a weight's name with "{n}" instead of its block number."""
         module, _, kind = _parted(gguf_name)
         return f"{module}.{kind}" if kind else module
 
     def _row(self, gguf_name: str) -> str:
-        """Return the name of a weight's module, or its own if it is known by that."""
+        """Return the name of a weight's module, or its full name if it is in ``whole``."""
         whole = self._whole(gguf_name)
         return whole if whole in self.whole else module_of(gguf_name)
 
     def is_spread(self, gguf_name: str) -> bool:
-        """Say whether a weight has an axis of one before its last in a folder."""
+        """Return whether a weight has an axis of one before its last in a folder."""
         row = self._row(gguf_name)
         return row in self.spread and (row in self.whole or gguf_name.endswith(".weight"))
 
     def is_flat(self, gguf_name: str) -> bool:
-        """Say whether a weight has one axis in a folder, and two here."""
+        """Return whether a weight has one axis in a folder and two in GGUF files."""
         return self._row(gguf_name) in self.flat
 
     def suited(self, metadata: Mapping[str, Any]) -> "NameMapping":
-        """Return the mapping without modules that a model of these metadata does not have."""
+        """Return the mapping without the modules that a model of these metadata lacks."""
         prefix = f"{self.architecture}."
         spare = self.spare({key.removeprefix(prefix): value for key, value in metadata.items()})
         modules = {name: own for name, own in self.modules.items() if name not in spare}
@@ -263,9 +263,9 @@ class NameMapping(Folder):
     def unflattened(
         self, metadata: Mapping[str, Any], gguf_name: str, shape: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """Return the shape that a weight has here, of that in a folder.
+        """Return a weight's GGUF shape from its shape in a folder.
 
-        ValueError where the metadata do not fit it.
+        Raises ValueError if the metadata do not fit the shape.
         """
         key = self.flat.get(self._row(gguf_name))
         if key is None or len(shape) != 1:
@@ -277,12 +277,12 @@ class NameMapping(Folder):
 
     @property
     def _block(self) -> str:
-        """What the names of the blocks' modules begin with, before the number."""
+        """The prefix of the names of blocks' modules, before the number."""
         return next(name for name in self.modules.values() if "{n}" in name).partition("{n}")[0]
 
     @property
     def parts(self) -> dict[str, str]:
-        """The modules of a block, without what all of them begin with."""
+        """The modules of a block, without the prefix of the block."""
         cut = f"{self._block}{{n}}."
         return {
             module.removeprefix("blk.{n}."): layout_of(hf_name)[0].removeprefix(cut)
@@ -291,21 +291,21 @@ class NameMapping(Folder):
         }
 
     def is_transposed(self, gguf_name: str, dimensions: int) -> bool:
-        """Say whether a weight is stored transposed in a folder."""
+        """Return whether a weight is stored transposed in a folder."""
         return dimensions == 2 and module_of(gguf_name) in self.transposed
 
     def biases_of(self, weights: Iterable[str], modules: Collection[str]) -> list[str]:
-        """Return the names of the biases that modules have or could have, by those of weights."""
+        """Return the names of the possible biases of ``modules`` among these weights."""
         found = (name for name in weights if name.endswith(".weight"))
         return [f"{name[:-6]}bias" for name in found if module_of(name) in modules]
 
     def order(
         self, metadata: Mapping[str, Any], gguf_name: str, shape: tuple[int, ...]
     ) -> tuple[int, NDArray[np.intp]] | None:
-        """Return the axis of a weight that has another order in a folder, and which; else None.
+        """Return the axis of a weight that a folder orders differently, and the order; or None.
 
-        ``shape`` is that in the folder. KeyError if the metadata do not say it, ValueError if they
-        do not fit.
+        ``shape`` is the folder's. Raises KeyError for missing metadata, ValueError if they do not
+        fit.
         """
         found = self.orders.get(self._row(gguf_name))
         if found is None:
@@ -333,14 +333,14 @@ class NameMapping(Folder):
         return order[1] if order else np.arange(total)[rows_of(part, parts, interleaved, total)]
 
     def passes_over(self, metadata: Mapping[str, Any], gguf_name: str) -> bool:
-        """Say whether a model of these metadata ignores a weight."""
+        """Return whether a model of these metadata ignores a weight."""
         prefix = f"{self.architecture}."
         return self.unread({k.removeprefix(prefix): v for k, v in metadata.items()}, gguf_name)
 
     def heads(self, metadata: Mapping[str, Any], gguf_name: str) -> int:
-        """Return the number of heads of a weight whose rows are in another order, else 0.
+        """Return the number of heads of a weight whose rows are ordered differently, else 0.
 
-        KeyError if the metadata do not say it.
+        Raises KeyError for missing metadata.
         """
         keys = [f"{self.architecture}.{key}" for key in self.pairs.get(module_of(gguf_name), ())]
         if not keys:
@@ -357,9 +357,10 @@ def name_mapping_for(config: Config) -> NameMapping | None:
 
 
 def text_name_of(name: str) -> str | None:
-    """Return a weight's name in a model for text alone; None: it is of another part.
+    """Return a weight's name in a text-only model; None if it belongs to another part.
 
-    language_model.model.norm.weight, or model.language_model.norm.weight: model.norm.weight.
+    For example, language_model.model.norm.weight and model.language_model.norm.weight both become
+    model.norm.weight.
     """
     whole = name.removeprefix("model.")
     if whole.startswith(_BESIDE_TEXT):
@@ -371,12 +372,12 @@ def text_name_of(name: str) -> str | None:
 
 
 def module_of(gguf_name: str) -> str:
-    """Return what a weight belongs to, "{n}" in place of the number of its block."""
+    """Return a weight's module, with "{n}" instead of its block number."""
     return _parted(gguf_name)[0]
 
 
 def _parted(gguf_name: str) -> tuple[str, str, str]:
-    """Return the module of a weight, the number of its block, and whether it is weight or bias."""
+    """Split a name into its module, its block number, and "weight" or "bias"."""
     module, _, kind = gguf_name.rpartition(".")
     first, _, rest = module.partition(".")
     number, _, part = rest.partition(".")
@@ -388,7 +389,7 @@ def _parted(gguf_name: str) -> tuple[str, str, str]:
 
 
 def pairs_together(w: Floats, heads: int) -> Floats:
-    """Return rows of q or k in GGUF's order of pairs: those that RoPE rotates are together.
+    """Return rows of q or k in GGUF's order: the two rows of a RoPE pair are adjacent.
 
     At Hugging Face they are half a head apart.
     """

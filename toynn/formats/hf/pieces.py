@@ -1,4 +1,4 @@
-"""Expert weights, which a Hugging Face folder cuts in other pieces than a GGUF file.
+"""Assemble expert weights, which a Hugging Face folder cuts into other pieces than GGUF.
 
     blk.{n}.ffn_gate_exps (E, F, C) is
     model.layers.{n}.mlp.experts.{e}.gate_proj                     E weights (F, C), or
@@ -38,22 +38,22 @@ _NUMBER = "(0|[1-9][0-9]{0,8})"
 
 
 class Piece(NamedTuple):
-    """What a weight of a folder is to one of GGUF's: that of an expert, or all; part i of k."""
+    """The relation of a folder's weight to GGUF's: one expert or all; part i of k."""
 
     name: str  # GGUF's
     expert: int | None
     part: int = 0
     parts: int = 1
-    interleaved: bool = False  # rows i, i + k, ..., or the i-th stretch of them
-    transposed: bool = False  # its matrices are (in, out) there
+    interleaved: bool = False  # rows i, i + k, ...; else the i-th contiguous part
+    transposed: bool = False  # whether the folder's matrices are (in, out)
 
     @property
     def rows(self) -> int:
-        """The axis of its rows, counted from the end."""
+        """The axis of the rows, counted from the end."""
         return -1 if self.name.endswith(".bias") else -2
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the piece, of that of the whole. The parts must fit."""
+        """Return the piece's shape, given the stored shape of the whole. The parts must fit."""
         shape = list(stored)
         if self.transposed:
             shape[-2:] = shape[:-3:-1]
@@ -62,12 +62,12 @@ class Piece(NamedTuple):
 
 
 def is_cut(hf_name: str) -> bool:
-    """Say whether a module's name at Hugging Face stands for pieces."""
+    """Return whether a module's Hugging Face name stands for pieces."""
     return "{e}" in hf_name or _PART.search(hf_name) is not None
 
 
 def _spellings(modules: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the modules that stand for pieces, by each of their names in a folder."""
+    """Yield the modules in pieces, with each of their possible names in a folder."""
     for module, hf_name in modules.items():
         if is_cut(hf_name):
             yield module, hf_name
@@ -77,7 +77,7 @@ def _spellings(modules: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def pieces_of(modules: Mapping[str, str], name: str) -> list[Piece]:
-    """Return which pieces a weight of a folder is; none, if it is whole, or nothing known."""
+    """Return the pieces in a folder's weight; none if it is whole or unknown."""
     found = []
     for module, hf_name in _spellings(modules):
         pattern = re.escape(_PART.sub("", hf_name))
@@ -100,7 +100,7 @@ def pieces_of(modules: Mapping[str, str], name: str) -> list[Piece]:
 
 
 def assembled(pieces: Mapping[Piece, str], read: Callable[[str], Array]) -> Array:
-    """Return a weight from its pieces, by the names by which they are read."""
+    """Assemble a weight from its pieces, given their names in the folder."""
     ordered = sorted(pieces, key=lambda piece: piece.expert or 0)
     values = [_part(read(pieces[piece]), piece) for piece in ordered]
     return np.stack(values) if ordered[0].expert is not None else values[0]
@@ -116,7 +116,7 @@ def _part(values: Array, piece: Piece) -> Array:
 
 
 def _how(part: re.Match[str] | None, is_weight: bool) -> tuple[Any, ...]:
-    """Return the last fields of a piece."""
+    """Return the last fields of a Piece."""
     if part is None:
         return ()
     if part[2] is None:
@@ -131,14 +131,14 @@ def rows_of(part: int, parts: int, interleaved: bool, total: int) -> slice:
 
 
 def layout_of(hf_name: str) -> tuple[str, int, int, bool]:
-    """Return the name of what is there, which part of how many this is, and whether by turns."""
+    """Return the folder's name, the part, the number of parts, and whether they interleave."""
     part = _PART.search(hf_name)
     i, k, interleaved, _ = _how(part, True) or (0, 1, False, False)
     return _PART.sub("", hf_name), i, k, interleaved
 
 
 def joined(hf_name: str, values: list[Floats]) -> Floats:
-    """Return the weight of a folder from its parts, in order; the inverse of ``assembled``."""
+    """Join parts, in order, to a folder's weight; the inverse of ``assembled``."""
     part, is_weight = _PART.search(hf_name), hf_name.endswith(".weight")
     _, _, interleaved, transposed = _how(part, is_weight) or (0, 1, False, False)
     axis = -2 if is_weight else -1
@@ -152,7 +152,7 @@ def joined(hf_name: str, values: list[Floats]) -> Floats:
 
 
 def cut(hf_name: str, values: Floats) -> dict[tuple[str, int], Floats]:
-    """Return the pieces of a weight: by the name of each, and which part it is of what is there."""
+    """Cut a weight into pieces, by the folder's name and the number of the part."""
     part = _PART.search(hf_name)
     if part:
         return {(_PART.sub("", hf_name), int(part[1])): values}

@@ -1,9 +1,9 @@
-"""The safetensors files of a folder: one, or several that an index names.
+"""Open the safetensors files of a folder: one, or several that an index names.
 
-    model.safetensors                           all weights; it goes before the others
+    model.safetensors                           all weights; preferred if it exists
     model.safetensors.index.json                {"weight_map": {name: file, ...}}
 
-Only files beside the index are opened, and none that is pickled.
+Only files in the index's folder are opened, and no pickled ones.
 """
 
 import os
@@ -30,16 +30,17 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class Shards:
-    """Open files of weights, by the names there: `tensors`, and the bytes of each, mapped.
+    """Open files of weights: `tensors` by the files' names, and their mapped bytes.
 
-    Raises DataError for what is missing, damaged, outside of the folder, or not as the index says.
+    Raises DataError for files that are missing, damaged, outside of the folder, or that
+    contradict the index.
     """
 
     def __init__(
         self, folder: Path, passed_over: tuple[str, ...], packed: tuple[str, ...] = ()
     ) -> None:
         index = folder / INDEX
-        self._watched: list[Unchanged] = []  # after close(), too: views stay mapped
+        self._watched: list[Unchanged] = []  # used after close() too: views stay mapped
         if (folder / WEIGHTS).exists() or not index.exists():
             _refuse_others(folder)
             paths, placed = [folder / WEIGHTS], None
@@ -65,19 +66,19 @@ class Shards:
         self._watched.append(file.watched)
         for name, info in file.tensors.items():
             if name in self._places:
-                raise DataError(f"{file.path}: {name} is in {self._places[name].path.name}, too")
+                raise DataError(f"{file.path}: {name} is also in {self._places[name].path.name}")
             self._places[name], self.tensors[name] = file, info
 
     def _check_placed(
         self, index: Path, placed: Mapping[str, str], passed_over: tuple[str, ...]
     ) -> None:
-        """Refuse an index that does not say where the tensors are."""
+        """Raise DataError unless the index places every tensor correctly."""
         for name, file in placed.items():
             found = self._places.get(name)
             if found is None and not name.endswith(passed_over):
-                raise DataError(f"{index}: {name} is to be in {file}, and is not")
+                raise DataError(f"{index}: expected {name} in {file}; it is missing")
             if found is not None and found.path.name != file:
-                raise DataError(f"{index}: {name} is to be in {file}; it is in {found.path.name}")
+                raise DataError(f"{index}: expected {name} in {file}; it is in {found.path.name}")
 
     def __str__(self) -> str:
         count = len(self._files)
@@ -88,7 +89,7 @@ class Shards:
         return self._places[name].path
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor as stored there: a read-only view."""
+        """Return the bytes of a tensor as stored: a read-only view."""
         return self._places[name].raw(name)
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
@@ -96,12 +97,12 @@ class Shards:
         return self._places[name][name]
 
     def check_unchanged(self) -> None:
-        """Raise DataError if a file of these names is no longer the one that was opened."""
+        """Raise DataError if a file has changed since it was opened."""
         for file in self._watched:
             file.check()
 
     def close(self) -> None:
-        """Let go of the files. Views that were taken stay valid."""
+        """Release the files. Views taken from them stay valid."""
         for file in self._files:
             with closing(file):
                 pass
@@ -109,14 +110,14 @@ class Shards:
 
 
 def _refuse_others(folder: Path) -> None:
-    """Refuse a folder with weights in another form; say what to do."""
+    """Raise DataError for a folder with weights in another format; say what to do."""
     if (folder / WEIGHTS).exists():
         return
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if pickled := [name for name in names if name.endswith(_PICKLED)]:
         raise DataError(
             f"{folder / pickled[0]}: pickled weights can run any code when they are opened, so "
-            f"toynn does not; take a download with {WEIGHTS}, or write one where you trust the "
+            f"toynn refuses them; download {WEIGHTS}, or write one where you trust the "
             "file: transformers' AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
         )
     if ggufs := [name for name in names if name.endswith(".gguf")]:
@@ -124,7 +125,7 @@ def _refuse_others(folder: Path) -> None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Return the file of each tensor by its name."""
+    """Return the index: the file of each tensor."""
     found: Any = read_object(index).get("weight_map")
     if not isinstance(found, dict) or not found:
         _refuse(index, f"weight_map: expected the file of each tensor by its name; got {found!r}")
@@ -134,14 +135,13 @@ def _weight_map(index: Path) -> dict[str, str]:
         if Path(file).name != file or "\\" in file:
             _refuse(
                 index,
-                f"weight_map: {name}: expected a file beside the index; got {file!r:.80}, which "
-                "leads elsewhere",
+                f"weight_map: {name}: expected a file in the index's folder; got {file!r:.80}",
             )
     return found
 
 
 def _files(index: Path, placed: Mapping[str, str]) -> list[Path]:
-    """Return the paths of the files, all of which must be there."""
+    """Return the paths of the files; all must exist."""
     names = sorted(set(placed.values()))
     missing = [name for name in names if not os.path.exists(index.parent / name)]  # or too long
     if missing:
@@ -149,7 +149,7 @@ def _files(index: Path, placed: Mapping[str, str]) -> list[Path]:
         others = f" and {len(missing) - _SHOWN} others" if len(missing) > _SHOWN else ""
         _refuse(
             index,
-            f"expected {len(names)} files beside it; missing: {', '.join(shown)}"
+            f"expected {len(names)} files next to it; missing: {', '.join(shown)}"
             f"{others}; complete the download",
         )
     return [index.parent / name for name in names]

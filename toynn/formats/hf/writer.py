@@ -1,4 +1,4 @@
-"""Writing a model in Hugging Face's format."""
+"""Write a model in Hugging Face's format."""
 
 import json
 import os
@@ -32,13 +32,22 @@ def write(
     files: Mapping[str, bytes] = MappingProxyType({}),
     named: Mapping[str, int | None] = MappingProxyType({}),
 ) -> None:
-    """Write a new folder: it is complete, or absent.
+    """Write a new folder, complete or not at all.
 
-    hyper: GGUF's keys without the architecture; tensors: by GGUF name, in GGUF's order; said: those
-    that config.json says; files: those of the tokenizer, by name, and named: the ids of its tokens
-    that begin and end a text, by the keys of config.json.
+    Parameters
+    ----------
+    hyper
+        Hyper-parameters by GGUF's keys without the architecture.
+    tensors
+        Weights by GGUF name, in GGUF's order.
+    said
+        Tensors that config.json describes instead.
+    files
+        The tokenizer's files, by name.
+    named
+        The ids of the tokenizer's BOS and EOS, by config.json's keys.
 
-    Raises DataError if there is something in its place, or a weight cannot be said there.
+    Raises DataError if the path exists, or for a weight that the format cannot hold.
     """
     path, mapping = Path(path), NAME_MAPPINGS[architecture]
     if os.path.lexists(path):
@@ -64,7 +73,7 @@ def write(
             config[key] = has
     arrays: dict[str, Floats] = {}
     parts: dict[tuple[str, int], Floats] = {}
-    how: dict[str, str] = {}  # the parts of a weight are put together
+    how: dict[str, str] = {}  # how the parts of a weight are joined
     metadata = {f"{architecture}.{key}": value for key, value in hyper.items()}
     for name, values in {**tensors, **added}.items():
         heads = mapping.heads(metadata, name)
@@ -84,7 +93,9 @@ def write(
             values = values - np.float32(less)
         if module_of(name) in mapping.logarithms:
             if not (values < 0).all():
-                raise DataError(f"{path}: {name}: has numbers that are not below 0: no logarithm")
+                raise DataError(
+                    f"{path}: {name}: expected numbers below 0, to store logarithms; got others"
+                )
             values = np.log(-values)
         if order := mapping.order(metadata, name, values.shape):
             values = np.take(values, np.argsort(order[1]), order[0])
