@@ -10,7 +10,7 @@ from some_adapters import draw
 from toynn import evaluation
 from toynn.cli import main
 from toynn.engines import frozen
-from toynn.formats import adapters, gguf
+from toynn.formats import adapters, gguf, hub
 from toynn.formats.tokenizer import Tokenizer
 
 TEXT = "The quick brown fox jumps over the lazy dog, and over it again. " * 20
@@ -154,6 +154,47 @@ def test_bad_input_is_one_line(folder, capsys, more, data, said):
     captured = capsys.readouterr()
     (error,) = captured.err.splitlines()
     assert said in error and not captured.out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--loss", "orpo"], "--loss: name preferences by --data"),
+        (["--loss", "dpo", "--data", "DATA"], "--loss dpo: it compares an adapter's model"),
+        (["--loss", "orpo", "--data", "DATA", "--label-smoothing", "0.1"], "only dpo has it"),
+        (["--loss", "orpo", "--data", "DATA", "--against", "MODEL"], "--against: it is not for"),
+        (["--beta", "0.3", "--against", "MODEL"], "--beta: it needs --loss"),
+        (["--question-delimiter", " "], "--question-delimiter: expected multiple-choice questions"),
+        (["--top", "3", "--seq", "16"], "--top: it is for models of pictures"),
+    ],
+)
+@pytest.mark.parametrize("model", ["hf:o/model", "model.gguf", None])
+def test_what_contradicts_itself_is_refused_before_anything_is_fetched(
+    folder, capsys, monkeypatch, more, said, model
+):
+    fetched = []
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(hub, "fetched", fetched.append)
+    monkeypatch.setattr(hub, "fetched_data", lambda *given: fetched.append(given))
+    words = [{"DATA": "hf:o/data", "MODEL": "hf:o/base"}.get(each, each) for each in more]
+    named = (
+        ["--model", model, *words] if model else ["--data", "hf:o/data", "--tokenizer", "hf:o/t"]
+    )
+    assert main(["eval", *named]) == 2 and not fetched
+    assert (said if model else "--model: name the model") in capsys.readouterr().err
+
+
+def test_flags_of_text_are_refused_before_data_are_fetched_for_a_model_of_pictures(
+    capsys, monkeypatch, tmp_path
+):
+    fetched = []
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    monkeypatch.setattr(hub, "fetched", lambda _: tmp_path)
+    monkeypatch.setattr(hub, "fetched_data", lambda *given: fetched.append(given))
+    for model in ("hf:o/pictures", str(tmp_path)):
+        assert main(["eval", "--model", model, "--data", "hf:o/data", "--seq", "16"]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "--seq: it is for models of text" in said and not fetched
 
 
 def test_weights_that_are_not_finite(folder, capsys, monkeypatch):

@@ -285,7 +285,7 @@ def test_shards_are_one_data_set_and_only_they_are_fetched(data, monkeypatch):
     assert path.endswith(f"{COMMIT}/data/train-*-of-00002-*.parquet:2")
     assert words_of(path[:-2]) == ["one", "two", "three"]
     assert set(data.sent) == {name for name in LAYOUT if "train" in name}
-    assert told[0][1].endswith("other splits: validation (such as --valid hf:o/words:validation)")
+    assert told[0][1].endswith("other splits: validation (such as hf:o/words:validation)")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert local_data("hf:o/words:train") == path[:-2]
     with pytest.raises(DataError, match="there is no split validation"):
@@ -314,6 +314,24 @@ def test_the_only_split_in_the_cache_is_not_taken_for_another(data, monkeypatch,
     told.clear()
     local_data("hf:o/several/qa/train-00000-of-00001.parquet", lambda *said: told.append(said))
     assert not told  # it is what was named
+
+
+@pytest.mark.parametrize("command", ["check", "eval"])
+def test_check_and_eval_say_what_they_read_from_the_cache(
+    data, model, monkeypatch, capsys, command
+):
+    data.repos["datasets/o/words"]["data/validation-00000-of-00001.parquet"] = parquet("four" * 9)
+    words = [command, "--model", str(model / "run"), "--data", "hf:o/words:validation", "--json"]
+    words += ["--seq", "16"]
+    assert main(words) == 0
+    before = capsys.readouterr()
+    assert "the hub cannot be reached" not in before.err
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert main(words) == 0
+    after = capsys.readouterr()
+    said = " ".join(after.err.split())
+    assert "data hf:o/words:validation: the hub cannot be reached: reads data/validation-" in said
+    assert json.loads(after.out).keys() == json.loads(before.out).keys()  # and nothing else
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from toynn.jobs.options import TOKENIZER
 from toynn.jobs.paths import local_path, model_file, path_or_name, text_model
 from toynn.options import RecipeOptions
 
-__all__ = ["add_model", "opened", "origin"]
+__all__ = ["add_model", "check_named", "opened", "origin"]
 
 MODEL = (
     "model: a .gguf file, a run folder, a Hugging Face folder or hf:OWNER/NAME (default: the base "
@@ -31,19 +31,24 @@ def add_model(parser: ArgumentParser) -> None:
     add(parser, TOKENIZER)
 
 
+def check_named(arguments: Namespace) -> None:
+    """Raise ConfigError if flags name neither a model nor an adapter."""
+    if arguments.model is None and not arguments.adapter:
+        raise ConfigError("--model: name the model, or by --adapter a run that was trained over it")
+
+
 def origin(arguments: Namespace) -> Origin:
     """Return the model and the tokenizer that flags name, or that the adapters' runs name.
 
     Files on the hub are downloaded. Raises ConfigError if nothing names a model, or if the adapters
     belong to several models.
     """
+    check_named(arguments)
     model, tokenizer = arguments.model, arguments.tokenizer
     if tokenizer is not None:
         tokenizer = model_file(tokenizer)
     if model is not None:
         return Origin(str(local_path(model)), tokenizer)
-    if not arguments.adapter:
-        raise ConfigError("--model: name the model, or by --adapter a run that was trained over it")
     found = {each.path: origin_of(each.path) for each in arguments.adapter}
     first, *others = found.items()
     for path, other in others:

@@ -28,7 +28,7 @@ from toynn.jobs.text import TextOptions, columns_of, rows_within
 from toynn.jobs.untrained import Row, untrained_rows
 from toynn.jobs.weighted import path_and_weight
 from toynn.options import whole
-from toynn.system.printing import counted, harmless, size
+from toynn.system.printing import counted, harmless, print_fact, size
 from toynn.train.progress import Reading
 
 __all__ = ["add_parser"]
@@ -142,7 +142,7 @@ def run(arguments: Namespace) -> int:
 
 def _fetch(arguments: Namespace) -> None:
     """Download what flags name on the hub."""
-    arguments.data = [local_data(word) for word in arguments.data]
+    arguments.data = [local_data(word, print_fact) for word in arguments.data]
     if arguments.model is not None:
         arguments.model = local_path(arguments.model)
     if arguments.tokenizer is not None:

@@ -10,18 +10,27 @@ from typing import Any
 
 from toynn import engines
 from toynn.cli._flags import Once, add, show_first
-from toynn.cli._models import add_model, opened, origin
+from toynn.cli._models import add_model, check_named, opened, origin
 from toynn.engines import PreferenceOptions, SequenceEngine, ViTEngine
 from toynn.engines.preference import KINDS
 from toynn.errors import ConfigError
 from toynn.formats import bases
-from toynn.jobs.figures import SEQ, TOP, figures, picture_figures, preference_figures, seq_of
+from toynn.jobs.figures import (
+    NO_QUESTIONS,
+    SEQ,
+    TOP,
+    figures,
+    picture_figures,
+    preference_figures,
+    seq_of,
+)
 from toynn.jobs.options import BACKEND, THREADS, named
 from toynn.jobs.paths import (
     data_name,
     local_data,
     local_path,
     of_pictures,
+    on_hub,
     path_or_name,
     picture_model,
     text_model,
@@ -29,7 +38,7 @@ from toynn.jobs.paths import (
 from toynn.jobs.text import TextOptions
 from toynn.jobs.vit import PictureOptions
 from toynn.options import RecipeOptions, options_of, whole
-from toynn.system.printing import fact
+from toynn.system.printing import fact, print_fact
 
 __all__ = ["add_parser"]
 
@@ -85,36 +94,61 @@ def add_parser(commands: Any) -> None:
 def run(arguments: Namespace) -> int:
     """Print the figures."""
     _fetch(arguments)
-    model = arguments.model
-    if model is not None and of_pictures(model):
-        _refuse(arguments, OF_TEXT, f"it is for models of text; {model} is a model of pictures")
+    if arguments.model is not None and of_pictures(arguments.model):
         found, seconds = _pictures(arguments)
+    elif arguments.loss is not None:
+        found, seconds = _preferences(arguments)
     else:
-        _refuse(arguments, OF_PICTURES, "it is for models of pictures")
-        if arguments.loss is not None:
-            _refuse(arguments, NOT_OF_LOSS, "it is not for preferences (--loss)")
-            found, seconds = _preferences(arguments)
-        else:
-            _refuse(arguments, OF_LOSS, f"it needs --loss {', '.join(KINDS)}")
-            found, seconds = _texts(arguments)
+        found, seconds = _texts(arguments)
     print(json.dumps(found) if arguments.json else _lines(found, seconds))
     return 0
 
 
 def _fetch(arguments: Namespace) -> None:
-    """Download what flags name on the hub."""
-    for name in ("model", "against"):
-        if (path := getattr(arguments, name)) is not None:
-            setattr(arguments, name, local_path(path))
+    """Download what flags name on the hub, unless they contradict each other.
+
+    Raises ConfigError if they do: for a model on the hub once more after its download, since only
+    then its kind is known.
+    """
+    _check(arguments)
+    if arguments.model is not None and on_hub(str(arguments.model)):
+        arguments.model = local_path(arguments.model)
+        _check(arguments)
+    if arguments.against is not None:
+        arguments.against = local_path(arguments.against)
     if arguments.data is not None:
-        arguments.data = Path(local_data(arguments.data))
+        arguments.data = Path(local_data(arguments.data, print_fact))
+
+
+def _check(arguments: Namespace) -> None:
+    """Raise ConfigError for flags that contradict each other, or the model."""
+    check_named(arguments)
+    model = arguments.model
+    remote = model is not None and on_hub(str(model))
+    if model is not None and not remote and of_pictures(model):
+        _refuse(arguments, OF_TEXT, f"it is for models of text; {model} is a model of pictures")
+        return
+    if not remote or any(map(partial(_is_given, arguments), OF_TEXT)):
+        _refuse(arguments, OF_PICTURES, "it is for models of pictures")
+    if arguments.loss is None:
+        _refuse(arguments, OF_LOSS, f"it needs --loss {', '.join(KINDS)}")
+    else:
+        _refuse(arguments, NOT_OF_LOSS, "it is not for preferences (--loss)")
+        _preference(arguments)
+    if arguments.question_delimiter is not None and arguments.data is None:
+        raise ConfigError(NO_QUESTIONS)
+
+
+def _is_given(arguments: Namespace, name: str) -> bool:
+    """Return whether a flag is given; 0 is."""
+    given = getattr(arguments, name)
+    return given is not None and given is not False
 
 
 def _refuse(arguments: Namespace, names: Sequence[str], why: str) -> None:
     """Raise ConfigError if one of these flags is given."""
     for name in names:
-        given = getattr(arguments, name)
-        if given is not None and given is not False:  # 0 is given
+        if _is_given(arguments, name):
             raise ConfigError(f"--{name.replace('_', '-')}: {why}")
 
 
@@ -128,8 +162,8 @@ def _pictures(arguments: Namespace) -> tuple[dict[str, Any], float]:
     return found, time.perf_counter() - start
 
 
-def _preferences(arguments: Namespace) -> tuple[dict[str, Any], float]:
-    """Return the figures of preferences, and how many seconds they took."""
+def _preference(arguments: Namespace) -> PreferenceOptions:
+    """Return the loss of preferences. Raises ConfigError if it lacks data or an adapter."""
     if arguments.data is None:
         raise ConfigError("--loss: name preferences by --data")
     given = {name: getattr(arguments, name) for name in BESIDE_LOSS}
@@ -140,6 +174,12 @@ def _preferences(arguments: Namespace) -> tuple[dict[str, Any], float]:
             f"--loss {preference.loss}: it compares an adapter's model with the base: name the "
             "adapter by --adapter"
         )
+    return preference
+
+
+def _preferences(arguments: Namespace) -> tuple[dict[str, Any], float]:
+    """Return the figures of preferences, and how many seconds they took."""
+    preference = _preference(arguments)
     model = Path(origin(arguments).model)
     seq = seq_of(arguments.seq, bases.context_length(text_model(model)) or SEQ)
     batch = arguments.batch or 1

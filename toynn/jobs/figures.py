@@ -25,12 +25,13 @@ from toynn.engines.preference import KINDS
 from toynn.errors import ConfigError, DataError, NonFiniteError
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.text import NO_TEXTS
-from toynn.system.printing import Lenient, fact, print_line
+from toynn.system.printing import Lenient, print_fact
 from toynn.system.reading import open_file
 from toynn.train import classify
 from toynn.train.options import Means
 
 __all__ = [
+    "NO_QUESTIONS",
     "SEQ",
     "TOP",
     "figures",
@@ -43,6 +44,7 @@ __all__ = [
 SEQ = 512  # tokens of a window, the default of llama-perplexity
 TOP = 5  # likeliest classes, for top-k accuracy
 AT_ONCE = 64  # pictures
+NO_QUESTIONS = "--question-delimiter: expected multiple-choice questions as --data"
 QUESTION = "question"  # the key that tells questions from examples
 CHOSEN, LABEL = "chosen", "label"  # the keys that tell preferences from examples
 
@@ -79,7 +81,7 @@ def figures(
             raise ConfigError(f"--against: expected a text or examples as --data; got {data}")
         return _accuracy(data, tokenizer, engine, delimiter)
     if delimiter is not None:
-        raise ConfigError("--question-delimiter: expected multiple-choice questions as --data")
+        raise ConfigError(NO_QUESTIONS)
     base = None if against is None else against()
     if data is None or not has_rows:
         return _text(data, tokenizer, engine, base, seq)
@@ -203,7 +205,7 @@ def _examples(
                 evaluation.example_divergence(engine, base, examples, ends, progress=bar)
             )
     for note in notes:
-        print_line(fact("data", note))
+        print_fact("data", note)
     return found
 
 
@@ -249,7 +251,7 @@ def preference_figures(
     if not math.isfinite(figures["loss"]):
         raise NonFiniteError("evaluation: the model's loss is not finite: its weights may be bad")
     for note in notes:
-        print_line(fact("data", note))
+        print_fact("data", note)
     unit = "pairs" if options.paired else "completions"
     return {"data": str(data), unit: done, "loss_of": options.loss, "beta": options.beta} | figures
 

@@ -106,7 +106,7 @@ def local_data(text: str, tell: Tell = silent) -> str:
             whole, at, revision = name.text.partition("@")
             tell(
                 "data",
-                f"{name.text}: train; other splits: {', '.join(found.others)} (such as --valid "
+                f"{name.text}: train; other splits: {', '.join(found.others)} (such as "
                 f"{whole}:{other}{at}{revision})",
             )
         return found.files, found.path

@@ -18,6 +18,7 @@ __all__ = [
     "fact",
     "harmless",
     "lenient",
+    "print_fact",
     "print_line",
     "size",
     "wrapped",
@@ -158,3 +159,8 @@ def wrapped(text: str, first: str = "", others: str = "") -> str:
 def print_line(line: str) -> None:
     """Print a line on stderr; drop it if nobody reads stderr."""
     print(line, file=Lenient(sys.stderr), flush=True)
+
+
+def print_fact(label: str, text: str) -> None:
+    """Print a text after its label on stderr, as ``print_line`` does."""
+    print_line(fact(label, text))
