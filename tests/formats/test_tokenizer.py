@@ -409,7 +409,7 @@ def test_no_vocabulary_and_not_bytes(tmp_path, size, got):
         ),
         ({"token_type": ["a"]}, r"token_type: expected a number for each"),
         ({"add_bos_token": 1}, "add_bos_token at byte .*: expected bool, got UINT32"),
-        ({"bos_token_id": None, "add_bos_token": True}, "bos_token_id: missing or no token's id"),
+        ({"bos_token_id": None, "add_bos_token": True}, "bos_token_id: missing or out of range"),
     ],
 )
 def test_broken_vocabularies_are_refused(tmp_path, keys, message):

@@ -377,7 +377,7 @@ def test_a_cut_without_a_name_is_used_and_not_converted(folder, tmp_path):
         ours = Tokenizer.of(model)
     for text in CORPUS[:4]:
         assert ours.encode(text) == theirs.encode(text)
-    with pytest.raises(DataError, match=r"llama\.cpp has no name for the way in which it cuts"):
+    with pytest.raises(DataError, match=r"llama\.cpp does not know the way in which it cuts"):
         convert(tmp_path, tmp_path / "m.gguf")
     assert not (tmp_path / "m.gguf").exists()
     with pytest.raises(ConfigError, match="outtype must be f32"):

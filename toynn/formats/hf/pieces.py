@@ -9,10 +9,14 @@
     blk.{n}.attn_qkv is
     model.layers.{n}.linear_attn.in_proj_qkvz[0]                   the rows that its order names
 
-What begins in "{e}" is a stack, what ends in "[i/k]" is part i of k, along the rows; "[i:k]": its
-rows are i, i + k, ...; "T": the matrices are (in, out) there; "[i]": its order has all rows, and
-says which are those of the part. In place of a weight for each expert
-a folder may have stacks, gate_up_proj and down_proj, as those of models that see pictures have.
+{e}      a weight for each expert; GGUF stacks them
+    [i/k]    part i of k, along the rows
+    [i:k]    rows i, i + k, ...
+    [i]      the rows that the part's order names among all rows
+    T        the matrices are (in, out) in the folder
+
+Instead of a weight for each expert a folder may have stacks, gate_up_proj and down_proj, as models
+that read pictures have.
 """
 
 import re
@@ -28,7 +32,7 @@ Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
 _PART = re.compile(r"\[(\d+)(?:([/:])(\d+)(T?))?\]")
-#: What matrices of experts are parts of in folders that have stacks of them.
+#: In folders with stacks: the stack and part of each expert matrix.
 _STACKED = {
     "{e}.gate_proj": "gate_up_proj[0/2]",
     "{e}.up_proj": "gate_up_proj[1/2]",
@@ -125,7 +129,7 @@ def _how(part: re.Match[str] | None, is_weight: bool) -> tuple[Any, ...]:
 
 
 def rows_of(part: int, parts: int, interleaved: bool, total: int) -> slice:
-    """Return which of so many rows a part of them is."""
+    """Return the rows of one of ``parts`` parts of ``total`` rows."""
     rows = total // parts
     return slice(part, None, parts) if interleaved else slice(part * rows, (part + 1) * rows)
 

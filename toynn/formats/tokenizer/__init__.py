@@ -1,15 +1,15 @@
-"""Tokenizers, built from the vocabulary that a GGUF file carries.
+"""Tokenizers, built from the vocabulary in a GGUF file or a Hugging Face folder.
 
     tokenizer = Tokenizer.from_gguf("model.gguf")
     ids = tokenizer.encode("Once upon a time")  # the ids that llama.cpp gives
     tokenizer.decode(ids)
 
-Two kinds: byte-level BPE (`tokenizer.ggml.model` gpt2) and SentencePiece (llama). A file of a model
-on bytes (no_vocab, 256 tokens), as toynn trains them, gives a ByteTokenizer.
+Two kinds are supported: byte-level BPE (`tokenizer.ggml.model` gpt2) and SentencePiece (llama). The
+file of a byte-level model (no_vocab, 256 tokens) gives a ByteTokenizer.
 
-**Special tokens.** A text is a user's: that it says "<|im_end|>" does not end a turn. So `encode`
-finds the tokens of type CONTROL in a text only if asked to (parse_special), and the methods for
-conversations find them where the chat template wrote them, not where a message did.
+**Special tokens.** A text comes from a user: "<|im_end|>" in it must not end a turn. So `encode`
+finds tokens of type CONTROL in a text only with parse_special. The methods for conversations find
+them where the chat template wrote them, not where a message did.
 """
 
 import codecs
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 BYTES = 256
-CHUNK = 1 << 18  # characters that a library gets at a time: it takes 100 bytes for each
+CHUNK = 1 << 18  # characters that the library gets at once: it takes 100 bytes for each
 
 
 class Tokenizer:
@@ -68,7 +68,7 @@ class Tokenizer:
     def __init__(
         self, vocab: Vocab, model: Model, template: str | None = None, *, whole: bool = False
     ) -> None:
-        """Take what a file has; ``whole``: its texts are never cut to be shared by cores."""
+        """Take a file's vocabulary; with ``whole``, texts are never cut to be shared by cores."""
         self._vocab, self._model, self._source = vocab, model, template
         self._template: ChatTemplate | None = None
         self._pieces: dict[int, bytes] = {}
@@ -78,11 +78,11 @@ class Tokenizer:
         self._hidden = frozenset(np.flatnonzero(shy).tolist())
         #: texts of the tokens, by id
         self.tokens = vocab.tokens
-        #: ids of the tokens that begin and end a text; None where there are none
+        #: ids of the tokens that begin and end a text, or None
         self.bos, self.eos = vocab.bos, vocab.eos
         #: ids that end a generation
         self.eog = vocab.eog
-        #: whether encode adds them
+        #: whether encode adds these tokens
         self.add_bos, self.add_eos = vocab.add_bos, vocab.add_eos
 
     @classmethod
@@ -98,7 +98,7 @@ class Tokenizer:
 
     @classmethod
     def from_keys(cls, file: Keys) -> "Tokenizer":
-        """Build the tokenizer that keys of a GGUF file say. Raises GGUFError, ConfigError."""
+        """Build the tokenizer that a GGUF file's keys describe. Raises GGUFError, ConfigError."""
         vocab = read_vocab(file)
         model = BPE(vocab, vocab.kind) if vocab.kind else SentencePiece(vocab)
         key = "tokenizer.chat_template"
@@ -138,8 +138,8 @@ class Tokenizer:
     def from_folder(cls, folder: str | PathLike[str], rows: int | None = None) -> "Tokenizer":
         """Build the tokenizer of a folder: that of its tokenizer.json, or tokenizer.model.
 
-        Ids are those of transformers' AutoTokenizer. ``rows`` are the ids that the model has; some
-        may be no token's. Raises DataError, GGUFError, ConfigError.
+        Ids equal those of transformers' AutoTokenizer. ``rows`` is the model's number of ids, some
+        of which may have no token. Raises DataError, GGUFError, ConfigError.
         """
         keys = FolderKeys(Path(folder), rows)
         if keys.is_plain:
@@ -158,11 +158,11 @@ class Tokenizer:
         return cls(vocab, Pipeline(vocab, keys), template, whole=keys.of_bytes and not keys.pre)
 
     def hf_files(self) -> dict[str, bytes]:
-        """Return the files of a Hugging Face folder that make it, by name.
+        """Return the tokenizer as files of a Hugging Face folder, by name.
 
-        Raises DataError where tokenizer.json cannot say it.
+        Raises DataError if tokenizer.json cannot express it.
         """
-        if self._vocab.path.is_dir():  # from which it is
+        if self._vocab.path.is_dir():  # it was read from these files
             return hf_files.copied(self._vocab.path)
         files = hf_files.written(self._vocab, self._source, of_bytes=self.of_bytes)
         with TemporaryDirectory() as folder:
@@ -172,8 +172,8 @@ class Tokenizer:
         for text in (PROBE, f"\n {PROBE}"):
             if self.encode(text) != again.encode(text):
                 raise DataError(
-                    f"{self._vocab.path}: no tokenizer.json can be made of its vocabulary: it "
-                    "would give other ids"
+                    f"{self._vocab.path}: its vocabulary cannot be written as tokenizer.json: "
+                    "the ids would differ"
                 )
         return files
 
@@ -183,12 +183,12 @@ class Tokenizer:
 
     @property
     def unknown(self) -> int | None:
-        """The id that stands for what no token spells; None where there is none."""
+        """The id of the unknown token, or None."""
         return self._vocab.unknown
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """The ids of tokens that begin, end and separate texts, and are found there as a whole."""
+        """The ids of the tokens that are matched whole: BOS, EOS, CONTROL and USER_DEFINED."""
         kinds = (TokenType.CONTROL, TokenType.USER_DEFINED)
         named = {id for id in (self.bos, self.eos) if id is not None}
         found = np.flatnonzero(np.isin(self._vocab.types, kinds)).tolist()
@@ -212,9 +212,16 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a text. Raises DataError for half a surrogate pair.
 
-        add_special puts BOS before and EOS behind it, where the file says that the model wants
-        them. parse_special finds CONTROL tokens in the text, too: for texts that are not a user's.
-        continues: another text comes before this one, so SentencePiece puts no space before it.
+        Parameters
+        ----------
+        text
+            The text.
+        add_special
+            Add BOS before and EOS after the text, if the file says so.
+        parse_special
+            Find CONTROL tokens in the text too: only for texts that do not come from a user.
+        continues
+            The text continues another one, so SentencePiece puts no space before it.
         """
         ids = self._cutter.encoded(self._model, text, parse_special, continues)
         if add_special and self.add_bos and self.bos is not None:
@@ -224,21 +231,21 @@ class Tokenizer:
         return ids
 
     def encode_array(self, text: str) -> NDArray[np.int32]:
-        """Return the ids of a long text, without BOS and EOS: those of encode, at 4 bytes each.
+        """Return the ids of a long text, without BOS and EOS, as an array.
 
         Raises DataError for text that is not Unicode.
         """
         return np.concatenate([np.empty(0, np.int32), *self.encode_blocks([text])])
 
     def encode_many(self, texts: Sequence[Part]) -> list[list[int]]:
-        """Return the ids of many texts, each with whether it continues another; on all cores.
+        """Return the ids of many texts, on all cores; a flag says whether one continues another.
 
-        As ``encode`` without BOS, EOS and special tokens. Raises DataError for text that is not
-        Unicode.
+        The ids are those of ``encode`` without BOS and EOS, and without parse_special. Raises
+        DataError for text that is not Unicode.
         """
         ids: list[list[int]] = [[] for _ in texts]
         asked: list[Part] = []
-        places: list[tuple[int, int]] = []  # of a text, where what was asked for belongs
+        places: list[tuple[int, int]] = []  # the text and part that each of ``asked`` belongs to
         found: list[list[list[int]]] = []
         for index, (text, continues) in enumerate(texts):
             parts: list[list[int]] = []
@@ -255,11 +262,11 @@ class Tokenizer:
         return ids
 
     def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int32]]:
-        """Yield the ids of a long text that comes in blocks: those of encode_array, some at a time.
+        """Yield the ids of encode_array, some at a time, for a long text that comes in blocks.
 
-        A block is cut, and the rest put before the next, where that changes no id; where a token
-        may lie across every cut, all of the text is gathered first. Raises DataError for text that
-        is not Unicode.
+        A block is cut where a cut changes no id, and the rest is put before the next block. If a
+        token may cross any cut, the whole text is gathered first. Raises DataError for text that is
+        not Unicode.
         """
         rest, continues, seen = "", False, 0
         for block in chain(blocks, (None,)):
@@ -289,32 +296,33 @@ class Tokenizer:
             yield np.array(ids, np.int32)
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
-        """Return the text of ids; special shows CONTROL tokens, too.
+        """Return the text of ids; with ``special``, CONTROL tokens are shown too.
 
-        decode(encode(text)) is the text, if every byte has a token. Bytes that make no character
-        become U+FFFD. Raises DataError for an id that is no token's.
+        decode(encode(text)) is the text, if every byte has a token. Bytes that are not valid UTF-8
+        become U+FFFD. Raises DataError for an unknown id.
         """
         piece = Stream(self, special, begins=True)._piece
         return b"".join([piece(id) for id in ids]).decode("utf-8", "replace")
 
     def stream(self, special: bool = False) -> "Stream":
-        """Return a decoder for ids that come one by one, and continue a text."""
+        """Return a decoder for ids that come one by one and continue a text."""
         return Stream(self, special, begins=False)
 
     def chat(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-        """Return a conversation as the file's chat template writes it. Raises GGUFError.
+        """Render a conversation with the file's chat template. Raises GGUFError.
 
-        A message has a role and a content. add_generation_prompt ends with the begin of an answer.
+        A message has a role and a content. With add_generation_prompt the text ends with the
+        beginning of an answer.
         """
         return self._chat_template().render(messages, add_generation_prompt)
 
     def _chat_template(self) -> ChatTemplate:
-        """Return the file's chat template, compiled when it is needed first."""
+        """Return the file's chat template, compiled at the first call."""
         if self._template is None:
             if self._source is None:
                 raise GGUFError(
-                    f"{self._vocab.path}: tokenizer.chat_template: missing: the model has no form "
-                    f"for conversations; use plain text"
+                    f"{self._vocab.path}: tokenizer.chat_template: missing: the model has no "
+                    f"template for conversations; use plain text"
                 )
             names = ("" if id is None else self.tokens[id] for id in (self.bos, self.eos))
             self._template = ChatTemplate(self._vocab.path, self._source, *names)
@@ -327,37 +335,40 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Message], add_generation_prompt: bool = True
     ) -> list[int]:
-        """Return the ids of a conversation, by default up to where the model answers.
+        """Return the ids of a conversation, by default with a generation prompt at the end.
 
-        Raises DataError for text that is not Unicode, and for a role that is neither usual nor
-        named by the template.
+        Raises DataError for text that is not Unicode, and for a role that neither toynn nor the
+        template knows.
         """
         return self._conversations.prompt(messages, add_generation_prompt)
 
     def encode_turns(
         self, messages: Sequence[Message], tools: Sequence[Message] | None = None
     ) -> list[Turn]:
-        """Return the ids of a whole conversation in parts; what the assistant says is `trained`.
+        """Return the ids of a whole conversation in parts; the assistant's parts are `trained`.
 
-        An answer begins where the template ends for the messages before it, with a generation
-        prompt. It ends where the template ends for the conversation that includes it; or, where the
-        template writes that otherwise once others follow (without its thoughts, say), to the token
-        that ends a turn. ``tools`` are descriptions of functions, for the template. Raises
-        GGUFError for a template that rewrites what came before an answer. Raises DataError for text
-        that is not Unicode, and for a role that is neither usual nor named by the template.
+        An answer begins where the template's text for the messages before it ends, with a
+        generation prompt. It ends where the text for the messages up to it ends. A template may
+        write an answer differently when messages follow (without its thoughts, say); then it ends
+        after the first token that ends a turn. ``tools`` are descriptions of functions for the
+        template.
+
+        Raises GGUFError for a template that rewrites the messages before an answer. Raises
+        DataError for text that is not Unicode, and for a role that neither toynn nor the template
+        knows.
         """
         return self._conversations.turns((messages, tools))
 
     def encode_talks(self, talks: Iterable[Talk]) -> Iterator[list[Turn]]:
-        """Yield the ids of many conversations, as ``encode_turns`` returns them; on all cores.
+        """Yield what ``encode_turns`` returns for many conversations, computed on all cores.
 
-        A talk is messages, and tools or None. Raises what ``encode_turns`` does, and what the
-        iterator raises, after the conversations before it.
+        A talk is messages, and tools or None. Errors, also those of ``talks``, are raised after all
+        earlier conversations were yielded.
         """
         return self._conversations.all_turns(talks)
 
     def piece(self, id: int) -> bytes:
-        """Return the bytes that a token stands for. Raises DataError for an id that is no token."""
+        """Return the bytes of a token. Raises DataError for an unknown id."""
         piece = self._pieces.get(id)
         if piece is None:
             if not 0 <= id < len(self.tokens):
@@ -367,7 +378,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A SHA-256 of all that ids depend on: two tokenizers that share it give the same ones."""
+        """A SHA-256 of everything that ids depend on: equal ones mean equal ids."""
         vocab = self._vocab
         told: list[Any] = [
             vocab.tokens,
@@ -386,7 +397,7 @@ class Tokenizer:
 
 
 class ByteTokenizer(Tokenizer):
-    """The tokenizer of models on bytes: a token's id is its byte."""
+    """The tokenizer of byte-level models: a token's id is its byte."""
 
     of_bytes = True
 
@@ -403,7 +414,7 @@ class _Bytes:
 
 
 class Stream:
-    """Decodes ids one by one; bytes that are not yet a character wait."""
+    """Decodes ids one by one; bytes of an incomplete character wait."""
 
     def __init__(self, tokenizer: Tokenizer, special: bool, begins: bool) -> None:
         self._tokenizer = tokenizer
@@ -412,15 +423,15 @@ class Stream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, id: int) -> str:
-        """Return the text that an id completes: none, or some whole characters."""
+        """Return the characters that an id completes, perhaps none."""
         return self._decoder.decode(self._piece(id))
 
     def end(self) -> str:
-        """Return what still waits, as U+FFFD."""
+        """Return waiting bytes as U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
     def _piece(self, id: int) -> bytes:
-        """Return the bytes of the next id, without the space that encode puts where a text begins.
+        """Return the bytes of the next id, without the space that encode adds to a text.
 
         A text begins at the start, and after each special token.
         """
@@ -434,7 +445,7 @@ class Stream:
 
 
 def _without_vocab(file: GGUFFile) -> ByteTokenizer:
-    """Return the tokenizer of a file that has none: its tokens are bytes, if there are 256."""
+    """Return the ByteTokenizer of a file without vocabulary; it must have 256 tokens."""
     key = f"{file.architecture}.vocab_size"
     size = file.require(key, int) if key in file.metadata else None
     if size != BYTES:

@@ -1,6 +1,6 @@
-"""Many conversations at once: threads that each wait for a renderer of their own.
+"""Render many conversations at once, with threads that each have a renderer process.
 
-Results and errors come in the order of the inputs, so the number of threads does not show.
+Results and errors come in the order of the inputs, whatever the number of threads.
 """
 
 from collections import deque
@@ -16,14 +16,14 @@ __all__ = ["in_order"]
 A = TypeVar("A")
 B = TypeVar("B")
 
-EACH = 2  # waiting for a renderer beside the one that it works on
-FEW = 8  # items, for which one more process is not worth its start
+EACH = 2  # items in the queue for each core
+FEW = 8  # items done before one more process is worth starting
 
 
 def in_order(function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
-    """Yield what a function that renders makes of each item, on all cores, some items ahead.
+    """Yield a rendering function's result for each item, in order, computed on all cores.
 
-    What it raises, or ``items`` do, is raised in its turn; no item behind it counts then.
+    An error of the function or of ``items`` is raised in its turn; later items are dropped.
     """
     cores = len(cpus())
     items, ended = iter(items), False
@@ -38,7 +38,7 @@ def in_order(function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
                     ahead.append(pool.submit(function, next(items)))
                 except StopIteration:
                     ended = True
-                except Exception as error:  # its turn comes
+                except Exception as error:  # raised in its turn
                     ahead.append(Future())
                     ahead[-1].set_exception(error)
                     ended = True

@@ -1,8 +1,8 @@
-"""Byte-level BPE, as GPT-2 has it, by the tokenizers library.
+"""Byte-level BPE, as in GPT-2, with the tokenizers library.
 
-A text is cut into pieces (`pre`), each piece spelled as bytes, each byte as a letter
-that one can see; then the pair of neighbours whose merge comes first in the list is merged, until
-none is left to merge.
+A text is cut into pieces (`pre`). Each piece becomes bytes, each byte written as a printable
+letter. Then the adjacent pair whose merge comes first in the list is merged, until no merge
+applies.
 
 Source: Sennrich et al. 2016, arXiv:1508.07909; Radford et al. 2019 (GPT-2), section 2.2.
 """
@@ -21,7 +21,7 @@ from toynn.formats.tokenizer.vocab import TokenType, Vocab
 
 __all__ = ["BPE", "byte_letters", "cutter", "pairs_of", "piece_of"]
 
-MISSING = "\ufdd0"  # not a character: stands for a byte without a token, so that none merge over it
+MISSING = "\ufdd0"  # a noncharacter for a byte without a token, so that nothing merges across it
 
 
 def byte_letters() -> list[str]:
@@ -35,7 +35,7 @@ def byte_letters() -> list[str]:
 
 
 def cutter(kind: Kind) -> Any:
-    """Return what cuts a text into pieces, and spells them as bytes."""
+    """Return the library's pre-tokenizer that cuts a text into pieces of bytes."""
     library = needed("tokenizers")
     cut = library.pre_tokenizers
     return cut.Sequence(
@@ -45,9 +45,9 @@ def cutter(kind: Kind) -> Any:
 
 
 class BPE:
-    """Ids of a text without special tokens, and the bytes of an id.
+    """Turns texts without special tokens into ids, and ids into bytes.
 
-    Raises GGUFError for a vocabulary that makes no tokenizer.
+    Raises GGUFError for an invalid vocabulary.
     """
 
     def __init__(self, vocab: Vocab, kind: Kind) -> None:
@@ -70,9 +70,9 @@ class BPE:
         self._piece = spelled_piece if kind.spaced else piece_of
 
     def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
-        """Return the ids of texts. Bytes that no token spells are left out, as llama.cpp does.
+        """Return the ids of texts. Bytes without a token are left out, as in llama.cpp.
 
-        Raises GGUFError where the library fails.
+        Raises GGUFError if the library fails.
         """
         given = [text for text, _ in texts]
         many = len(given) > 1
@@ -83,7 +83,7 @@ class BPE:
         return [[id for id in ids if id != missing] if missing in ids else ids for ids in found]
 
     def _one(self, texts: list[str], **how: bool) -> list[Any]:
-        """Encode here: what goes to the library's threads takes longer to get there."""
+        """Encode in this thread: for one text the library's threads are slower."""
         return [self._tokenizer.encode(text, **how) for text in texts]
 
     def piece(self, id: int) -> bytes:

@@ -1,9 +1,9 @@
-"""Chat templates: a conversation as the text that a model was trained with.
+"""Chat templates: render a conversation as the text that a model was trained with.
 
-A template is a program in Jinja that came with a file from elsewhere. It runs in Jinja's sandbox,
-in a process of its own with bounds of CPU time and memory. It sees what transformers gives it:
-messages, add_generation_prompt, bos_token, eos_token, raise_exception(message),
-strftime_now(format), and the loop controls.
+A template is an untrusted Jinja program from a model's file. It runs in Jinja's sandbox, in a
+separate process with limits of CPU time and memory. It gets what transformers gives it: messages,
+add_generation_prompt, bos_token, eos_token, raise_exception(message), strftime_now(format), and the
+loop controls.
 """
 
 import atexit
@@ -27,14 +27,14 @@ __all__ = ["ChatTemplate", "Message", "Renderers", "needed"]
 QUOTED = re.compile(r"""(["'])([\w-]+)\1""")
 Message = Mapping[str, Any]  # role and content at least
 
-#: What rendering one conversation may take: seconds of the CPU, bytes of the process, characters of
-#: the text. No clock decides: a busy machine would refuse what another one renders. The sandbox has
-#: nothing to wait for, so a template that does not end uses the CPU.
+#: Limits of rendering one conversation: seconds of the CPU, bytes of the process, characters of the
+#: text. The limit is CPU time and not wall time, which would depend on how busy the machine is. The
+#: sandbox has nothing to wait for, so a template that does not end uses the CPU.
 SECONDS, MEMORY, CHARACTERS = 5, 2**29, 2**25
 
 
 def needed(library: str) -> Any:
-    """Import a library of the text extra. Raises ConfigError where it is missing."""
+    """Import a library of the text extra. Raises ConfigError if it is missing."""
     try:
         return import_module(library)
     except ImportError as error:
@@ -44,9 +44,9 @@ def needed(library: str) -> Any:
 
 
 class ChatTemplate:
-    """A template that compiles.
+    """A chat template, compiled in the renderer process.
 
-    Raises GGUFError for a template that is none, DataError for messages that are not plain values.
+    Raises GGUFError for an invalid template, DataError for messages that are not plain values.
     """
 
     def __init__(self, path: Path, source: str, bos_token: str, eos_token: str) -> None:
@@ -62,7 +62,7 @@ class ChatTemplate:
 
     @property
     def names(self) -> frozenset[str]:
-        """All words in quotes in the program: roles that it tells apart are among them."""
+        """All quoted words of the program; the roles that it distinguishes are among them."""
         return self._names
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
@@ -75,12 +75,13 @@ class ChatTemplate:
         beginnings: Sequence[tuple[int, bool]],
         tools: Sequence[Message] | None = None,
     ) -> tuple[str, list[tuple[int, bool]]]:
-        """Return the text of the first so many messages, with a generation prompt or not.
+        """Render several beginnings of a conversation.
 
-        And, of each of the other ``beginnings``, how long its text is, and whether the first text
-        begins with it. ``tools`` are descriptions of functions that the template may show the
-        model. Raises GGUFError with what the template says, and DataError for messages of other
-        than plain values: texts, numbers, lists, mappings.
+        A beginning is (number of messages, whether to add a generation prompt). Return the text of
+        the first one; and for each other one its length, and whether the first text begins with it.
+        ``tools`` are descriptions of functions that the template may show the model. Raises
+        GGUFError with the template's message, and DataError for messages that are not plain values:
+        strings, numbers, lists, mappings.
         """
         try:
             text, *others = self._run([dict(message) for message in messages], beginnings, tools)
@@ -114,17 +115,17 @@ class _Failed(Exception):
 
 
 class _Renderer:
-    """The process that renders. It is started when it is needed, and again when it died."""
+    """The process that renders; it is started when needed, and again if it died."""
 
     def __init__(self, inherited: "_Renderer | None" = None) -> None:
         self.owner = os.getpid()
-        self._inherited = inherited  # its process is another's to wait for
+        self._inherited = inherited  # kept alive: its process belongs to the parent
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._limits: dict[str, int] = {}
 
     def ask(self, request: bytes) -> list[Any]:
-        """Return a template's text, and what is to be known of others. Raises _Failed."""
+        """Return the answer to a request: see chat_child.main. Raises _Failed."""
         limits = {"seconds": SECONDS, "memory": MEMORY, "characters": CHARACTERS}
         with self._lock:
             child = self._running(limits)
@@ -134,8 +135,8 @@ class _Renderer:
                     _send(child, request)
                     answer = _receive(child)
                 if answer is None:
-                    child.wait()  # it is ending by itself: its own exit status says why
-            finally:  # also where the one who waits is interrupted
+                    child.wait()  # it is ending by itself: its exit status says why
+            finally:  # also if the wait is interrupted
                 if answer is None:
                     self.close()
         if answer is None:
@@ -146,7 +147,7 @@ class _Renderer:
         return list(texts)
 
     def kill(self) -> None:
-        """End the process while another thread waits for its answer."""
+        """Kill the process while another thread waits for its answer."""
         child = self._child
         if child is not None and self.owner == os.getpid():
             child.kill()
@@ -169,7 +170,7 @@ class _Renderer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            **platform.new_group(),  # Ctrl-C is not for it
+            **platform.new_group(),  # Ctrl-C must not reach it
         )
         self._limits = limits
         path = [os.path.abspath(each) for each in sys.path]
@@ -183,15 +184,14 @@ def _ending(status: int) -> str:
     if platform.time_is_over(status):
         return f"it takes more than {SECONDS} seconds of the CPU"
     if status == -9:
-        return "its process was killed, as the system does where memory runs out"
+        return "its process was killed, perhaps since memory ran out"
     return f"its process ended (exit status {status})"
 
 
 class Renderers:
-    """Renderers for threads: each that begins has one for itself; the first, everybody's.
+    """Renderers for threads: the first thread uses the shared one, each other thread its own.
 
-    Everybody's is never killed: another thread may wait for it, and who asks next would be told of
-    a process that was killed.
+    The shared renderer is never killed, since a thread outside may be waiting for it.
     """
 
     def __init__(self) -> None:
@@ -203,12 +203,12 @@ class Renderers:
         _own.renderer = self._made[-1]
 
     def kill(self) -> None:
-        """Let nobody wait any longer for what is rendered now, but by everybody's renderer."""
+        """Kill all renderers but the shared one, so that no thread waits for them."""
         for each in self._made[1:]:
             each.kill()
 
     def close(self) -> None:
-        """End those that are nobody's any more; their threads have ended."""
+        """End all renderers but the shared one; their threads have ended."""
         for each in self._made[1:]:
             each.kill()
         for each in self._made[1:]:
@@ -216,11 +216,11 @@ class Renderers:
 
 
 _the_renderer: _Renderer | None = None
-_own = threading.local()  # renderer: of a thread that has one for itself
+_own = threading.local()  # .renderer: of a thread that has its own
 
 
 def _renderer() -> _Renderer:
-    """Return this thread's renderer, or this process's: after a fork the child has its own."""
+    """Return this thread's renderer, or the shared one; a forked child makes its own."""
     own: _Renderer | None = getattr(_own, "renderer", None)
     if own is not None and own.owner == os.getpid():
         return own

@@ -1,8 +1,8 @@
-"""The process that runs chat templates, and may crash: `python -I chat_child.py`.
+"""Run chat templates in a process that may crash: `python -I chat_child.py`.
 
-It reads requests from stdin and writes answers to stdout, as frames: 8 bytes of length, JSON. It
-imports Jinja, and of toynn one file, so that it starts quickly, and limits itself: a template that
-needs more memory gets MemoryError, one that needs more time of the CPU ends the process.
+It reads requests from stdin and writes answers to stdout, as frames: 8 bytes of length, then JSON.
+It imports Jinja and only one file of toynn, so that it starts quickly. It limits itself: a template
+that needs too much memory gets MemoryError, one that needs too much CPU time ends the process.
 """
 
 import functools
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 __all__ = ["main"]
 
-#: What transformers gives a template that is asked for no documents.
+#: What transformers gives a template without documents.
 NOTHING = {"documents": None}
 Render = Callable[..., str]
 
@@ -24,10 +24,11 @@ Render = Callable[..., str]
 def main() -> None:
     """Answer requests until stdin ends.
 
-    The first names limits and where modules are; the others a template's source, messages, and
-    which of their beginnings to render: [how many, add_generation_prompt] each. An answer is
-    [texts, None, None], or [None, why, line]; of texts there is the first, and of each other its
-    length and whether the first begins with it: whole, they would be the square of a conversation.
+    The first frame has limits and the module path. Each other one has a template's source,
+    messages, and beginnings to render: [number of messages, add_generation_prompt]. An answer is
+    [texts, None, None], or [None, why, line]. The first of texts is a string. The others are
+    [length, whether the first text begins with it]: as strings, they would grow with the square of
+    a conversation.
     """
     limits = _read()
     limit = runpy.run_path(limits["platform"])["limit"]
@@ -41,7 +42,7 @@ def main() -> None:
             answer: list[Any] = [_render(**request, characters=limits["characters"]), None, None]
         except MemoryError:
             answer = [None, f"it takes more than {limits['memory'] >> 20} MiB of memory", None]
-        except Exception as error:  # the program is anyone's, and so is its failure
+        except Exception as error:  # an unknown program may raise anything
             answer = [None, str(error)[:10_000], getattr(error, "lineno", None)]
         _write(answer)
 
@@ -54,7 +55,7 @@ def _render(
     characters: int,
     tools: list[Any] | None = None,
 ) -> list[Any]:
-    """Return the text of a conversation, and what is to be known of its beginnings."""
+    """Return the text of the first beginning, and the facts about the others."""
     render, texts = _compiled(source), list[Any]()
     for count, prompt in beginnings:
         some = messages[:count]
@@ -80,7 +81,7 @@ def _write(answer: list[Any]) -> None:
 
 @functools.lru_cache(maxsize=8)
 def _compiled(source: str) -> Render:
-    """Compile a template. Raises what Jinja does, or Python where it is nested too deep."""
+    """Compile a template. Raises Jinja's errors, or Python's if it is nested too deep."""
     jinja2, sandbox = import_module("jinja2"), import_module("jinja2.sandbox")
     environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
@@ -102,12 +103,12 @@ def _now(format: str) -> str:
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """Return JSON as it is: Jinja's own filter escapes it for HTML."""
+    """Return plain JSON: Jinja's own filter escapes it for HTML."""
     return json.dumps(value, ensure_ascii=False, indent=indent, **options)
 
 
 def _generation() -> type:
-    """Return an extension for {% generation %}: what stands in it is rendered as if it did not."""
+    """Return an extension for {% generation %}, which renders its contents unchanged."""
     nodes = import_module("jinja2.nodes")
     extension: Any = import_module("jinja2.ext").Extension
 

@@ -1,9 +1,9 @@
-"""Conversations as ids, in parts: what the assistant says has loss, the rest has none.
+"""Turn conversations into ids, in parts: the assistant's parts have loss, the rest has none.
 
-The text is the chat template's; special tokens count where it wrote them, and not where a message
-did. An answer ends with a token that ends turns. In GLM's templates that is the first one of the
-next message, so it is written behind the last answer too. Of many conversations, one on each core
-is rendered, and what they become is encoded together.
+The chat template renders the text. Special tokens count where the template wrote them, not where a
+message did. An answer ends with a token that ends turns. In GLM's templates that is the first token
+of the next message, so it is added after the last answer too. Many conversations are rendered on
+all cores, and their texts encoded together.
 """
 
 import re
@@ -19,13 +19,13 @@ from toynn.formats.tokenizer.vocab import TokenType, Vocab
 
 __all__ = ["Conversations", "Talk", "Turn", "unknown_role"]
 
-#: Roles that chat templates know by convention; a template may name others, such as ipython.
+#: Usual roles of chat templates; a template may name others, such as ipython.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-#: What some data sets call them.
+#: Names of roles in some data sets.
 MEANT = {"human": "user", "prompter": "user", "gpt": "assistant", "bot": "assistant"}
-GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never characters, so in no honest text
-NEAR = 0.6  # how alike two names are, of 1, where one may be meant by the other
-TOGETHER = 2**18  # characters that are encoded together
+GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters, so not in ordinary text
+NEAR = 0.6  # similarity, of 1, from which a name is suggested
+TOGETHER = 2**18  # characters that are encoded at once
 
 #: Messages, and tools for the template, or None.
 Talk = tuple[Sequence[Message], Sequence[Message] | None]
@@ -39,14 +39,14 @@ class Turn(NamedTuple):
 
 
 class _Rendered(NamedTuple):
-    texts: list[str]  # in turn: without loss, with loss, ...
+    texts: list[str]  # alternately without loss and with loss
     guard: str
 
 
 def unknown_role(role: object, named: Collection[str] = ()) -> str:
-    """Return the error for an unknown role, with the role that may be meant; "" for one that is.
+    """Return the error for an unknown role, with a suggestion; "" for a known role.
 
-    ``named`` are those that the chat template names, beside the usual ones.
+    ``named`` are the roles that the chat template names, besides the usual ones.
     """
     if role in ROLES or role in named:
         return ""
@@ -59,7 +59,7 @@ def unknown_role(role: object, named: Collection[str] = ()) -> str:
 
 
 class Conversations:
-    """Ids of conversations, by the vocabulary and the template of a file."""
+    """Encodes conversations with the vocabulary and the template of a file."""
 
     def __init__(
         self, vocab: Vocab, cutter: Pieces, model: Model, template: Callable[[], ChatTemplate]
@@ -72,7 +72,7 @@ class Conversations:
     def prompt(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
         """Return the ids of messages.
 
-        Raises GGUFError, and DataError for text of no Unicode and for a role that is none.
+        Raises GGUFError, and DataError for text that is not Unicode and for an unknown role.
         """
         messages, guard = self._guarded(messages)
         text = self._template().render(messages, add_generation_prompt)
@@ -83,7 +83,7 @@ class Conversations:
         return self._encoded([self._rendered(talk)])[0]
 
     def all_turns(self, talks: Iterable[Talk]) -> Iterator[list[Turn]]:
-        """Yield what ``turns`` returns of many. Raises what it does, and what ``talks`` raises."""
+        """Yield what ``turns`` returns for many talks. Raises its errors and those of ``talks``."""
         waiting: list[_Rendered] = []
         length = 0
         try:
@@ -94,12 +94,12 @@ class Conversations:
                     yield from self._encoded(waiting)
                     waiting, length = [], 0
         except Exception:
-            yield from self._encoded(waiting)  # the first that is wrong is to be told of
+            yield from self._encoded(waiting)  # an earlier error comes first
             raise
         yield from self._encoded(waiting)
 
     def _rendered(self, talk: Talk) -> _Rendered:
-        """Return a conversation as texts, of which every second is the assistant's."""
+        """Return a conversation as texts; every second one is the assistant's."""
         messages, guard = self._guarded(talk[0])
         ends, texts = [0], []
         answers = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
@@ -112,7 +112,7 @@ class Conversations:
             if not begin[1] or not ends[-1] <= begin[0] <= upto:
                 raise GGUFError(
                     f"{self._vocab.path}: tokenizer.chat_template: cannot tell which part "
-                    f"message {index} is: the template writes the messages up to it otherwise "
+                    f"message {index} is: the template writes the messages up to it differently "
                     f"when others follow; split the conversation after its first answer, or "
                     f"train on text"
                 )
@@ -128,7 +128,7 @@ class Conversations:
         return _Rendered([*texts, whole[ends[-1] :]], guard)
 
     def _end_behind(self, text: str, begin: int) -> tuple[int, int]:
-        """Return where the first token behind a place that ends a turn is; -1: there is none."""
+        """Return begin and end of the first token after ``begin`` that ends a turn; else -1."""
         found = [
             (at, at + len(end))
             for end in (self._vocab.tokens[id] for id in self._vocab.eog)
@@ -137,25 +137,25 @@ class Conversations:
         return min(found, default=(-1, -1))
 
     def _next_begins(self, role: str) -> str:
-        """Return the token that begins a message behind an answer, if it ends a turn; else ""."""
+        """Return the token that begins a message after an answer, if it ends a turn; else ""."""
         if role not in self._begins:
             talk = [{"role": each, "content": "a"} for each in ("user", "assistant", role)]
             try:
                 text, [(at, begins)] = self._template().render_beginnings(
                     talk, [(3, False), (2, False)]
                 )
-            except GGUFError:  # it has no such role
+            except GGUFError:  # the template has no such role
                 text, at, begins = "", 0, False
             start, end = self._end_behind(text, at)
             self._begins[role] = text[start:end] if begins and start == at else ""
         return self._begins[role]
 
     def _encoded(self, many: Sequence[_Rendered]) -> list[list[Turn]]:
-        """Return the turns of conversations, all of which are encoded together.
+        """Return the turns of conversations; all texts are encoded at once.
 
-        A text continues the one before unless that ends with a special token. It is taken for one
-        that does where the piece before is a text; where the ids of that say otherwise, those of
-        the conversation are found one text after another.
+        A text continues the one before, unless that ends with a special token. Whether it does is
+        guessed from the pieces. If the ids show that a guess was wrong, the texts of that
+        conversation are encoded again, one after the other.
         """
         cut = [self._cut(*rendered) for rendered in many]
         asked = [part for texts in cut for pieces in texts for part in pieces if _is_text(part)]
@@ -192,24 +192,24 @@ class Conversations:
         return parts
 
     def _continued(self, parts: Sequence[list[int]]) -> bool:
-        """Say whether a text continues these: they do not end with a special token.
+        """Return whether the next text continues these parts.
 
-        Or with one, where a space comes before the first text only.
+        It does unless they end with a special token, after which a space is added again.
         """
         last = next((ids[-1] for ids in reversed(parts) if ids), None)
         ended = last in self._special_ids and not self._vocab.prefix_once
         return last is not None and not ended
 
     def _begun(self, ids: list[int]) -> list[int]:
-        """Return ids with one BOS in front, where there should be one: templates often write it."""
+        """Return ids with one BOS in front if the file wants it; templates often write it."""
         bos = self._vocab.bos
         return [bos, *ids] if self._vocab.add_bos and bos is not None and ids[:1] != [bos] else ids
 
     def _guarded(self, messages: Sequence[Message]) -> tuple[list[Message], str]:
-        """Check roles; break, by a guard, each text of a control token that a message contains.
+        """Check roles; insert a guard into each control token's text that a message contains.
 
-        The template sees the guard, which it has no reason to touch; encoding drops it once the
-        special tokens are found. So the ids are those of the text as it was.
+        The template passes the guard through; encoding drops it after finding special tokens. So
+        the ids are those of the original text, without control tokens.
         """
         for index, message in enumerate(messages):
             if wrong := unknown_role(message.get("role"), self._template().names):
@@ -239,12 +239,12 @@ class Conversations:
 
 
 def _is_text(part: tuple[Any, bool]) -> bool:
-    """Say whether a piece is a text, and not the id of a special token."""
+    """Return whether a piece is a text, not the id of a special token."""
     return isinstance(part[0], str)
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all texts in a value made of lists and dictionaries."""
+    """Yield all strings in a value made of lists and dictionaries."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

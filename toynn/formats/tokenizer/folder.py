@@ -1,10 +1,10 @@
-"""The tokenizer of a Hugging Face folder, by GGUF's keys: tokens, types, merges, how texts begin.
+"""Read a Hugging Face folder's tokenizer, with GGUF's keys: tokens, types, merges, BOS and EOS.
 
-    tokenizer.json              tokens, merges, how a text is cut, what is put before and behind it
-    tokenizer.model             SentencePiece's tokens and scores, where there is no tokenizer.json
-    tokenizer_config.json       which tokens begin and end a text; the chat template
-    chat_template.jinja         that, in a file of its own
-    generation_config.json      which tokens end an answer
+    tokenizer.json              tokens, merges, how a text is cut, which tokens are put around it
+        tokenizer.model             SentencePiece's tokens and scores, if there is no tokenizer.json
+        tokenizer_config.json       the tokens that begin and end a text; the chat template
+        chat_template.jinja         the chat template in its own file
+        generation_config.json      the tokens that end an answer
 
 Keys are those that llama.cpp's converter writes for such a folder. Source: github.com/huggingface/
 tokenizers and transformers, whose files these are; convert_hf_to_gguf.py of ggml-org/llama.cpp.
@@ -32,12 +32,12 @@ __all__ = ["FILES", "JSON", "MODEL", "FolderKeys", "has_tokenizer"]
 JSON, MODEL = "tokenizer.json", "tokenizer.model"
 _CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 _GENERATION = ("generation_config.json", "config.json")
-#: All files that a tokenizer can have.
+#: All files of a tokenizer.
 FILES = (JSON, MODEL, _CONFIG, _MAP, _TEMPLATE, "added_tokens.json", "vocab.json", "merges.txt")
-MAX_IDS = 1 << 24  # of a folder without a model: those between that are no token's get names
-#: Named tokens: by the key of GGUF, the key at Hugging Face.
+MAX_IDS = 1 << 24  # most ids without a model's size; ids without a token get names
+#: Named tokens: Hugging Face's key by GGUF's.
 _NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-#: Added tokens that llama.cpp's converter takes for control tokens by their texts.
+#: Texts of added tokens that llama.cpp's converter takes for control tokens.
 _SPECIAL = re.compile(
     r"<\|.*\|>|<\uff5c.*\uff5c>|<pad>|<mask>|<2mass>|\[@BOS@\]|<start_of_.*", re.S
 )
@@ -46,18 +46,18 @@ Scalar = TypeVar("Scalar", bool, int, float, str)
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Say whether a folder has a tokenizer, of whatever kind."""
+    """Return whether a folder has a tokenizer of any kind."""
     return (folder / JSON).exists() or (folder / MODEL).exists()
 
 
 class FolderKeys:
-    """What a folder says of its tokenizer: `metadata` and `types`, as those of a GGUF file.
+    """A folder's tokenizer: `metadata` and `types`, like a GGUF file's.
 
-    `data` is what tokenizer.json has; None, where tokenizer.model alone is there. `pre` is how
-    llama.cpp calls the way in which texts are cut; None: it has no name for it. `added` are the
-    tokens that are found in a text before it is cut. `ends` are ids that end an answer.
+    `data` is the contents of tokenizer.json, or None with only a tokenizer.model. `pre` is
+    llama.cpp's name of how texts are cut, or None. `added` are the tokens that are matched in a
+    text before it is cut. `ends` are the ids that end an answer.
 
-    Raises DataError for what toynn does not know, or is not whole.
+    Raises DataError for a tokenizer that toynn does not know, or that is incomplete.
     """
 
     def __init__(self, folder: Path, rows: int | None = None) -> None:
@@ -75,7 +75,7 @@ class FolderKeys:
             names = sorted(path.name for path in folder.iterdir())
             raise DataError(
                 f"{folder}: expected {JSON} or {MODEL}, the tokenizer; got "
-                f"{', '.join(names) or 'an empty folder'}; name one that has it by --tokenizer"
+                f"{', '.join(names) or 'an empty folder'}; name one that has it with --tokenizer"
             )
         self._ids = ids | {token.text: token.id for token in self.added}
         self._set_tokens(ids, scores, rows)
@@ -86,7 +86,7 @@ class FolderKeys:
             self._set({"tokenizer.chat_template": (template, "STRING")})
 
     def require(self, key: str, kind: type[Scalar]) -> Scalar:
-        """Return the value of a key, which must be there and of a kind. Raises DataError."""
+        """Return the value of a key that must exist and have type ``kind``. Raises DataError."""
         value = self.metadata.get(key)
         if type(value) is kind:
             return value
@@ -94,18 +94,18 @@ class FolderKeys:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a token is a byte, and its id that byte's number."""
+        """Whether each token is a byte, and its id the byte's value."""
         plain = self.of_bytes and not self.pairs and not self.added
         return plain and self.metadata[f"{PREFIX}tokens"] == byte_letters()
 
     def typed(self) -> dict[str, tuple[Any, str]]:
-        """Return the keys for a GGUF file. Raises DataError where llama.cpp could not cut texts."""
+        """Return the keys for a GGUF file. Raises DataError if llama.cpp could not cut texts."""
         if self.is_plain:
             return {f"{PREFIX}model": ("no_vocab", "STRING")}
         if self.of_bytes and self.pre is None:
             raise DataError(
-                f"{self.path / JSON}: llama.cpp has no name for the way in which it cuts texts, "
-                "so a GGUF file would give other ids; the folder itself can be used"
+                f"{self.path / JSON}: llama.cpp does not know the way in which it cuts texts, "
+                "so a GGUF file would give other ids; use the folder itself"
             )
         return {key: (value, self.types[key]) for key, value in self.metadata.items()}
 
@@ -116,7 +116,7 @@ class FolderKeys:
     # -- Tokens --------------------------------------------------------------------------------
 
     def _read_json(self, path: Path, data: Mapping[str, Any]) -> tuple[dict[str, int], Any]:
-        """Read tokenizer.json; return ids by text, and scores where there are any."""
+        """Read tokenizer.json; return ids by text, and scores or None."""
         model = data.get("model")
         if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
             kind = model.get("type") if isinstance(model, dict) else model
@@ -135,7 +135,7 @@ class FolderKeys:
         inner = model.get("continuing_subword_prefix") or ""
         for _, right in pairs:
             if not isinstance(inner, str) or not right.startswith(inner):
-                raise DataError(  # the library would cut the text there, and end the process
+                raise DataError(  # else the library would crash the process
                     f"{path}: model.merges: expected second texts that begin with "
                     f"continuing_subword_prefix, {inner!r:.80}; got {right!r:.80}"
                 )
@@ -172,7 +172,7 @@ class FolderKeys:
         return found.ids, found.scores
 
     def _set_tokens(self, ids: Mapping[str, int], scores: Any, rows: int | None) -> None:
-        """Set the tokens, as many as the model has rows, their types, and merges or scores."""
+        """Set tokens (one for each row of the model), their types, and merges or scores."""
         texts = {id: text for text, id in ids.items()} | {
             token.id: token.text for token in self.added
         }
@@ -180,7 +180,7 @@ class FolderKeys:
         if rows is not None and count > rows:
             raise DataError(
                 f"{self.path}: the tokenizer has ids up to {count - 1}, the model {rows} rows; it "
-                "is another model's, or tokens were added and the model not resized"
+                "belongs to another model, or tokens were added without resizing the model"
             )
         if rows is None and count > MAX_IDS:
             raise DataError(
@@ -222,7 +222,7 @@ class FolderKeys:
     # -- How texts begin and end ---------------------------------------------------------------
 
     def _set_named(self) -> None:
-        """Set the ids of named tokens, and which of them are put around a text."""
+        """Set the ids of named tokens, and whether BOS and EOS are added to a text."""
         before, behind = put_around(self.path / JSON, self.data or {})
         for key, spelled in _NAMED.items():
             id = self._id_of(spelled, self._ids)
@@ -234,12 +234,12 @@ class FolderKeys:
                 self._set({f"{PREFIX}{key}_token_id": (id, "UINT32")})
         told = {key: self._config.get(f"add_{key}_token") for key in ("bos", "eos")}
         if any(value is not None for value in told.values()) or self.data is None:
-            usual = self.data is None  # SentencePiece's: BOS, and no EOS
+            usual = self.data is None  # SentencePiece's default: BOS, no EOS
             adds = {"bos": bool(told["bos"] if told["bos"] is not None else usual)}
             adds["eos"] = bool(told["eos"])
         else:
             self._expect_known("before", before, "bos")
-            self._expect_known("behind", behind, "eos")
+            self._expect_known("after", behind, "eos")
             adds = {"bos": bool(before), "eos": bool(behind)}
         for key, add in adds.items():
             has = f"{PREFIX}{key}_token_id" in self.metadata
@@ -268,7 +268,7 @@ class FolderKeys:
         return ids.get(text) if text is not None else None
 
     def _ids_in(self, name: str, key: str) -> list[int]:
-        """Return the ids that a file says under a key: none, one, or a list."""
+        """Return the ids under a key of a file: none, one, or a list."""
         value = _object(self.path / name).get(key)
         found = value if isinstance(value, list) else [value]
         count = len(self.metadata[f"{PREFIX}tokens"])
@@ -278,7 +278,7 @@ class FolderKeys:
         return [id for name in _GENERATION for id in self._ids_in(name, "eos_token_id")]
 
     def _template(self) -> str | None:
-        """Return the chat template, if there is one; of several the one called default."""
+        """Return the chat template or None; of several, the one named default."""
         path = self.path / _TEMPLATE
         if path.exists():
             try:
@@ -299,16 +299,16 @@ class FolderKeys:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; an empty one, if there is no such file."""
+    """Read a JSON object; an empty one if the file does not exist."""
     return read_object(path) if path.exists() else {}
 
 
 def _scores(
     ids: Mapping[str, int], pairs: list[list[str]], given: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return scores by which SentencePiece merges in the order of the pairs.
+    """Return scores with which SentencePiece merges in the order of the pairs.
 
-    Those of tokenizer.model, where it has the tokens; else less for each token that comes later.
+    They are tokenizer.model's, if it has all tokens; otherwise a later pair gets a lower score.
     """
     if given and all(left + right in given for left, right in pairs):
         return {text: given[text] for text in ids if text in given}

@@ -1,8 +1,8 @@
-"""A tokenizer as files of a Hugging Face folder, which AutoTokenizer loads.
+"""Write a tokenizer as files of a Hugging Face folder, for AutoTokenizer.
 
-A folder's own files are copied. The vocabulary of a GGUF file becomes a tokenizer.json: byte-level
-BPE with the same merges and the same cuts; SentencePiece with merges in the order of the scores, as
-transformers' converter of tokenizer.model makes them. A model on bytes is a BPE without merges. The
+A folder's own files are copied. The vocabulary of a GGUF file becomes a tokenizer.json. Byte-level
+BPE keeps its merges and cuts. SentencePiece gets merges in the order of the scores, as in
+transformers' converter of tokenizer.model. A byte-level model becomes a BPE without merges. The
 result is read back, and must give the same ids for texts of many kinds.
 """
 
@@ -22,12 +22,12 @@ from toynn.formats.tokenizer.vocab import TokenType, Vocab
 
 __all__ = ["copied", "written"]
 
-#: The kind of a model on bytes: all of a text is one piece, as no merge could cross a cut.
+#: The kind of a byte-level model: a text is one piece, since there are no merges.
 BYTES = Kind(())
 
 
 def copied(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder that make its tokenizer, by name. Raises DataError."""
+    """Return the files of a folder's tokenizer, by name. Raises DataError."""
     try:
         return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     except OSError as error:
@@ -35,9 +35,9 @@ def copied(folder: Path) -> dict[str, bytes]:
 
 
 def written(vocab: Vocab, template: str | None, *, of_bytes: bool) -> dict[str, bytes]:
-    """Return the files of a vocabulary that a GGUF file has, by name.
+    """Return the files for the vocabulary of a GGUF file, by name.
 
-    Raises DataError for one that tokenizer.json cannot say.
+    Raises DataError for a vocabulary that tokenizer.json cannot express.
     """
     if of_bytes:
         data = _byte_level(vocab, dict(zip(byte_letters(), range(256), strict=True)), [], BYTES)
@@ -46,7 +46,7 @@ def written(vocab: Vocab, template: str | None, *, of_bytes: bool) -> dict[str, 
     elif vocab.kind is not None:
         ids = {text: id for id, text in enumerate(vocab.tokens)}
         if missing := [letter for letter in byte_letters() if letter not in ids]:
-            _refuse(vocab, f"{len(missing)} bytes have no token, which tokenizer.json cannot say")
+            _refuse(vocab, f"{len(missing)} bytes have no token")
         data = _byte_level(vocab, ids, list(pairs_of(vocab)), vocab.kind)
     else:
         data = _sentences(vocab)
@@ -69,7 +69,7 @@ def written(vocab: Vocab, template: str | None, *, of_bytes: bool) -> dict[str, 
 
 
 def _whole(vocab: Vocab, model: dict[str, Any], **steps: Any) -> dict[str, Any]:
-    """Return a tokenizer.json, with added tokens, and what is put around a text."""
+    """Return a tokenizer.json with added tokens and a post-processor."""
     before, behind = (
         [id] if adds and id is not None else []
         for id, adds in ((vocab.bos, vocab.add_bos), (vocab.eos, vocab.add_eos))
@@ -106,7 +106,7 @@ def _whole(vocab: Vocab, model: dict[str, Any], **steps: Any) -> dict[str, Any]:
 
 
 def _around(vocab: Vocab, before: list[int], behind: list[int], text: str) -> list[dict[str, Any]]:
-    """Return what is put before a text, the text, and what is put behind it."""
+    """Return a template: tokens before a text, the text, tokens after it."""
     kind = {"A": 0, "B": 1}[text]
     tokens = [
         [{"SpecialToken": {"id": vocab.tokens[id], "type_id": kind}} for id in ids]
@@ -140,7 +140,7 @@ def _sentences(vocab: Vocab) -> dict[str, Any]:
     scores = [vocab.scores[ids[left + right]] for left, right in pairs]
     merged = {left + right for left, right in pairs}
     if len(set(scores)) < len(merged):
-        _refuse(vocab, "tokens share a score, so that the order of their merges is not known")
+        _refuse(vocab, "tokens share a score, so the order of their merges is unknown")
     order = sorted(zip(scores, pairs, strict=True), key=lambda each: _rank(*each), reverse=True)
     return _spaced(vocab, ids, [pair for _, pair in order])
 
@@ -173,12 +173,12 @@ def _spaced(vocab: Vocab, ids: dict[str, int], merges: Iterable[tuple[str, str]]
 
 
 def _rank(score: Any, pair: tuple[str, str]) -> tuple[float, int, int]:
-    """Return by what merges are ordered: as by generate_merges in transformers' converter."""
+    """Return a merge's sort key, as generate_merges in transformers' converter."""
     return float(score), len(pair[0]), len(pair[1])
 
 
 def _merges(vocab: Vocab, ids: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield each two tokens that together are a third one, of which none is found as a whole."""
+    """Yield each pair of plain tokens that together are a third plain token."""
     hidden = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE, TokenType.USER_DEFINED)
     plain = {vocab.tokens[id] for id in np.flatnonzero(~np.isin(vocab.types, hidden)).tolist()}
     for text in plain:
@@ -188,4 +188,4 @@ def _merges(vocab: Vocab, ids: dict[str, int]) -> Iterator[tuple[str, str]]:
 
 
 def _refuse(vocab: Vocab, why: str) -> NoReturn:
-    raise DataError(f"{vocab.path}: no tokenizer.json can be made of its vocabulary: {why}")
+    raise DataError(f"{vocab.path}: its vocabulary cannot be written as tokenizer.json: {why}")

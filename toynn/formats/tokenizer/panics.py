@@ -1,7 +1,7 @@
-"""Failures of the tokenizers library as errors of toynn.
+"""Turn failures of the tokenizers library into toynn's errors.
 
-The library is Rust. What panics there comes as a PanicException, which is no Exception: it would
-pass every ``except Exception``, and end the process with a traceback.
+The library is written in Rust. A panic there is raised as a PanicException, which is not an
+Exception. It would pass every ``except Exception``, and end the process with a traceback.
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ __all__ = ["is_failure", "refused"]
 
 
 def is_failure(error: BaseException) -> bool:
-    """Say whether the library failed; else somebody interrupts, or ends the process."""
+    """Return whether the library failed, and not an interrupt or exit."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @contextmanager
 def refused(what: str, error: type[ToynnError]) -> Iterator[None]:
-    """Raise ``error`` where the library fails in the block; the library raises no narrower one."""
+    """Raise ``error`` if the library fails in the block, by any exception."""
     try:
         yield
     except ToynnError:
@@ -34,6 +34,6 @@ def _hint(failure: BaseException) -> str:
     if "thread pool" not in str(failure):
         return ""
     return (
-        "; there is no memory, or no process, for its threads: free some, or set "
-        "TOKENIZERS_PARALLELISM=false"
+        "; it cannot start its threads for lack of memory or processes: free some, or "
+        "set TOKENIZERS_PARALLELISM=false"
     )

@@ -1,4 +1,4 @@
-"""A text in pieces: cut at special tokens, and, where it is long, where that changes no id."""
+"""Cut a text at special tokens, and a long one also where a cut changes no id."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,35 +9,35 @@ from toynn.formats.tokenizer.vocab import TokenType, Vocab
 
 __all__ = ["Model", "Part", "Pieces"]
 
-PIECE = 1 << 14  # characters that one core gets
-#: A text, and whether it continues another one.
+PIECE = 1 << 14  # characters of a piece for one core
+#: A text, and whether it continues the one before.
 Part = tuple[str, bool]
 _WHITE = " \t\n\v\f\r"
-CUT = re.compile(r"(?<=\S\n)(?=\w)")  # no piece of any kind lies across, and seldom a token
+CUT = re.compile(r"(?<=\S\n)(?=\w)")  # no pre-tokenizer's piece crosses it, and rarely a token
 
 
 class Model(Protocol):
-    """What turns a text into ids."""
+    """Turns texts into ids."""
 
     def encode_all(self, texts: Sequence[Part]) -> list[list[int]]:
         """Return the ids of each text, without special tokens; of many, on all cores."""
 
     def piece(self, id: int) -> bytes:
-        """Return the bytes that a token stands for."""
+        """Return the bytes of a token."""
 
 
 class Pieces:
-    """The pieces that texts are cut into, by a vocabulary."""
+    """Cuts texts into pieces, by a vocabulary."""
 
     def __init__(self, vocab: Vocab, *, whole: bool = False) -> None:
-        """Take a vocabulary; ``whole``: nobody knows where its texts can be cut."""
+        """Take a vocabulary; with ``whole``, long texts are never cut."""
         self._vocab = vocab
         self._cuttable: bool | None = False if whole else None
 
     def of(
         self, text: str, parse_special: bool, continues: bool, guard: str = ""
     ) -> Iterator[tuple[str | int, bool]]:
-        """Yield a text in pieces, and ids of special tokens; of pieces, if they continue others.
+        """Yield pieces of a text, with whether each continues another, and ids of special tokens.
 
         Raises DataError for text that is not Unicode.
         """
@@ -62,14 +62,14 @@ class Pieces:
 
     @property
     def _can_be_cut(self) -> bool:
-        """Whether no token has a line break within, and so none lies across a cut."""
+        """Whether no token has a line break inside, so that none crosses a cut."""
         if self._cuttable is None:
             inner = re.compile(r"\S\n|\n\S")
             self._cuttable = not any(inner.search(token) for token in self._vocab.tokens)
         return self._cuttable
 
     def _chunks(self, text: str) -> Iterator[str]:
-        """Cut a long text where that changes no id."""
+        """Cut a long text where a cut changes no id."""
         begin = 0
         while len(text) - begin > PIECE and self._can_be_cut:
             cut = CUT.search(text, begin + PIECE)
@@ -81,7 +81,7 @@ class Pieces:
             yield text[begin:]
 
     def last_cut(self, text: str, begin: int) -> int:
-        """Return where a text can be cut last, behind its first characters; 0: nowhere."""
+        """Return the last possible cut of a text after ``begin``; 0 if it has none."""
         at = len(text)
         while self._can_be_cut and (at := text.rfind("\n", begin, at)) >= 0:
             if CUT.match(text, at + 1):
@@ -89,7 +89,7 @@ class Pieces:
         return 0
 
     def _split(self, text: str, parse_special: bool) -> list[str | int]:
-        """Split a text at its special tokens, the longest ones first; return texts and ids."""
+        """Split a text at special tokens, the longest ones first; return texts and ids."""
         fragments: list[str | int] = [text] if text else []
         known = self._vocab.specials
         types = self._vocab.types

@@ -1,7 +1,7 @@
-"""A tokenizer.json as it stands, by the tokenizers library: how a folder's texts become ids.
+"""Run a folder's tokenizer.json as it is, with the tokenizers library.
 
-Added tokens are found before (`pieces`), and what is put around a text comes after; between the two
-is what the file says: it normalizes, cuts and merges.
+The file's own steps normalize, cut and merge a text. Added tokens are found before (`pieces`), and
+BOS and EOS are added after.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ __all__ = ["Pipeline"]
 
 
 class Pipeline:
-    """Ids of a text without special tokens, and the bytes of an id.
+    """Turns texts without special tokens into ids, and ids into bytes.
 
-    Raises DataError for a file that makes no tokenizer.
+    Raises DataError for an invalid file.
     """
 
     def __init__(self, vocab: Vocab, keys: FolderKeys) -> None:
@@ -48,13 +48,13 @@ class Pipeline:
                         setattr(self._continues, step, getattr(steps, step))
         self._vocab = vocab
         self._piece: Callable[[Vocab, int], bytes] = bpe.piece_of if keys.of_bytes else spm.piece_of
-        #: a SHA-256 of all that ids depend on
+        #: a SHA-256 of everything that ids depend on
         self.told = hashlib.sha256(whole.encode()).hexdigest()
 
     def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
-        """Return the ids of texts; what comes before a first word only where none is continued.
+        """Return the ids of texts; only a text that continues no other gets a space in front.
 
-        Raises DataError where the library fails.
+        Raises DataError if the library fails.
         """
         found: list[list[int]] = [[] for _ in texts]
         for wanted, by in ((False, self._begins), (True, self._continues)):
@@ -66,11 +66,11 @@ class Pipeline:
         return found
 
     def piece(self, id: int) -> bytes:
-        """Return the bytes that a token stands for."""
+        """Return the bytes of a token."""
         return self._piece(self._vocab, id)
 
 
 def _encoded(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    if len(texts) == 1:  # what goes to the library's threads takes longer to get there
+    if len(texts) == 1:  # the library's threads are slower for one text
         return [tokenizer.encode(texts[0], add_special_tokens=False).ids]
     return [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]

@@ -1,10 +1,10 @@
-r"""How byte-level BPE cuts a text into pieces before it merges: `tokenizer.ggml.pre` names it.
+r"""The ways byte-level BPE cuts a text into pieces before merging, by `tokenizer.ggml.pre`.
 
-A kind is a list of regular expressions. Each cuts every piece that the one before has left: what
-it matches is a piece, what lies between two matches is one. No merge crosses the end of a piece,
-so a wrong expression gives wrong ids, silently: hence an unknown name is an error.
+A kind is a list of regular expressions. Each one cuts all pieces of the one before: every match is
+a piece, and so is the text between two matches. No merge crosses the end of a piece, so a wrong
+expression would silently give wrong ids. Hence an unknown name is an error.
 
-Sources: tokenizer.json of the models; the names are those of llama.cpp, whose ids these give.
+Sources: tokenizer.json of the models. Names and ids are llama.cpp's.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""The pre-tokenizer of a tokenizer.json, by llama.cpp's name for it.
+"""Find llama.cpp's name for the pre-tokenizer of a tokenizer.json.
 
-The pieces of a text decide, not the regular expression: of the kinds that toynn knows, the kind
-that cuts a text of many sorts of characters into the same pieces.
+Pieces are compared, not regular expressions. The name is that of the known kind that cuts a probe
+text, with many sorts of characters, into the same pieces.
 """
 
 import json
@@ -16,9 +16,9 @@ from toynn.formats.tokenizer.pre import KINDS
 
 __all__ = ["PROBE", "name_of_cut"]
 
-#: Names that are tried first: of several for one kind these are the ones that models have.
+#: Names that are tried first: if one kind has several names, models have these.
 _USUAL = ("gpt-2", "llama-bpe", "smaug-bpe", "qwen2", "smollm", "default", "gpt-4o", "tekken")
-#: What the kinds cut in different ways.
+#: A text that the kinds cut in different ways.
 PROBE = (
     "Hello, World! it's IT'S we'Re I'LL don't ca\xf1on CamelCase HTTPServer aB Ab\u01c5x e"
     "\u0301l 1 12 123 1234 12345 1234567 3.14 0x1F \u2460\u2461\u2462 \u0968\u0969 x2y 20,000"
@@ -32,9 +32,9 @@ PROBE = (
 
 
 def name_of_cut(data: Mapping[str, Any]) -> str | None:
-    """Return the name for a tokenizer.json of bytes; None: there is none.
+    """Return the name for a byte-level tokenizer.json, or None.
 
-    One that cuts all of the probe the same way goes before one that differs in marks alone.
+    A kind that cuts the whole probe alike is preferred to one that differs only in marks.
     """
     library = needed("tokenizers")
     bare = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
@@ -42,7 +42,7 @@ def name_of_cut(data: Mapping[str, Any]) -> str | None:
     try:
         own = library.Tokenizer.from_str(json.dumps({**bare, "pre_tokenizer": step})).pre_tokenizer
         asked = {probe: own.pre_tokenize_str(probe) for probe in (PROBE, _without_marks(PROBE))}
-    except BaseException as error:  # the library raises no narrower one: it is another version's
+    except BaseException as error:  # any failure: the file is of another version
         if not is_failure(error):
             raise
         return None

@@ -1,4 +1,4 @@
-"""tokenizer.model: the file of SentencePiece, by its library and its wire format."""
+"""Read tokenizer.model, SentencePiece's file, with its library and its wire format."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ _MODEL_TYPE, _DUMMY_PREFIX = 3, 3  # of TrainerSpec, of NormalizerSpec
 
 
 class Sentences(NamedTuple):
-    """Ids and scores by the texts of tokens, and whether a space comes before a text."""
+    """Ids and scores by the texts of tokens, and whether a space is put before a text."""
 
     ids: dict[str, int]
     scores: dict[str, float]
@@ -23,7 +23,7 @@ class Sentences(NamedTuple):
 
 
 def read_model(path: Path) -> Sentences:
-    """Read a file. Raises DataError for one that is none, or not of BPE."""
+    """Read a file. Raises DataError unless it is a BPE model."""
     library = needed("sentencepiece")
     raw = read_bytes(path)
     processor = library.SentencePieceProcessor()
@@ -47,7 +47,7 @@ def read_model(path: Path) -> Sentences:
 
 
 def _fields(raw: bytes) -> dict[int, list[Any]]:
-    """Return the fields of a message of Protocol Buffers: numbers, and bytes; others left out."""
+    """Return the integer and bytes fields of a Protocol Buffers message."""
     found: dict[int, list[Any]] = {}
     value: Any
     at = 0

@@ -1,11 +1,11 @@
-"""SentencePiece's BPE, as Llama 2 has it, by the sentencepiece library.
+"""SentencePiece's BPE, as in Llama 2, with the sentencepiece library.
 
-Spaces are spelled as U+2581 and the text split into characters; then the two neighbours that
-together are the token of the highest score become one, until no two are a token. A character that
-is no token is spelled as bytes.
+Spaces are written as U+2581, and the text is split into characters. Then the adjacent pair that
+makes the token with the highest score is merged, until no pair makes a token. A character without a
+token becomes bytes.
 
-The library reads a model in Protocol Buffers' wire format. It is built here from the vocabulary:
-a file of that format holds no more than a GGUF file does.
+The library reads a model in Protocol Buffers' wire format. This module builds it from the
+vocabulary of a GGUF file, which has all that it needs.
 
 Sources: Kudo & Richardson 2018, arXiv:1808.06226; src/sentencepiece_model.proto of
 github.com/google/sentencepiece; protobuf.dev/programming-guides/encoding.
@@ -26,14 +26,14 @@ BPE = 2  # TrainerSpec.ModelType
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # ModelProto.SentencePiece.Type
 HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 
-#: How tokens for bytes are spelled.
+#: The texts of byte tokens.
 SPELLED = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 
 class SentencePiece:
-    """Ids of a text without special tokens, and the bytes of an id.
+    """Turns texts without special tokens into ids, and ids into bytes.
 
-    Raises GGUFError for a vocabulary that makes no tokenizer.
+    Raises GGUFError for an invalid vocabulary.
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -70,7 +70,7 @@ def piece_of(vocab: Vocab, id: int) -> bytes:
 
 
 def _model(vocab: Vocab) -> bytes:
-    """Return a ModelProto: the pieces, the kind of model, and to leave the text as it is."""
+    """Return a ModelProto: the pieces, the kind of model, and no normalization of texts."""
     types = _types(vocab)
     texts = (text.encode("utf-8", "surrogateescape") for text in vocab.tokens)
     pieces = b"".join(
@@ -83,10 +83,10 @@ def _model(vocab: Vocab) -> bytes:
 
 
 def _types(vocab: Vocab) -> list[int]:
-    """Return the pieces' types: exactly one is unknown, and bytes are all there or none.
+    """Return the pieces' types: exactly one is unknown, and all bytes have tokens or none.
 
-    What else the file calls a token is a normal one: Tokenizer has matched the user's own before,
-    and llama.cpp merges into unused ones, too.
+    Other types become normal: Tokenizer has already matched user-defined tokens, and llama.cpp
+    merges into unused tokens too.
     """
     if vocab.unknown is None:
         raise GGUFError(

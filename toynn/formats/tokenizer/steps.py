@@ -1,4 +1,4 @@
-"""tokenizer.json, part by part: steps, added tokens, what is put around a text."""
+"""Read parts of tokenizer.json: steps, added tokens, and the tokens put around a text."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from toynn.errors import DataError
 
 __all__ = ["Added", "added_of", "parts_of", "put_around", "without_prefix"]
 
-#: The lists that a step of type Sequence has, by the name of the step.
+#: The key of the list in a step of type Sequence, by step.
 _LISTS = {
     "normalizer": "normalizers",
     "pre_tokenizer": "pretokenizers",
@@ -18,7 +18,7 @@ _LISTS = {
 
 
 class Added(NamedTuple):
-    """A token that is found in a text as it stands; whether it swallows white space beside it."""
+    """A token that is matched in a text, and whether it strips white space on its sides."""
 
     id: int
     text: str
@@ -28,7 +28,7 @@ class Added(NamedTuple):
 
 
 def parts_of(data: Mapping[str, Any], step: str) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a step; those of a sequence one by one."""
+    """Yield the parts of a step; a sequence yields each of its parts."""
     waiting = [data.get(step)]
     while waiting:
         part = waiting.pop(0)
@@ -43,10 +43,10 @@ def parts_of(data: Mapping[str, Any], step: str) -> Iterator[dict[str, Any]]:
 def added_of(
     path: Path, data: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[str, int] = {}
 ) -> list[Added]:
-    """Return the added tokens of tokenizer.json, or, without one, of tokenizer_config.json.
+    """Return the added tokens of tokenizer.json, or else of tokenizer_config.json.
 
     ``ids``: those of the tokens that there are, of which some are said to be added, too.
-    Raises DataError for entries that make no token.
+    Raises DataError for malformed entries.
     """
     found = data.get("added_tokens") or []
     if not data:
@@ -82,9 +82,9 @@ def added_of(
 
 
 def put_around(path: Path, data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """Return the ids that tokenizer.json puts before a text, and behind it.
+    """Return the ids that tokenizer.json puts before and after a text.
 
-    Raises DataError for a step that toynn does not know.
+    Raises DataError for an unknown step.
     """
     before: list[int] = []
     behind: list[int] = []
@@ -102,7 +102,7 @@ def put_around(path: Path, data: Mapping[str, Any]) -> tuple[list[int], list[int
 
 
 def _objects(path: Path, part: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return the objects that a part lists under a key. Raises DataError for others."""
+    """Return the objects in a part's list. Raises DataError for anything else."""
     found = part.get(key) or []
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise DataError(f"{path}: post_processor.{key}: expected objects; got {found!r:.80}")
@@ -110,7 +110,7 @@ def _objects(path: Path, part: Mapping[str, Any], key: str) -> list[dict[str, An
 
 
 def _put(path: Path, part: Mapping[str, Any], token: Any) -> list[int]:
-    """Return the ids of a token that is put around a text. Raises DataError for none."""
+    """Return the ids of a token that is put around a text. Raises DataError without ids."""
     name, table = token.get("id") if isinstance(token, dict) else None, part.get("special_tokens")
     told = table.get(name) if isinstance(table, dict) and isinstance(name, str) else None
     ids = told.get("ids") if isinstance(told, dict) else None
@@ -125,7 +125,7 @@ def _put(path: Path, part: Mapping[str, Any], token: Any) -> list[int]:
 def without_prefix(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the normalizer and pre_tokenizer for a text that continues another one.
 
-    No space is put before that.
+    They put no space before the text.
     """
     return {step: _bare(data.get(step), _LISTS[step]) for step in ("normalizer", "pre_tokenizer")}
 

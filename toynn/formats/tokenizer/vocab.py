@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file: its `tokenizer.ggml.*`, checked, with llama.cpp's defaults."""
+"""Read and check a GGUF file's vocabulary (`tokenizer.ggml.*`), with llama.cpp's defaults."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ MODELS = {"gpt2": "byte-level BPE", "llama": "SentencePiece", "gemma4": "BPE ove
 
 
 class Keys(Protocol):
-    """What is read: an open GGUF file, or a folder's tokenizer by the same keys."""
+    """The source of a vocabulary: an open GGUF file, or a folder's tokenizer with GGUF's keys."""
 
     path: Path
     types: dict[str, str]
@@ -38,7 +38,7 @@ class Keys(Protocol):
 
 
 class Given:
-    """Keys with values and types, as a file is to have them. Raises GGUFError as a file does."""
+    """Keys with values and types for a new file. Raises GGUFError as a file does."""
 
     def __init__(self, path: Path, typed: Mapping[str, Any]) -> None:
         pairs = {
@@ -57,35 +57,35 @@ class Given:
 
 
 class TokenType(IntEnum):
-    """What a token is, as `tokenizer.ggml.token_type` numbers it."""
+    """The types of tokens, with the numbers of `tokenizer.ggml.token_type`."""
 
     UNDEFINED = 0
     NORMAL = 1
-    UNKNOWN = 2  # stands for what no token spells
-    CONTROL = 3  # begins, ends and separates texts; no text spells it
-    USER_DEFINED = 4  # found in a text as it stands, before anything else
+    UNKNOWN = 2  # stands for characters without a token
+    CONTROL = 3  # begins, ends and separates texts; not matched in a user's text
+    USER_DEFINED = 4  # matched in a text before anything else
     UNUSED = 5
-    BYTE = 6  # a byte, spelled <0x00> to <0xFF>
+    BYTE = 6  # a byte; its text is <0x00> to <0xFF>
 
 
 def _words(*lines: str) -> frozenset[str]:
     return frozenset(" ".join(lines).split())
 
 
-#: Texts of tokens that end a generation, whatever the file says of them.
+#: Texts of tokens that end a generation, whatever type the file gives them.
 ENDS = _words(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> </s>",
     "<|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos>",
     "<turn|> <|tool_response> <\uff5cend\u2581of\u2581sentence\uff5c> [e~[",
 )
-#: Texts of tokens that frame a gap in a text, to be filled in.
+#: Texts of tokens for filling in the middle of a text.
 FRAMES = _words(
     "<|fim_prefix|> <fim-prefix> <fim_prefix> <PRE> \u2581<PRE> <|code_prefix|> <|prefix|>",
     "<|fim_suffix|> <fim-suffix> <fim_suffix> <SUF> \u2581<SUF> <|code_suffix|> <|suffix|>",
     "<|fim_middle|> <fim-middle> <fim_middle> <MID> \u2581<MID> <|code_middle|> <|middle|>",
     "<\uff5cfim\u2581begin\uff5c> <\uff5cfim\u2581hole\uff5c> <\uff5cfim\u2581end\uff5c>",
 )
-#: Texts of tokens that pad such texts or part files: of each the first that there is ends, too.
+#: Texts of tokens that pad such texts or separate files; the first one found of each ends too.
 FRAME_ENDS = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
@@ -99,8 +99,8 @@ class Vocab:
 
     path: Path
     tokens: list[str]
-    types: NDArray[np.int32]  # TokenType; by their texts some are CONTROL that are not declared so
-    declared: NDArray[np.int32]  # as the file has them
+    types: NDArray[np.int32]  # TokenType; some are CONTROL because of their texts
+    declared: NDArray[np.int32]  # the file's types
     scores: NDArray[np.float32]
     merges: Sequence[str]
     kind: Kind | None  # of byte-level BPE; None: SentencePiece
@@ -111,13 +111,13 @@ class Vocab:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
-    strips_right: frozenset[int] = field(default=frozenset())  # these swallow spaces after them
-    strips_left: frozenset[int] = field(default=frozenset())  # and these, before them
-    prefix_once: bool = False  # the space before a text comes at its start, not behind each token
+    strips_right: frozenset[int] = field(default=frozenset())  # these strip spaces after them
+    strips_left: frozenset[int] = field(default=frozenset())  # these strip spaces before them
+    prefix_once: bool = False  # a space is added only at a text's start, not after special tokens
 
     @cached_property
     def specials(self) -> list[tuple[str, int]]:
-        """Text and id of the tokens that are matched whole, those of the most bytes first."""
+        """Text and id of the tokens that are matched whole, longest (in bytes) first."""
         whole = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
         ids = np.flatnonzero(np.isin(self.types, whole)).tolist()
         ids.sort(key=lambda id: -len(self.tokens[id].encode("utf-8", "surrogateescape")))
@@ -127,7 +127,7 @@ class Vocab:
 def read_vocab(file: Keys, kind: Kind | None = None) -> Vocab:
     """Read the vocabulary of a file. Raises GGUFError.
 
-    ``kind`` is how byte-level BPE cuts texts where something else than the file says it.
+    ``kind`` is how byte-level BPE cuts texts, if the file does not say it.
     """
     model = file.require(f"{PREFIX}model", str)
     if model not in MODELS:
@@ -155,8 +155,8 @@ def read_vocab(file: Keys, kind: Kind | None = None) -> Vocab:
     for name, add, id in (("bos", add_bos, bos), ("eos", add_eos, eos)):
         if add and id is None:
             raise GGUFError(
-                f"{file.path}: {PREFIX}{name}_token_id: missing or no token's id, but "
-                f"{PREFIX}add_{name}_token asks for one in each text"
+                f"{file.path}: {PREFIX}{name}_token_id: missing or out of range, but "
+                f"{PREFIX}add_{name}_token asks for it in each text"
             )
     return Vocab(
         path=file.path,
@@ -181,7 +181,7 @@ def _kind(file: Keys) -> Kind:
     key = f"{PREFIX}pre"
     if key not in file.metadata:
         warnings.warn(
-            f"{file.path}: {key} is missing, as in files of early 2024: texts are cut as by "
+            f"{file.path}: {key} is missing, as in files of early 2024: texts are cut as with "
             f"'default', and ids may differ from those that the model was trained with",
             stacklevel=4,
         )
@@ -190,7 +190,7 @@ def _kind(file: Keys) -> Kind:
     if name not in KINDS:
         raise GGUFError(
             f"{file.path}: {key}: expected one of {', '.join(sorted(KINDS))}; got {name!r}, "
-            f"by whose rules toynn cannot cut a text"
+            f"whose rules toynn does not know"
         )
     return KINDS[name]
 
@@ -200,7 +200,7 @@ def _texts(file: Keys, name: str) -> Sequence[str]:
     texts = file.metadata.get(key)
     if not isinstance(texts, Strings | list) or (name == "tokens" and not texts):
         got = file.types.get(key, "nothing")
-        raise GGUFError(f"{file.path}: {key}: expected [STRING] with an entry at least; got {got}")
+        raise GGUFError(f"{file.path}: {key}: expected [STRING] with at least one entry; got {got}")
     return texts
 
 
@@ -219,7 +219,7 @@ def _numbers(file: Keys, name: str, kinds: str, count: int, default: int) -> NDA
 
 
 def _id(file: Keys, name: str, count: int, default: int | None) -> int | None:
-    """Return a token's id; one that is no token's is as if it were missing."""
+    """Return a named token's id; an id out of range counts as missing."""
     key = f"{PREFIX}{name}_token_id"
     id = file.require(key, int) if key in file.metadata else default
     if id is not None and not 0 <= id < count:
@@ -235,9 +235,9 @@ def _flag(file: Keys, name: str, default: bool) -> bool:
 def _mark_specials(
     file: Keys, ids: dict[str, int], types: NDArray[np.int32], eos: int | None
 ) -> frozenset[int]:
-    """Mark as CONTROL the tokens that are so by their texts; return those that end a generation.
+    """Mark tokens as CONTROL by their texts; return those that end a generation.
 
-    Files often get these types wrong, and llama.cpp goes by the texts, too.
+    Files often have wrong types, and llama.cpp goes by the texts too.
     """
     ends = {ids[text] for text in ENDS if text in ids}
     frames = {ids[text] for text in FRAMES if text in ids}
@@ -251,7 +251,7 @@ def _mark_specials(
 
 
 def _strips_right(file: Keys, ids: dict[str, int], types: NDArray[np.int32]) -> frozenset[int]:
-    """Return the tokens that swallow white space after them: Phi-3 alone has such, known by name.
+    """Return the tokens that strip white space after them: only Phi-3, known by name, has them.
 
     Its chat template writes a line break after each of them, which the model never saw.
     """
