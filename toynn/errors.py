@@ -1,8 +1,8 @@
-"""The kinds of error. Each message says what, where, expected, got, and what to do.
+"""toynn's errors. Each message says what, where, expected, got, and what to do.
 
-A message calls an option by its flag: "--max-line". Where Python's name is another one, or has a
-value, both stand there: "overwrite=True|--overwrite", "base=|--model". Who reads it sees one of
-them: the keyword, max_line=, in Python; the flag where ``flags_stay``, as on the command line.
+A message names an option by its flag: "--max-line". If Python's name differs or has a value, the
+message has both: "overwrite=True|--overwrite", "base=|--model". The reader sees one of them: the
+keyword (max_line=) in Python, the flag where ``flags_stay``, as on the command line.
 """
 
 import re
@@ -29,20 +29,20 @@ __all__ = [
 
 #: Python's name of an option, and its flag.
 BOTH = re.compile(r"([a-z_]+=\w*)\|(--[a-z-]+)")
-#: A flag outside of quotes, and its value, unless the word behind it goes on with the sentence.
+#: A flag outside of quotes, and its value, unless the next word continues the sentence.
 FLAG = re.compile(
     r"""(?<![\w'"/-])(?:argument )?--([a-z][a-z0-9-]*)"""
     r"""(?:([ =])(?!(?:and|as|by|does|in|is|it|needs|or|of|says|to|tokens|with)[,;:.)]*(?:\s|$))"""
     r"""([^\s;:()]*(?:[^\s,;:().]|[.]{3}))([,;:.)]+(?=\s|$)|$)?|(:(?=\s)))?"""
 )
-#: A value that is what it is with a space behind it, too: a number, or a word for any value.
+#: A value that may be followed by a space: a number, or a placeholder in capitals.
 PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[A-Z]+")
 _flags_stay = False
 
 
 @contextmanager
 def flags_stay() -> Iterator[None]:
-    """Let errors keep their flags: who reads them types such."""
+    """Let errors keep their flags, for a command line."""
     global _flags_stay
     before, _flags_stay = _flags_stay, True
     try:
@@ -52,11 +52,11 @@ def flags_stay() -> Iterator[None]:
 
 
 def said(message: str) -> str:
-    """Return a message with one name for each option: its flag where ``flags_stay``, else Python's.
+    """Return a message with one name for each option: its flag if ``flags_stay``, else Python's.
 
-    "--holdout 0" is holdout=0 there, "--max-line" max_line=, and "--seq: it is" seq: it is. A word
-    with a space behind it may be half a path, or no value: "--adapter /my models" is adapter /my
-    models. What stands in backquotes is typed in a shell, and stays.
+    In Python "--holdout 0" is holdout=0, "--max-line" max_line=, and "--seq: it is" seq: it is. A
+    word before a space may be half a path, or no value: "--adapter /my models" is adapter /my
+    models. Text in backquotes is a shell command, and stays.
     """
     message = BOTH.sub(r"\2" if _flags_stay else r"\1", message)
     if _flags_stay:
@@ -70,17 +70,17 @@ def _keyword(found: re.Match[str]) -> str:
     name, between, value, end = found[1].replace("-", "_"), found[2], found[3] or "", found[4]
     if found[5]:
         return f"{name}:"
-    cut = found.string[found.end() : found.end() + 1].strip()  # the word goes on
+    cut = found.string[found.end() : found.end() + 1].strip()  # is not empty: the word continues
     if not value or (PLAIN.fullmatch(value) and not cut):
         return f"{name}={value}{end or ''}"
     return f"{name}{between}{value}" if end is None else f'{name}="{value}"{end}'
 
 
 class ToynnError(Exception):
-    """Base of every error that toynn raises on purpose."""
+    """The base of all errors that toynn raises on purpose."""
 
     def __str__(self) -> str:
-        """Return the message, in the words of who reads it."""
+        """Return the message, with options as the reader types them."""
         message = super().__str__()
         return said(message) if "--" in message else message
 
@@ -90,15 +90,15 @@ class ShapeError(ToynnError, ValueError):
 
 
 class LifecycleError(ToynnError, RuntimeError):
-    """A call came in the wrong order; the message names the call that is missing."""
+    """A call came in the wrong order; the message names the missing call."""
 
 
 class LabelError(ToynnError, ValueError):
-    """A label or token id is out of range, or no row counts; names the row and the value."""
+    """A label or token id is out of range, or no row has loss; names the row and the value."""
 
 
 class ConfigError(ToynnError, ValueError):
-    """A configuration contradicts itself or asks for what does not exist."""
+    """A configuration contradicts itself, or names something that does not exist."""
 
 
 class DataError(ToynnError, ValueError):
@@ -118,7 +118,7 @@ class CheckpointError(ToynnError, RuntimeError):
 
 
 class NonFiniteError(ToynnError, ArithmeticError):
-    """A gradient is NaN or infinite, and weights and moments were left as they were; or a logit."""
+    """A gradient or logit is NaN or infinite; weights and moments are unchanged."""
 
 
 class BackendUnavailable(ToynnError, RuntimeError):
@@ -126,8 +126,8 @@ class BackendUnavailable(ToynnError, RuntimeError):
 
 
 class RankError(ToynnError, RuntimeError):
-    """Of the processes that train together another one failed, left, or does something else."""
+    """Another process of a distributed run failed, left, or made another call."""
 
 
 class BackendError(ToynnError, RuntimeError):
-    """The device failed: in the middle of a step, or in compiling; says so in its own words."""
+    """The device failed in a step or in compiling; the message is its own."""

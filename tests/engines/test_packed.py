@@ -245,7 +245,7 @@ def test_work_of_attention_in_segments_is_said_to_be_the_most_that_it_may_be():
     assert marked == {"attention.forward", "attention.backward"}
     *lines, _, note = str(session.profile()).splitlines()
     assert {line.split()[0] for line in lines if " <" in line} == marked
-    assert note.startswith("<: as if each row saw all before it")
+    assert note.startswith("<: upper bounds, as if there were no segments")
     tape = session.tape
     lines = str(tape).splitlines()[1 + len(tape.inputs) :]
     for node, line in zip(tape.nodes, lines, strict=True):

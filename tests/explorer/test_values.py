@@ -117,7 +117,7 @@ def test_the_reference_goes_step_by_step_too_and_others_refuse(tmp_path, monkeyp
     tiny = Tiny()
     compiled = tiny.s._compiled[tiny.s.tape]
     monkeypatch.setitem(tiny.s._compiled, tiny.s.tape, replace(compiled, program=object()))
-    with pytest.raises(ConfigError, match="object runs whole segments only"):
+    with pytest.raises(ConfigError, match="object runs only whole segments"):
         tiny.s.run("grads", look=print)
     assert not tiny.s.pending, "nothing waits for an update"
 

@@ -112,7 +112,7 @@ def test_a_download_expands_the_blocks_and_an_upload_is_refused():
         (raw("q8_0"), "q9_0", (N, K), ConfigError, "w: dtype must be one of f32, .*; got 'q9_0'"),
         (raw("q8_0"), "Q8_0", (N, K), ConfigError, "dtype must be one of f32"),
         (MATRIX, "i32", (N, K), ConfigError, "dtype must be one of f32"),
-        (raw("q8_0"), "q8_0", None, ShapeError, "bytes of q8_0 do not tell a shape"),
+        (raw("q8_0"), "q8_0", None, ShapeError, "bytes of q8_0 have no shape"),
         (raw("q8_0")[:-1], "q8_0", (N, K), ShapeError, r"\(6, 512\) needs 3264 bytes; got 3263"),
         (raw("q8_0"), "q4_k", (N, K), ShapeError, "q4_k of shape .* needs 1728 bytes; got 3264"),
         (raw("q8_0")[::2], "q8_0", (N, K), ShapeError, "q8_0 needs a C-contiguous uint8 array"),

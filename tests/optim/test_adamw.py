@@ -115,7 +115,7 @@ GOOD = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.
         ("eps", 0, "eps must be a finite number, at least 1.17549e-38; got 0"),  # 0 / 0
         ("eps", -1e-8, "eps must be a finite number, at least 1.17549e-38; got -1e-08"),
         ("weight_decay", -0.1, "weight_decay must be a finite number, at least 0; got -0.1"),
-        ("weight_decay", 1020, r"lr \* weight_decay must be at most 1, .*; got 1.02"),
+        ("weight_decay", 1020, r"lr \* weight_decay must be at most 1 .*; got 1.02"),
     ],
 )
 def test_values_that_would_ruin_the_weights_are_refused(slot, value, message):

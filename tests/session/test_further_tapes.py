@@ -61,7 +61,7 @@ def test_a_persistent_tensor_is_released_with_the_tapes_that_use_it():
         s.record("within", within)
     tape, _ = s.record("key", build)
     for wrong in (tiny.wte, Tiny().s.persistent("a", (N, C))):
-        with pytest.raises(ConfigError, match="is no persistent tensor of this session"):
+        with pytest.raises(ConfigError, match="is not a persistent tensor of this session"):
             s.release([kept[1], wrong])
     s.release(kept)
     s.release([])
@@ -76,7 +76,7 @@ def test_a_persistent_tensor_is_released_with_the_tapes_that_use_it():
     own = Session()
     mine = own.persistent("mine", (4,))
     ops.scale(own, mine, 2.0)
-    with pytest.raises(LifecycleError, match="of what the session's own tape uses"):
+    with pytest.raises(LifecycleError, match="of a tensor that the session's own tape uses"):
         own.release([mine])
 
 

@@ -281,7 +281,7 @@ def test_what_float32_cannot_hold_is_refused(huge):
     s.finalize_weights()
     values = np.zeros((2, 3))
     values[1, 2] = huge
-    with pytest.raises(ShapeError, match=r"upload w: .* at \(1, 2\) is more than float32 holds"):
+    with pytest.raises(ShapeError, match=r"upload w: .* at \(1, 2\) exceeds float32"):
         s.upload(w, values)
     s.upload(w, np.full((2, 3), 3.4e38))
     assert np.isfinite(s.download(w)).all()

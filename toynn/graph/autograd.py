@@ -1,9 +1,9 @@
-"""Reverse-mode differentiation of a tape: from the loss back, each node records its own backward.
+"""Reverse-mode differentiation of a tape: from the loss back, each node records its backward.
 
-Gradient rules are in ops/, beside the ops. This module does what all ops share. It finds the
-tensors that need a gradient, decides where each gradient is stored, and adds the contributions of
-several uses. Blocks of nodes (``Tape.block``) and cheap outputs may be recomputed rather than kept:
-checkpointing.py.
+Gradient rules are in ops/, next to the ops. This module does what all ops share. It finds the
+tensors that need a gradient, decides where each gradient is stored, and adds the gradients of
+several uses. Blocks of nodes (``Tape.block``) and cheap outputs may be recomputed instead of kept:
+see checkpointing.py.
 Source: Griewank & Walther, Evaluating Derivatives, 2nd ed. 2008, chapter 3.
 """
 
@@ -41,11 +41,11 @@ class Backward:
         self._recompute = recompute
         self._active = _reached_by_parameters(tape)
         self._behind = {n.outputs[0]: n.inputs[0] for n in tape.nodes if n.op.straight_through}
-        self._originals: dict[Tensor, Tensor] = {}  # of recomputed tensors
-        self._copies: dict[Tensor, Tensor] = {}  # of what is cheap: further readers share them
+        self._originals: dict[Tensor, Tensor] = {}  # by recomputed tensor
+        self._copies: dict[Tensor, Tensor] = {}  # of cheap tensors, for all their readers
         self._parts: dict[Tensor, list[Tensor]] = {}
         self._written: set[Tensor] = set()
-        self._own: dict[Tensor, Tensor] = {}  # of a tensor, the part that nodes may add to
+        self._own: dict[Tensor, Tensor] = {}  # by tensor: a gradient to add to
 
     def run(self, loss: Tensor, seed: Tensor) -> dict[Tensor, Tensor]:
         """Record segment B and return the gradient of each tensor that has one."""
@@ -63,7 +63,7 @@ class Backward:
         return gradients | {tensor: self._gradient_of(tensor) for tensor in self._written}
 
     def _back(self, nodes: Iterable[tuple[Node, Node]]) -> None:
-        """Record the backward of nodes, each given with the one whose tensors it is to read."""
+        """Record the backward of nodes; each comes with the node whose tensors it reads."""
         try:
             for node, read in nodes:
                 output = node.outputs[0]
@@ -74,12 +74,12 @@ class Backward:
             self.tape.current_block = None
 
     def _again(self, block: Sequence[Node]) -> None:
-        """Record the backward of a block, and before it what it reads of the block's forward."""
+        """Record a block's backward, after recomputing what it reads of the block's forward."""
         copies, originals = checkpointing.repeated(block)
         self._back_from(copies, originals, zip(reversed(block), reversed(copies), strict=True))
 
     def _sparing(self, node: Node, makers: Mapping[Tensor | None, Node]) -> None:
-        """Record the backward of a node, which reads copies of what is too cheap to be kept."""
+        """Record a node's backward, after recomputing inputs that are too cheap to keep."""
         roots = dict.fromkeys(t.root for t in node.inputs if t is not None and self.wants(t))
         found = [makers[t] for t in roots if t in makers and t not in self._copies]
         copies, originals = checkpointing.repeated(checkpointing.cheap(found, node))
@@ -96,7 +96,7 @@ class Backward:
         originals: Mapping[Tensor, Tensor],
         nodes: Iterable[tuple[Node, Node]],
     ) -> list[Node]:
-        """Record the backward of nodes, and before it the copies that it needs; return those."""
+        """Record the backward of nodes, after the copies that it needs; return these copies."""
         self._originals.update(originals)
         self.tape.written.update(originals)
         start = len(self.tape.nodes)
@@ -114,7 +114,7 @@ class Backward:
         return self.tape.new(f"d_{tensor.name}", tensor.shape, valid=tensor.valid)
 
     def contribute(self, tensor: Tensor, gradient: Tensor) -> None:
-        """Add ``gradient`` to what flows to ``tensor``."""
+        """Add ``gradient`` to the gradient of ``tensor``."""
         tensor = self._meant(tensor)
         if not self.wants(tensor):
             return
@@ -136,13 +136,13 @@ class Backward:
         node: Node | None = None,
         **given: Any,
     ) -> None:
-        """Record a backward node whose outputs are gradients: by name, ``wrt`` says of what.
+        """Record a backward node; ``wrt`` maps each output to the tensor whose gradient it is.
 
-        ``node``, ``given``: its sizes and options are like those of this node, or these.
-        No node at all if none of them is wanted. A kernel that can add its one gradient to what an
-        earlier node wrote for the same tensor does so. Gradients of parameters go straight to the
-        session's buffers where the kernel can accumulate, and by a detour elsewhere; the kernel
-        gets a null pointer for a frozen weight's.
+        Sizes and options are those of ``node``, or ``given``. If no gradient is wanted, no node is
+        recorded. A kernel with one gradient adds it to what an earlier node wrote for the same
+        tensor, if it can. Gradients of parameters go directly to the session's buffers if the
+        kernel can accumulate, else through an activation. The kernel gets a null pointer for the
+        gradient of a frozen weight.
         """
         wrt = {name: tensor and self._meant(tensor) for name, tensor in wrt.items()}
         if not any(self.wants(tensor) for tensor in wrt.values()):
@@ -156,8 +156,8 @@ class Backward:
         weights = [wrt[name] for name in op.weights]
         parameters = [t for t in weights if t is not None and t.role is Role.PARAMETER]
         first = sum(t not in self._written for t in parameters)
-        # One flag serves all outputs: so all are parameters, each is there once, and all were
-        # written before or none.
+        # One flag serves all outputs. So all must be different parameters, and either all or none
+        # were written before.
         direct = len(set(parameters)) == len(parameters) == sum(
             self.wants(t) for t in weights
         ) and first in (0, len(parameters))
@@ -182,7 +182,7 @@ class Backward:
                 self._own[tensor] = gradient
 
     def _meant(self, tensor: Tensor) -> Tensor:
-        """Return the tensor whose gradient a rule means when it names this one."""
+        """Return the tensor whose gradient is meant when a rule names this one."""
         tensor = self._originals.get(tensor, tensor)
         return self._behind.get(tensor) or tensor
 
@@ -192,7 +192,7 @@ class Backward:
         return Accumulate.ALWAYS if parameters[0] in self._written else Accumulate.MICRO_BATCH
 
     def _sum(self, tensor: Tensor) -> Tensor:
-        """Add up the parts of a tensor's gradient; from here on it is one tensor."""
+        """Add the parts of a tensor's gradient into one tensor."""
         parts = self._parts[tensor]
         total = parts[0]
         for part in parts[1:]:
@@ -204,7 +204,7 @@ class Backward:
 
 
 def _reached_by_parameters(tape: Tape) -> set[Tensor]:
-    """Return the parameters that the nodes read, and all that is computed from them."""
+    """Return the parameters that the nodes read, and all tensors computed from them."""
     active: set[Tensor] = set()
     for node in tape.nodes:
         roots = [t.root for t in node.inputs if t is not None]

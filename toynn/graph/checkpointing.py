@@ -1,14 +1,14 @@
-"""Recomputing what the backward reads, instead of keeping it.
+"""Recompute what the backward pass reads, instead of keeping it.
 
-Activation checkpointing: a block's forward nodes run once more, right before its backward.
+Activation checkpointing runs a block's forward nodes once more, right before its backward.
 
-So the forward pass keeps only the input of a block. The same kernels recompute, from the same
-numbers, all else that the block's backward reads: the bits are the same. The planner frees the
-first copies early. Source: Chen et al. 2016, arXiv:1604.06174.
+So the forward pass keeps only the input of a block. The same kernels recompute the rest from the
+same numbers, so the bits are the same. The planner frees the first copies early.
+Source: Chen et al. 2016, arXiv:1604.06174.
 
-Even without checkpointing, the output of a norm or an activation is not kept for the backward pass
-of a product if recomputing it is cheap (CHEAP). Source: Korthikanti et al. 2022, section 5,
-arXiv:2205.05198, on recomputing what is large and quickly made.
+Even without checkpointing, a product's backward pass recomputes an input that is the output of a
+norm or an activation, if that is cheap (CHEAP). Source: Korthikanti et al. 2022, section 5,
+arXiv:2205.05198, on selective recomputation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ CHEAP = 1024
 
 
 def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
-    """Return copies of nodes for segment B, and of each tensor that they write the original.
+    """Return copies of nodes for segment B, and the original of each tensor that they write.
 
     A copy's tensor has the name of the original, with a prime.
     """
@@ -50,7 +50,7 @@ def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
 
 
 def cheap(makers: Iterable[Node], reader: Node) -> list[Node]:
-    """Return nodes that recompute the makers' outputs, where that is cheap beside the reader."""
+    """Return nodes that recompute the makers' outputs, where that is cheap next to the reader."""
     recomputed = [
         maker.op.recompute(maker)
         for maker in makers
@@ -60,13 +60,13 @@ def cheap(makers: Iterable[Node], reader: Node) -> list[Node]:
 
 
 def reading(node: Node, fresh: Mapping[Tensor, Tensor]) -> Node:
-    """Return a node that reads the copies of its inputs; the node itself if no input has a copy."""
+    """Return the node with copies as inputs; the node itself if no input has a copy."""
     inputs = tuple(_part_of(fresh, tensor) for tensor in node.inputs)
     return node if inputs == node.inputs else replace(node, inputs=inputs)
 
 
 def _part_of(fresh: Mapping[Tensor, Tensor], tensor: Tensor | None) -> Tensor | None:
-    """Return the fresh copy of a tensor, or of the part that it is; itself if there is none."""
+    """Return the fresh copy of a tensor or part of one; the tensor itself if it has none."""
     if tensor is None or tensor.root not in fresh:
         return tensor
     root = fresh[tensor.root]
@@ -77,7 +77,7 @@ def _part_of(fresh: Mapping[Tensor, Tensor], tensor: Tensor | None) -> Tensor | 
 
 
 def needed_by(readers: Iterable[Node], copies: Sequence[Node]) -> list[Node]:
-    """Return the copies whose results the readers read, themselves or through another copy."""
+    """Return the copies whose results the readers read, directly or through another copy."""
     read = _roots(tensor for node in readers for tensor in node.tensors)
     needed: list[Node] = []
     for copy in reversed(copies):

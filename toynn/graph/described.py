@@ -1,11 +1,11 @@
-"""A tape as plain data: nodes by segment and section, tensors with places, lives and users.
+"""Describe a tape as plain data: nodes with segments and sections, tensors with places and users.
 
-What a page, a program or a notebook shows of a step is made from this. Keys that say nothing (no
-base, no gradient, no place) are left out.
+Pages, programs and notebooks that show a step use this. Empty keys (no base, no gradient, no place)
+are left out.
 
-A section is a block of the model, or what lies between two blocks. Forward, backward and update of
-a block are one section: the backward of a node is where the node is, and the update of a weight is
-where the weight is read first.
+A section is a block of the model, or the nodes between two blocks. It holds the forward, backward
+and update of a block. The backward of a node belongs to the node's section. The update of a weight
+belongs to the section that reads the weight first.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,11 +26,11 @@ __all__ = ["described", "numbered", "sources"]
 
 
 def described(tape: Tape, places: Mapping[Tensor, Place]) -> dict[str, Any]:
-    """Return a tape as dicts, lists, texts and numbers; ``places`` are those of its tensors, or {}.
+    """Return a tape as dicts, lists, strings and numbers; ``places`` may be {}.
 
-    ``tensors`` are listed once each; elsewhere a tensor is its number in that list. ``first`` and
-    ``last`` are the nodes between which a tensor is live. ``arena`` is what the tape's own tensors
-    take: its bytes, how many are live at each node, and the node where most are (``peak``).
+    ``tensors`` lists each tensor once; elsewhere a tensor is its index in that list. A tensor is
+    live from node ``first`` to node ``last``. ``arena`` has the bytes of the tape's own tensors,
+    the bytes live at each node, and the node where they are most (``peak``).
     """
     numbers = numbered(tape)
     lives = tape.lives()
@@ -96,10 +96,10 @@ def described(tape: Tape, places: Mapping[Tensor, Place]) -> dict[str, Any]:
 
 
 def sources(tape: Tape) -> dict[str, Any]:
-    """Return what the kernels' own files say of the entries on a tape, and the files' texts.
+    """Return the documentation and source lines of the kernels on a tape, and their files' texts.
 
-    ``kernels`` are by entry: ``path``, and lines of the file, from 0 on: ``formula`` and ``code``
-    of the entry, and how many lines the docstring (``about``) has. ``files`` are texts by path.
+    ``kernels`` has for each entry its ``path``, the lines (from 0) of its ``formula`` and ``code``,
+    and the number of lines of the docstring (``about``). ``files`` are texts by path.
     """
     kernels, files = {}, {}
     for kernel in sorted({node.op.kernel for node in tape.nodes}):
@@ -110,7 +110,7 @@ def sources(tape: Tape) -> dict[str, Any]:
 
 
 def numbered(tape: Tape) -> dict[Tensor, int]:
-    """Return the number of each tensor, and of each part of one, behind its base."""
+    """Return a number for each tensor and part of one; a part comes after its base."""
     found: dict[Tensor, int] = {}
     for node in tape.nodes:
         for tensor in node.tensors:
@@ -121,9 +121,9 @@ def numbered(tape: Tape) -> dict[Tensor, int]:
 
 
 def _users(nodes: Iterable[Node]) -> tuple[dict[Tensor, list[int]], dict[Tensor, list[int]]]:
-    """Return the numbers of the nodes that write each tensor, and of those that read it.
+    """Return for each tensor the numbers of the nodes that write it and that read it.
 
-    What a node updates, or adds to always, it reads and writes.
+    A tensor that a node updates, or always adds to, counts as read and written.
     """
     writers: dict[Tensor, list[int]] = {}
     readers: dict[Tensor, list[int]] = {}
@@ -140,7 +140,7 @@ def _users(nodes: Iterable[Node]) -> tuple[dict[Tensor, list[int]], dict[Tensor,
 
 
 def _kept(tape: Tape, i: int, readers: Mapping[Tensor, list[int]]) -> list[Tensor]:
-    """Return what a forward node writes and reads that the backward reads, weights left out."""
+    """Return a forward node's activations that the backward pass reads."""
     node = tape.nodes[i]
     if node.segment != "F":
         return []
@@ -150,7 +150,7 @@ def _kept(tape: Tape, i: int, readers: Mapping[Tensor, list[int]]) -> list[Tenso
 
 
 def _sections(tape: Tape) -> tuple[list[str], list[int]]:
-    """Return the names of the sections ("": of no block), and the section of each node."""
+    """Return the names of the sections ("": not a block), and the section of each node."""
     names: list[str] = []
     of_nodes: list[int] = []
     first_read: dict[Tensor, int] = {}  # the section in which a parameter is read first
@@ -184,7 +184,7 @@ def _forward_sections(tape: Tape, names: list[str]) -> Iterator[int]:
 
 
 def _back_to(names: list[str], at: int, name: str) -> int:
-    """Return the section of this name that the way back comes to next, from section ``at``."""
+    """Return the nearest section of this name at or before section ``at``."""
     behind = (k for k in range(at, -1, -1) if names[k] == name)
     return next(behind, at)
 
@@ -205,7 +205,7 @@ def _arena(
         changes[max(first, 0)] += nbytes
         changes[last + 1] -= nbytes
         if tensor in places and (places[tensor].offset, first) in left:
-            changes[first] -= nbytes  # it takes over the memory of a tensor that is read here last
+            changes[first] -= nbytes  # it reuses the memory of a tensor whose last reader is here
             changes[first + 1] += nbytes
     live = list(accumulate(changes[:count]))
     ends = [places[t].offset + aligned(t.nbytes) for t in lives if t in places]

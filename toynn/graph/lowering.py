@@ -1,4 +1,4 @@
-"""From a recorded tape to a backend's program: places of tensors, launches of nodes."""
+"""Turn a recorded tape into a backend's program: places of tensors, launches of nodes."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,8 +33,8 @@ class CompiledTape:
     arena: Buffer
     offsets: Mapping[Tensor, int]  # bytes, of inputs and kept outputs
     segments: Mapping[str, str]  # the segments that a run executes, by its ``to``
-    needed: Mapping[str, frozenset[Tensor]]  # what those read that must have been uploaded
-    written: Mapping[str, frozenset[Tensor]]  # what those compute
+    needed: Mapping[str, frozenset[Tensor]]  # tensors that must be uploaded before such a run
+    written: Mapping[str, frozenset[Tensor]]  # tensors that such a run computes
     gradients: frozenset[Tensor]  # of the loss, with respect to anything
     feeds: dict[tuple[Tensor, ...], Feed | None] = field(default_factory=dict)  # by their inputs
 
@@ -46,12 +46,12 @@ class CompiledTape:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A tape with its arena planned, and what it asks of the backend."""
+    """A tape with its planned arena and its launches."""
 
     tape: Tape
     layout: Plan
     undo_log: UndoLog | None
-    places: Mapping[Tensor, Place]  # of all tensors that its nodes and inputs own
+    places: Mapping[Tensor, Place]  # of the roots of all its tensors
     launches: list[Launch]
 
     def nbytes(self, backend: Backend) -> int:
@@ -74,7 +74,7 @@ def lower(tape: Tape, places: Mapping[Tensor, Place], backend: Backend) -> Lower
 
 
 def compile_tape(lowered: Lowered, buffers: Mapping[str, Buffer], backend: Backend) -> CompiledTape:
-    """Allocate the arena of a tape, and turn the launches into a program."""
+    """Allocate the arena of a tape, and compile the launches to a program."""
     tape, layout, undo_log = lowered.tape, lowered.layout, lowered.undo_log
     arena = backend.allocate(aligned(layout.nbytes))
     used = {"arena", *_buffers_of(lowered.launches, undo_log)}  # a program keeps these alive
@@ -97,7 +97,7 @@ def compile_tape(lowered: Lowered, buffers: Mapping[str, Buffer], backend: Backe
 
 
 def _buffers_of(launches: Iterable[Launch], undo_log: UndoLog | None) -> Iterator[str]:
-    """Yield the name of each buffer that is read or written."""
+    """Yield the names of all buffers that are read or written."""
     for launch in launches:
         yield from (place.buffer for place in launch.tensors.values() if place is not None)
         if launch.limit is not None:
@@ -109,7 +109,7 @@ def _buffers_of(launches: Iterable[Launch], undo_log: UndoLog | None) -> Iterato
 def _planned(
     tape: Tape, places: Mapping[Tensor, Place], backend: Backend
 ) -> tuple[Plan, UndoLog | None]:
-    """Plan the arena, with room for an undo log of what an update overwrites, if there is one."""
+    """Plan the arena, with room for an undo log of updates if the backend wants one."""
     updated = {t.root for node in tape.nodes if node.segment == "U" for t in node.outputs if t}
     owned = [t for t in updated if t.role in _UPDATED and t in places] if backend.undo_logs else []
     overwritten: list[tuple[Place, int]] = []

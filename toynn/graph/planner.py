@@ -1,10 +1,10 @@
-"""The planner: when each activation is live, and where it is stored.
+"""The planner decides where each activation is stored, by when it is live.
 
 A tensor is live from the first node that touches it to the last. Two tensors may share memory if
-they are never live together. An undo log, which a backend may want for updates, is live in segment
-U, when activations are freed: it reuses their memory. One arena holds all; its size is known before
-it exists. Larger tensors are placed first, each at the lowest free
-offset (greedy by size: Pisarchyk & Lee 2020, arXiv:2001.03288).
+they are never live together. A backend may want an undo log for updates. It is live in segment U,
+when activations are freed, so it reuses their memory. One arena holds everything; its size is known
+before it is allocated. Larger tensors are placed first, each at the lowest free offset (greedy by
+size: Pisarchyk & Lee 2020, arXiv:2001.03288).
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class Plan:
 
 @dataclass(eq=False)
 class _Slot:
-    """Memory that one tensor has, or several that take it over in place, one after another."""
+    """Memory of one tensor, or of several that reuse it in place, one after the other."""
 
     nbytes: int
     first: int

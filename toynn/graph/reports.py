@@ -8,7 +8,7 @@ __all__ = ["Memory", "Profile", "ProfileRow", "Shown"]
 
 
 class Shown:
-    """What a notebook shows as it prints: lines of one width."""
+    """An object that a notebook shows as it prints, in a fixed-width font."""
 
     def _repr_html_(self) -> str:
         return f'<pre style="line-height: 1.2">{escape(str(self))}</pre>'
@@ -23,11 +23,11 @@ class Memory(Shown):
     gradients: int
     activations: int  # inputs, and scratch memory of kernels, included
     mapped: int = 0  # frozen weights that stay in the caller's arrays, such as a mapped file
-    prepacked: int = 0  # copies of frozen weights, in the order in which products read them
+    prepacked: int = 0  # copies of frozen weights, in the layout of the GEMM kernels
 
     @property
     def peak(self) -> int:
-        """Bytes in all, but for those mapped: no buffer is freed before the session."""
+        """All bytes except mapped ones; no buffer is freed before the session."""
         return self.weights + self.moments + self.gradients + self.activations + self.prepacked
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class ProfileRow:
     flops: int
     nbytes: int
     share: float  # of the time of all ops
-    at_most: bool = False  # flops are those of one segment, and rows may have come in several
+    at_most: bool = False  # flops are an upper bound, as rows may come in segments
 
     @property
     def gflops(self) -> float:
@@ -69,7 +69,7 @@ class Profile(Shown):
     """Time per op over all runs since the tape was compiled, slowest first."""
 
     rows: tuple[ProfileRow, ...]
-    notes: Mapping[str, float] = field(default_factory=dict)  # so many of the milliseconds were so
+    notes: Mapping[str, float] = field(default_factory=dict)  # milliseconds of them, by note
 
     @classmethod
     def of(
@@ -77,9 +77,9 @@ class Profile(Shown):
         calls: Iterable[tuple[str, int, int, int, int, bool]],
         notes: Mapping[str, int] | None = None,
     ) -> "Profile":
-        """Add up (op, calls, nanoseconds, flops, bytes, at most) per op; work is that of one call.
+        """Add up (op, calls, nanoseconds, flops, bytes, at_most) per op; work is for one call.
 
-        ``notes`` are the backend's: of those nanoseconds, so many went by so.
+        ``notes`` are the backend's: nanoseconds of these, by description.
         """
         totals: dict[str, list[int]] = {}
         for op, count, spent, flops, nbytes, at_most in calls:
@@ -96,7 +96,7 @@ class Profile(Shown):
 
     @property
     def short_handed_ms(self) -> float:
-        """Milliseconds on fewer threads: trials, and while other processes want cores."""
+        """Milliseconds on fewer threads: in trials, and while other processes need cores."""
         return self.notes.get("on fewer threads", 0.0)
 
     @property
@@ -114,5 +114,5 @@ class Profile(Shown):
         lines.append(f"{'all':28} {sum(row.calls for row in self.rows):8d} {self.ms:11.3f}")
         lines += [f"{note:28} {'':8} {ms:11.3f}" for note, ms in self.notes.items()]
         if any(row.at_most for row in self.rows):
-            lines.append("<: as if each row saw all before it, which in segments it does not")
+            lines.append("<: upper bounds, as if there were no segments")
         return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""The sizes of a node: the letters of a signature, solved from the node's tensors.
+"""Solve the sizes of a node (the letters of a signature) from the node's tensors.
 
     rmsnorm.forward   y[N C]; r[N] <- x[N C] w[C]        x (256, 576), w (576,): N = 256, C = 576
 
-A tape knows matrices, one row a token, where an array of a kernel may have more axes. So
+A tape has matrices, one row for each token; a kernel's array may have more axes. So
 
     x[N H D]     fits a matrix (N, H D): its columns are all axes but the first
     x[n]         fits any shape, the same one for all such tensors of a node
@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 
 class Solved(NamedTuple):
-    """What a kernel is told at a node, and the shapes of its tensors that are still to be made."""
+    """A node's sizes and options, and the shapes of the tensors that must be made."""
 
     sizes: dict[str, int]
     options: dict[str, float]
@@ -43,13 +43,13 @@ def solve(
     *,
     grouped: bool = False,
 ) -> Solved:
-    """Find all sizes of a signature from tensors by name, and from sizes and options as given.
+    """Find all sizes of a signature from tensors, and from given sizes and options.
 
-    A tensor that the signature needs and ``tensors`` lacks is one to be made. ``grouped``: columns
-    of x[N C] may be several groups of C = w.size, each of which is a row to the kernel.
+    A written tensor that ``tensors`` lacks must be made; ``shapes`` has its shape. ``grouped``:
+    columns of x[N C] may be several groups of C = w.size, each of which is a row for the kernel.
 
-    Raises ShapeError, which names the tensor that does not fit, and ConfigError for a word or a
-    size that is missing or unknown.
+    Raises ShapeError, which names the tensor that does not fit, and ConfigError for a missing or
+    unknown size or word.
     """
     there = {spec.name: t for spec in signature.specs if (t := tensors.get(spec.name)) is not None}
     width = there["w"].size if grouped else 0
@@ -83,7 +83,7 @@ def solve(
 
 
 def _seen(spec: TensorSpec, shape: Shape, width: int) -> tuple[TensorSpec, Shape]:
-    """Return a spec and a shape with as many extents: how a kernel sees a tensor of a tape."""
+    """Return a spec and a shape with equally many extents, so that they can be compared."""
     if spec.extents == ("n",):
         return spec, (prod(shape),)
     if spec.extents == ("1",) and not shape:
@@ -99,7 +99,7 @@ def _seen(spec: TensorSpec, shape: Shape, width: int) -> tuple[TensorSpec, Shape
 
 
 def _made(spec: TensorSpec, sizes: Mapping[str, int], alike: Shape | None) -> Shape:
-    """Return the shape of a tensor that is to be made; what is saved keeps all its axes."""
+    """Return the shape of a tensor to make; a saved tensor keeps all its axes."""
     if spec.extents == ("n",) and alike is not None:
         return alike
     if spec.extents == ("1",):
@@ -109,7 +109,7 @@ def _made(spec: TensorSpec, sizes: Mapping[str, int], alike: Shape | None) -> Sh
 
 
 def _alike(signature: Signature, there: Mapping[str, Tensor]) -> Shape | None:
-    """Return the one shape of all tensors x[n]; None if there are none."""
+    """Return the common shape of all tensors x[n]; None without such tensors."""
     found = [s for s in signature.specs if s.extents == ("n",) and s.name in there]
     found.sort(key=lambda spec: spec.written)
     for spec in found[1:]:
@@ -124,7 +124,7 @@ def _alike(signature: Signature, there: Mapping[str, Tensor]) -> Shape | None:
 def _check_columns(
     signature: Signature, there: Mapping[str, Tensor], sizes: Mapping[str, int]
 ) -> None:
-    """Raise Unsolved where a row is shorter than what the kernel reads of it."""
+    """Raise Unsolved if a row is shorter than what the kernel reads."""
     for spec in signature.specs:
         if spec.row and spec.name in there:
             columns = evaluate(spec.formulas[-1], sizes)
@@ -136,7 +136,7 @@ def _check_columns(
 def _typed(
     signature: Signature, there: Mapping[str, Tensor]
 ) -> Iterable[tuple[TensorSpec, Tensor]]:
-    """Yield the matrices whose type is a size of the kernel."""
+    """Yield the matrices whose element type is a size of the kernel."""
     return ((s, there[s.name]) for s in signature.specs if s.kind == "type" and s.name in there)
 
 
@@ -152,7 +152,7 @@ def fill(what: str, signature: Signature, sizes: dict[str, int], options: dict[s
 
 
 def _number(what: str, name: str, value: Any) -> Any:
-    """Return a size or an option as a kernel gets it: words have numbers, switches are 0 or 1."""
+    """Return a size or an option as a number: words have numbers, switches are 0 or 1."""
     if not isinstance(value, str):
         return int(value) if isinstance(value, bool) else value
     if value not in WORDS.get(name, {}):

@@ -1,9 +1,8 @@
 """Where the tensors that outlive a tape are stored: weights, moments, gradients, scalars.
 
 Each region is one buffer. A tensor gets its place in a region when it is declared, and its memory
-when the region is allocated. A persistent tensor is a region of its own, allocated when it is
-declared. A mapped tensor is stored in the caller's memory; memory that belongs together, such as a
-file, is one buffer.
+when the region is allocated. A persistent tensor has its own region, allocated at declaration. A
+mapped tensor stays in the caller's memory; a whole mapped file is one buffer.
 """
 
 from collections.abc import Iterable, Iterator
@@ -38,12 +37,14 @@ class Storage:
         self.buffers: dict[str, Buffer] = {}
         self.nbytes = dict.fromkeys(REGIONS.values(), 0)
         self.places: dict[Tensor, Place] = {}
-        self.held: dict[Tensor, tuple[Buffer, int]] = {}  # those that have memory: where
+        self.held: dict[Tensor, tuple[Buffer, int]] = {}  # tensors with memory
         self.mapped: set[Tensor] = set()
-        self._memories: list[NDArray[np.uint8]] = []  # of the callers: their addresses are names
+        self._memories: list[
+            NDArray[np.uint8]
+        ] = []  # of callers; kept alive, as addresses are names
 
     def declare(self, name: str, shape: tuple[int, ...], role: Role, dtype: str = "f32") -> Tensor:
-        """Return a new tensor with a place behind the last one of its region.
+        """Return a new tensor with the next place in its region.
 
         Raises LifecycleError once its region is allocated.
         """
@@ -55,7 +56,7 @@ class Storage:
         return tensor
 
     def whole(self, role: Role) -> Tensor:
-        """Return a tensor that is all of a region, the zeros between its tensors included."""
+        """Return a tensor that covers a region, including the zeros between its tensors."""
         region = REGIONS[role]
         tensor = Tensor(region, (self.nbytes[region] // dtypes.DTYPES["f32"].nbytes,), role)
         self.places[tensor] = Place(region, 0)
@@ -64,7 +65,7 @@ class Storage:
     def map(self, name: str, array: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> Tensor:
         """Return a frozen tensor in the caller's array.
 
-        The backend is given all the memory that the array is a part of, once.
+        The backend wraps the whole memory that the array is a part of, once.
         """
         memory = _all_of(array)
         buffer = f"mapped {memory.ctypes.data:#x}"
@@ -79,7 +80,7 @@ class Storage:
         return tensor
 
     def keep(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a persistent tensor, zeros in memory of its own."""
+        """Return a persistent tensor of zeros in its own memory."""
         tensor = Tensor(name, shape, Role.PERSISTENT)
         buffer = self._backend.allocate(tensor.nbytes)
         self.places[tensor] = Place(f"persistent {name}", 0)
@@ -89,13 +90,13 @@ class Storage:
         return tensor
 
     def release(self, tensor: Tensor) -> None:
-        """Let go of a persistent tensor and its memory."""
+        """Free a persistent tensor and its memory."""
         del self.held[tensor]
         del self.buffers[self.places.pop(tensor).buffer]
         self.nbytes[REGIONS[Role.PERSISTENT]] -= tensor.nbytes
 
     def allocate(self, *roles: Role) -> None:
-        """Bring the regions of these roles into being, those that are not there yet, or none."""
+        """Allocate the regions of these roles that have no memory yet; all of them or none."""
         wanted = {REGIONS[role] for role in roles} - self.buffers.keys()
         new = {
             region: self._backend.allocate(self.nbytes[region])
@@ -108,11 +109,11 @@ class Storage:
                 self.hold(tensor, self.buffers[place.buffer], place.offset)
 
     def hold(self, tensor: Tensor, buffer: Buffer, offset: int) -> None:
-        """Note where the memory of a tensor is."""
+        """Record where a tensor's memory is."""
         self.held[tensor] = buffer, offset
 
     def write(self, tensor: Tensor, values: NDArray[Any]) -> None:
-        """Copy values of a tensor's shape, or its blocks, into its memory, as its type has them."""
+        """Copy values, or the bytes of quantized blocks, into a tensor's memory."""
         buffer, offset = self.held[tensor]
         kind = ELEMENTS.get(tensor.dtype, ELEMENTS["u8"])
         if values.dtype != kind or not values.flags.c_contiguous:
@@ -124,7 +125,7 @@ class Storage:
         return values_at(tensor, *self.held[tensor])
 
     def blocks(self, role: Role, count: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield a region's float32 elements in copies of at most so many: (first, values)."""
+        """Yield a region's float32 elements as (first index, copy of at most ``count`` values)."""
         region = REGIONS[role]
         size = ELEMENTS["f32"].itemsize
         whole = self.nbytes[region] // size
@@ -133,7 +134,7 @@ class Storage:
             yield start, self.buffers[region].download(start * size, shape, "f32")
 
     def put(self, role: Role, start: int, values: NDArray[np.float32]) -> None:
-        """Copy such a block back."""
+        """Copy a block of ``blocks`` back."""
         self.buffers[REGIONS[role]].upload(start * ELEMENTS["f32"].itemsize, values)
 
     def clear(self, tensors: Iterable[Tensor]) -> None:
@@ -143,7 +144,7 @@ class Storage:
             buffer.fill(offset, tensor.nbytes)
 
     def free(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
         self.held.clear()
         self.buffers.clear()
         self._memories.clear()
@@ -158,7 +159,7 @@ def values_at(tensor: Tensor, buffer: Buffer, offset: int) -> NDArray[Any]:
 
 
 def _all_of(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the bytes of what an array is a part of: a mapped file, a larger array, or itself."""
+    """Return the bytes of the memory behind an array: a mapped file, a larger array, or itself."""
     whole: Any = array
     while isinstance(whole, np.ndarray) and whole.base is not None:
         whole = whole.base
@@ -168,7 +169,7 @@ def _all_of(array: NDArray[Any]) -> NDArray[np.uint8]:
             if isinstance(whole, np.ndarray) and whole.flags.c_contiguous
             else np.frombuffer(whole, np.uint8)
         )
-    except (TypeError, ValueError, BufferError):  # nothing that shows all of its memory
+    except (TypeError, ValueError, BufferError):  # it does not expose all of its memory
         return array.reshape(-1).view(np.uint8)
     start, first = found.ctypes.data, array.ctypes.data
     inside = start <= first and first + array.nbytes <= start + found.nbytes

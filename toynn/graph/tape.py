@@ -1,9 +1,9 @@
-"""The tape: one training step, written down before it runs.
+"""The tape: one training step, recorded before it runs.
 
-A Node is one kernel call, with the tensors that it writes, saves and reads. The nodes stand in the
-order in which they run, in segments: F (forward), E (evaluation), B (backward) and U (update). Only
-a run that stops at the loss needs E; in other runs B does its work. Nothing here computes; ops/
-says what each kind of node means.
+A Node is one kernel call, with the tensors that it writes, saves and reads. Nodes are in the order
+in which they run, in segments: F (forward), E (evaluation), B (backward) and U (update). Only a run
+that stops at the loss needs E; in other runs B computes the same. Nothing here computes; ops/
+defines what each kind of node means.
 """
 
 import json
@@ -34,37 +34,46 @@ __all__ = ["Node", "Op", "Role", "Tape", "Tensor", "ValidRows"]
 _OF_A_TAPE = (Role.ACTIVATION, Role.INPUT)
 
 
-#: What a printed tape says of each node; the shape is that of the first tensor that it writes.
+#: The columns of a printed tape; the shape is that of the first written tensor.
 COLUMNS = ("", "", "op", "writes; saves", "shape", "stored", "reads", "MFLOP", "kB")
 WRITES, STORED, READS = map(COLUMNS.index, ("writes; saves", "stored", "reads"))
-FIGURES = (0, 7, 8)  # of the columns
-WIDTH = 120  # of its lines, if names need no more than 20 of it
-MOST_STORED = 30  # more characters of a line where it says what is stored where
+FIGURES = (0, 7, 8)  # columns of numbers
+WIDTH = 120  # of a line, if names fit into 20 characters
+MOST_STORED = 30  # the most characters of the column of places
 
 
 @dataclass(frozen=True)
 class Op:
-    """What a kind of node means. ops/ has one for each kernel entry.
+    """The meaning of a kind of node. ops/ has one for each kernel entry.
 
-    The kernel's signature (toynn/_kernels/signature.py) says which tensors, sizes and options a
-    node has, which of them it writes, saves and reads, and which may be None.
-    ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
-    ``recompute(node)`` returns a node that computes the output of ``node`` once more, cheaply, from
-    what the backward of ``node`` reads anyway, or None: see checkpointing.py.
-    ``adds``: its one output is the gradient of an activation, and the kernel adds to it when told
-    to accumulate. All other outputs to which a kernel adds are gradients of weights.
-    ``rows`` names a size and a tensor, "M x": the size grows with the tensor's rows. If not all
-    rows are valid, the kernel is given a smaller size, and its outputs have as many valid rows.
-    ``segments`` names a tensor that parts rows into segments: ``flops`` is then an upper bound,
-    that of one segment. Both count all rows that the tensor has room for.
-    ``name`` is what its output is called on a tape; "": as the module of the kernel.
-    ``grouped``: a row of x[N C] may hold several rows of the kernel, as wide as w[C]: heads.
+    The kernel's signature (toynn/_kernels/signature.py) lists a node's tensors, sizes and options.
+    It says which tensors the node writes, saves and reads, and which may be None.
+
+    Attributes
+    ----------
+    gradient
+        ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
+    adds
+        Its one output is the gradient of an activation, and the kernel adds to it when told to
+        accumulate. All other outputs that a kernel adds to are gradients of weights.
+    recompute
+        ``recompute(node)`` returns a node that cheaply recomputes the output of ``node`` from what
+        its backward reads anyway, or None: see checkpointing.py.
+    rows
+        A size and a tensor, "M x": the size grows with the tensor's rows. If not all rows are
+        valid, the kernel gets a smaller size, and its outputs have as many valid rows.
+    segments
+        A tensor that splits rows into segments: ``flops`` is then an upper bound, for one segment.
+    name
+        The name of its output on a tape; "": the kernel's module.
+    grouped
+        A row of x[N C] may hold several rows of the kernel, as wide as w[C]: heads.
     """
 
     kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
-    flops: Callable[[Mapping[str, int]], int]  # from the sizes, and has_X of what may be None
+    flops: Callable[[Mapping[str, int]], int]  # from sizes, and has_X of tensors that may be None
     gradient: Callable[[Any, "Node", Tensor], None] | None = None
-    updates: bool = False  # it belongs to segment U
+    updates: bool = False  # whether it belongs to segment U
     adds: bool = False
     nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
     straight_through: bool = False  # its output's gradient is taken for its input's
@@ -76,7 +85,7 @@ class Op:
 
     @cached_property
     def solved(self) -> dict[tuple[Any, ...], Solved]:
-        """Sizes and options of nodes so far, by shapes and given values: layers are alike."""
+        """A cache of sizes and options by shapes and given values, since layers are alike."""
         return {}
 
     @cached_property
@@ -101,7 +110,7 @@ class Op:
             raise ConfigError(f"recording {self.kernel}: {why}; its signature is {signature}")
 
     def check_types(self, tensors: Mapping[str, Tensor | None]) -> None:
-        """Raise ShapeError for a tensor that is read and has another type than the kernel reads."""
+        """Raise ShapeError for an input of another type than the kernel reads."""
         for name in self.signature.inputs:
             tensor, kind = tensors.get(name), self.signature[name].kind
             needed = "i32" if kind == "i32" else "f32"
@@ -114,7 +123,7 @@ class Op:
 
 @dataclass(eq=False)
 class Node:
-    """One kernel call. Tensors in the order of the op's names; None is a null."""
+    """One kernel call. Tensors are in the order of the op's names; None is a null pointer."""
 
     op: Op
     segment: str
@@ -124,15 +133,15 @@ class Node:
     sizes: dict[str, int]
     options: dict[str, float]
     accumulate: Accumulate
-    block: str | None = None  # of the model, to which it belongs
+    block: str | None = None  # the model's block that it belongs to
 
     @property
     def named(self) -> dict[str, Tensor | None]:
-        """All tensors by the names that the op has for them: outputs, saved, inputs."""
+        """All tensors by the op's names: outputs, saved, inputs."""
         return dict(zip(self.op.signature.tensors, self.tensors, strict=True))
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the tensor of this name, which must not be a null."""
+        """Return the tensor of this name, which must not be None."""
         tensor = self.named[name]
         assert tensor is not None, f"{self.op.kernel}: {name} is a null"
         return tensor
@@ -157,7 +166,7 @@ class Node:
 
     @property
     def at_most(self) -> bool:
-        """Whether a run may take fewer flops, as rows come in segments that are fed."""
+        """Whether flops are an upper bound, as rows come in segments."""
         return bool(self.op.segments) and self.named[self.op.segments] is not None
 
     @property
@@ -174,16 +183,16 @@ class Node:
 
     @property
     def touched(self) -> tuple[Tensor, ...]:
-        """All tensors that are not null, and the count of the valid rows."""
+        """All tensors that are not None, and the count of valid rows."""
         valid = self.leader.valid_rows if self.leader is not None else None
         return tuple(t for t in self.tensors if t is not None) + ((valid.count,) if valid else ())
 
     @property
     def nbytes(self) -> int:
-        """Bytes moved if every tensor is read or written once, or as the op says."""
+        """Bytes moved if every tensor is read or written once, unless the op says otherwise."""
         if self.op.nbytes is not None:
             return self.op.nbytes(self._counted)
-        touched: dict[Tensor, int] = {}  # of each root, by its parts; not more than there is
+        touched: dict[Tensor, int] = {}  # bytes of each root's parts, at most all of it
         for tensor in filter(None, self.tensors):
             nbytes = touched.get(tensor.root, 0) + tensor.nbytes
             touched[tensor.root] = min(nbytes, tensor.root.nbytes)
@@ -192,21 +201,19 @@ class Node:
 
 @dataclass(eq=False, repr=False)
 class Tape(Shown):
-    """Nodes in order, with what the session must know of them."""
+    """Nodes in order, and what the session must know about them."""
 
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[str, Tensor] = field(default_factory=dict)
     checks: dict[Tensor, list[Check]] = field(default_factory=dict)  # of uploads
     kept: set[Tensor] = field(default_factory=set)  # outputs: kept until the next run
     loss: Tensor | None = None
-    gradients: dict[Tensor, Tensor] | None = None  # of each tensor, once backward is recorded
+    gradients: dict[Tensor, Tensor] | None = None  # by tensor, after backward is recorded
     written: set[Tensor] = field(default_factory=set)  # by the nodes so far
     segment: str = "F"
-    current_block: str | None = None  # to which the next node will belong
-    places: Mapping[Tensor, Place] = field(
-        default_factory=dict
-    )  # of all roots, once it is compiled
-    #: Its session's: what keeps other threads out of a call.
+    current_block: str | None = None  # the next node's block
+    places: Mapping[Tensor, Place] = field(default_factory=dict)  # of all roots, after compilation
+    #: The session's function that keeps other threads out of a call.
     exclusively: Callable[[str], AbstractContextManager[object]] = nullcontext
 
     @property
@@ -216,7 +223,7 @@ class Tape(Shown):
 
     @contextmanager
     def undoable(self) -> Iterator[None]:
-        """Leave the tape as it was if what is recorded here ends in an error."""
+        """Restore the tape if the block ends with an error."""
         before = {
             name: copy(value) if isinstance(value, list | dict | set) else value
             for name, value in vars(self).items()
@@ -256,13 +263,13 @@ class Tape(Shown):
         """Append a node to the current segment; return it.
 
         ``tensors`` have the names of the op's signature. Inputs must be given, unless they may be
-        None. Outputs may be left out: they are made, or None if the signature allows it. ``given``
-        are options, and sizes that no tensor shows; all other sizes follow from the tensors.
-        ``like``: take sizes and options from this node, if both have them.
+        None. Missing outputs are made, or are None if the signature allows it. ``given`` are
+        options, and sizes that do not follow from the tensors. Sizes and options that ``like`` has
+        too are taken from it.
 
-        Raises ConfigError if a name is missing or unknown, or a tensor must not be None;
-        LifecycleError if nothing more can be recorded; ShapeError for tensors that the op does not
-        take.
+        Raises ConfigError for a missing or unknown name, and for a tensor that must not be None.
+        Raises LifecycleError if the tape is closed for recording. Raises ShapeError for tensors
+        that do not fit the op.
         """
         with self.exclusively(f"recording {op.kernel}"):
             if self.sealed:
@@ -276,7 +283,7 @@ class Tape(Shown):
             shapes = [(name, t and (t.shape, t.dtype)) for name, t in tensors.items()]
             key = (*shapes, *given.items())
             solved = op.solved.get(key)
-            if solved is None:  # else the names are right, too
+            if solved is None:  # else the names were checked before
                 op.check_names(tensors, given)
             for name in signature.inputs:
                 tensor = tensors.get(name)
@@ -309,7 +316,7 @@ class Tape(Shown):
             return node
 
     def _make(self, op: Op, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Return new tensors of these shapes: a name of one letter says less than the op's."""
+        """Return new tensors of these shapes; a name of one letter is replaced by the op's."""
         signature, label = op.signature, op.name or op.kernel.partition(".")[0]
         first = signature.outputs[0]
         return {
@@ -323,12 +330,11 @@ class Tape(Shown):
 
     @contextmanager
     def block(self, name: str) -> Iterator[None]:
-        """Mark the nodes recorded within as a block: with checkpointing, it is computed twice.
+        """Mark the nodes recorded inside as a block, which checkpointing recomputes.
 
-        What goes in and comes out should be little, and what happens within much: a whole block of
-        a transformer.
+        A good block has small inputs and outputs and much inside: a transformer block.
 
-        Raises ConfigError for a name that was there, and within another block.
+        Raises ConfigError for a name that was used, and inside another block.
         """
         if self.current_block or any(node.block == name for node in self.nodes):
             raise ConfigError(
@@ -342,7 +348,7 @@ class Tape(Shown):
             self.current_block = None
 
     def _check_input(self, op: Op, tensor: Tensor) -> None:
-        """Raise ConfigError for what another tape computes or is given."""
+        """Raise ConfigError for a tensor of another tape."""
         root = tensor.root
         if root in self.written or root.role not in _OF_A_TAPE:
             return
@@ -386,7 +392,7 @@ class Tape(Shown):
     def new(
         self, name: str, shape: tuple[int, ...], dtype: str = "f32", valid: ValidRows | None = None
     ) -> Tensor:
-        """Return a new activation, with a number in its name that tells it from its like."""
+        """Return a new activation; a number makes its name unique."""
         return Tensor(f"{name}.{len(self.nodes)}", shape, Role.ACTIVATION, dtype, valid=valid)
 
     @property
@@ -397,8 +403,8 @@ class Tape(Shown):
     def lives(self) -> dict[Tensor, tuple[int, int]]:
         """Return the first and the last node that touches each tensor that the tape owns.
 
-        An input is uploaded before the first node (-1). Inputs and kept outputs stay until the next
-        run: their last node is the number of nodes.
+        An input is uploaded before the first node: its first is -1. Inputs and kept outputs stay
+        until the next run: their last is the number of nodes.
         """
         found: dict[Tensor, tuple[int, int]] = {}
         for i, node in enumerate(self.nodes):
@@ -411,9 +417,9 @@ class Tape(Shown):
         return found
 
     def segments(self, to: str) -> str:
-        """Return which segments a run to ``to`` consists of: loss, grads or update.
+        """Return the segments of a run to "loss", "grads" or "update".
 
-        "apply" is an update by gradients that are there already.
+        "apply" is an update with gradients of earlier runs.
         """
         if self.gradients is None:
             return "" if to == "apply" else "FE"
@@ -440,7 +446,7 @@ class Tape(Shown):
         ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         widths[STORED] = min(widths[STORED], MOST_STORED) if self.places else 0
-        # Names share what the other columns leave of a line.
+        # Names share the rest of a line.
         others = sum(widths) - widths[WRITES] - widths[STORED] - widths[READS]
         room = WIDTH - others - 2 * (len(COLUMNS) - 2)
         half = max(room // 2, 20)
@@ -469,19 +475,19 @@ class Tape(Shown):
     def to_json(self) -> str:
         """Return the step as JSON: nodes in order, and their tensors; see toynn/graph/described.py.
 
-        Of a compiled tape with the place of each tensor: a buffer, and an offset in bytes.
+        For a compiled tape each tensor has its place: a buffer, and an offset in bytes.
         """
         return json.dumps(described(self, self.places))
 
 
 def _called(node: Node) -> str:
-    """Name a kernel, with the precision of a product that may be less exact than float32."""
+    """Return a kernel's name, with its precision unless that is "highest"."""
     exactness = ALL_PRECISIONS[node.sizes.get("precision", 0)]
     return node.op.kernel if exactness == "highest" else f"{node.op.kernel} ({exactness})"
 
 
 def _cells(number: int, node: Node, places: Mapping[Tensor, Place]) -> tuple[str, ...]:
-    """Return what the columns of a printed tape say of a node."""
+    """Return a node's cells in a printed tape."""
     outputs, saved = ([t for t in part if t is not None] for part in (node.outputs, node.saved))
     stored = _stored([*outputs, *saved], places) if places else []
     written, kept = (", ".join(part) for part in (stored[: len(outputs)], stored[len(outputs) :]))
@@ -500,13 +506,13 @@ def _cells(number: int, node: Node, places: Mapping[Tensor, Place]) -> tuple[str
 
 
 def _input_cells(tensor: Tensor, places: Mapping[Tensor, Place]) -> tuple[str, ...]:
-    """Return what the columns say of an input, whose memory no other tensor shares."""
+    """Return an input's cells in a printed tape."""
     (stored,) = _stored([tensor], places)
     return "", "", "input", tensor.name, str(tensor.shape), stored, "", "", ""
 
 
 def _stored(tensors: Sequence[Tensor], places: Mapping[Tensor, Place]) -> list[str]:
-    """Say where tensors begin: "arena+128"; only "+192" in the buffer of the one in front."""
+    """Return where tensors begin: "arena+128", or "+192" in the same buffer as the one before."""
     found = [place_of(tensor, places) for tensor in tensors]
     before = ["", *(place.buffer for place in found)]
     return [
@@ -520,9 +526,9 @@ def _figure(number: float, digits: int) -> str:
 
 
 def _line(row: Iterable[str], widths: Iterable[int]) -> str:
-    """Fill the cells of a row up to the widths of their columns; what is longer ends in dots.
+    """Pad the cells of a row to the widths of their columns; longer cells end with dots.
 
-    There is no column of what is stored where if it has no width.
+    The column of places is left out if its width is 0.
     """
     cells = []
     for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
@@ -534,7 +540,7 @@ def _line(row: Iterable[str], widths: Iterable[int]) -> str:
 
 
 def _names(tensors: Iterable[Tensor | None]) -> str:
-    """Names of tensors; of a name that begins as the one in front of it, the rest."""
+    """Join the names of tensors; a name that continues the one before is shortened."""
     shown: list[str] = []
     stem = None
     for name in (tensor.name for tensor in tensors if tensor is not None):

@@ -1,4 +1,4 @@
-"""Tensors: handles on what nodes of a tape read and write, without memory of their own."""
+"""Tensors: handles on what the nodes of a tape read and write; they have no memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,26 +13,26 @@ __all__ = ["Role", "Tensor", "ValidRows", "place_of"]
 
 
 class Role(Enum):
-    """What a tensor is for; decides who owns its memory and for how long."""
+    """The purpose of a tensor: it decides who owns its memory and for how long."""
 
     PARAMETER = "parameter"  # trained; owned by the session
     CONSTANT = "constant"  # frozen; owned by the session
     MOMENT = "moment"  # of AdamW; owned by the session
     GRADIENT = "gradient"  # of a parameter; owned by the session
     STATE = "state"  # scalars of the optimizer; owned by the session
-    PERSISTENT = "persistent"  # what one run leaves to the next; owned by the session
+    PERSISTENT = "persistent"  # kept from run to run; owned by the session
     INPUT = "input"  # uploaded; stored as long as its tape
     ACTIVATION = "activation"  # live from its producer to its last reader
 
 
 @dataclass(frozen=True)
 class ValidRows:
-    """How many rows of a tensor are valid in a run: as many as ``count`` says, less ``first``.
+    """The number of valid rows of a tensor in a run: ``count`` minus ``first``.
 
-    The shape says how many there may be; the contents of the other rows have no meaning.
+    The shape is the maximum. The contents of the other rows are undefined.
     """
 
-    count: "Tensor"  # i32 (), known when the first kernel reads the rows
+    count: "Tensor"  # i32 (), known before a kernel reads the rows
     first: int = 0
 
 
@@ -70,16 +70,16 @@ class Tensor:
 
     @property
     def valid_rows(self) -> ValidRows | None:
-        """How many rows of this tensor, or of this part of one, are valid in a run."""
+        """The valid rows of this tensor, or of this part of one."""
         valid = self.root.valid
         if valid is None or self.base is None or self.shape == self.base.shape:
             return valid
         return ValidRows(valid.count, valid.first + self.offset // prod(self.shape[1:]))
 
     def rows(self, first: int, last: int) -> "Tensor":
-        """Return a handle on rows ``first`` to ``last - 1``; on itself, if those are all.
+        """Return a handle on rows ``first`` to ``last - 1``; itself if these are all rows.
 
-        Raises ShapeError where this is a part already.
+        Raises ShapeError if this is a part already.
         """
         if (first, last) == (0, self.shape[0]):
             return self

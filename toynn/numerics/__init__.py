@@ -1,7 +1,7 @@
 """Numbers: types of elements, precision of products, checks of values.
 
-dtypes     the types of a tensor's elements, quantized ones among them
-precision  how exact matrix products are, in PyTorch's words
-checks     what is declared and uploaded: no kernel meets a bad shape, id or label
-adamw_row  the seven floats that a step of AdamW reads, and what each may be
+dtypes     the types of a tensor's elements, including quantized ones
+    precision  the precision of matrix products, in PyTorch's terms
+    checks     checks of declared and uploaded values: shapes, ids, labels
+    adamw_row  the seven floats that a step of AdamW reads, and their ranges
 """

@@ -1,4 +1,4 @@
-"""The seven floats that one step of AdamW reads: their names, and what each may be."""
+"""The seven floats that one step of AdamW reads: their names and ranges."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from toynn.errors import ConfigError
 __all__ = ["RANGES", "SLOTS", "check_row"]
 
 SLOTS = ("lr", "beta1", "beta2", "eps", "weight_decay", "c1", "c2")
-#: What each slot may be. A step moves a weight by about lr, and a weight is seldom above 1.
+#: The range of each slot. A step moves a weight by about lr, and weights are rarely above 1.
 RANGES = {
     "lr": (0.0, 1e4),
     "beta1": (0.0, 1.0),
@@ -21,15 +21,15 @@ RANGES = {
     "c1": (0.0, math.inf),
     "c2": (float(np.finfo(np.float32).tiny), math.inf),
 }
-#: By how much float32 may move 1 - beta, and a correction computed from more digits.
+#: The rounding of 1 - beta in float32, and the tolerance of a correction.
 _ROUNDING, _SLACK = 2.0**-23, 1.01
 
 
 def check_row(name: str, row: Sequence[float] | NDArray[np.float32]) -> None:
     """Raise ConfigError for a row that would ruin the weights in one step.
 
-    Each slot has its range. Decay takes at most all of a weight, and in both conventions neither
-    correction is more than 1 / (1 - beta), which it is at the first step.
+    Each slot has its range. lr * weight_decay is at most 1: decay takes at most all of a weight. In
+    both conventions a correction is at most 1 / (1 - beta), its value at the first step.
     """
     values = row.tolist() if isinstance(row, np.ndarray) else row
     for value, (slot, (least, most)) in zip(values, RANGES.items(), strict=True):
@@ -40,7 +40,7 @@ def check_row(name: str, row: Sequence[float] | NDArray[np.float32]) -> None:
     decay = lr * weight_decay
     if decay > _SLACK:
         raise ConfigError(
-            f"{name}: lr * weight_decay must be at most 1, a weight's whole; got {decay:g}"
+            f"{name}: lr * weight_decay must be at most 1 (all of a weight); got {decay:g}"
         )
     for slot, correction, beta in (("1", c1, beta1), ("2", c2, beta2)):
         left = 1 - beta

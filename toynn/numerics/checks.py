@@ -29,7 +29,7 @@ __all__ = [
     "thread_count",
 ]
 
-IGNORED = -100  # the integer label of a row that does not count, as in PyTorch and the kernels
+IGNORED = -100  # the integer label of a row without loss, as in PyTorch and the kernels
 
 _I32 = np.dtype(np.int32)
 _LIMITS = np.iinfo(np.int32)
@@ -42,7 +42,7 @@ def dimensions(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     """Return a shape as a tuple of whole numbers, each at least 1. Raises ShapeError."""
     try:
         wrong = any(int(n) != n or n < 1 for n in shape)
-    except (TypeError, ValueError, OverflowError):  # no sequence, no number, or infinity
+    except (TypeError, ValueError, OverflowError):  # not a sequence of numbers, or infinity
         wrong = True
     if wrong:
         raise ShapeError(
@@ -55,7 +55,7 @@ def dimensions(name: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def converted(name: str, array: ArrayLike, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """Return an array for a tensor: floats as float32, too large ones infinite.
+    """Return an array for a tensor: floats as float32, where too large ones become infinite.
 
     Raises ShapeError for another shape or kind of numbers.
     """
@@ -79,7 +79,7 @@ def converted(name: str, array: ArrayLike, shape: tuple[int, ...], dtype: str) -
 
 
 def still_finite(name: str, array: ArrayLike, values: NDArray[Any]) -> None:
-    """Check that no finite number of an array became infinite when it was converted.
+    """Check that conversion made no finite number infinite.
 
     Raises ShapeError.
     """
@@ -92,18 +92,18 @@ def still_finite(name: str, array: ArrayLike, values: NDArray[Any]) -> None:
     if lost.any():
         place = tuple(int(i) for i in np.argwhere(lost)[0])
         raise ShapeError(
-            f"upload {name}: {given[place]} at {place} is more than float32 holds "
+            f"upload {name}: {given[place]} at {place} exceeds float32 "
             f"({np.finfo(np.float32).max:g})"
         )
 
 
 def first_values(name: str, array: ArrayLike, dtype: str) -> NDArray[np.float32]:
-    """Return a float32 copy of the values that a weight is declared with. Raises ShapeError."""
+    """Return a float32 copy of a weight's initial values. Raises ShapeError."""
     given = np.asarray(array)
     if dtype != "f32":
         raise ShapeError(
-            f"{name}: values in place of a shape are for f32; give the shape of {dtype} weights, "
-            "and upload their bytes"
+            f"{name}: only f32 weights can be declared with values; give the shape of {dtype} "
+            "weights, and upload their bytes"
         )
     values = converted(name, given, given.shape, dtype)
     still_finite(name, given, values)
@@ -113,9 +113,9 @@ def first_values(name: str, array: ArrayLike, dtype: str) -> NDArray[np.float32]
 def held_by(
     name: str, array: NDArray[Any], dtype: str, shape: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """Return the shape of a weight that stays in an array, which must hold exactly that.
+    """Return the shape of a mapped weight, which must fill its array exactly.
 
-    Raises ShapeError for an array that does not, ConfigError for a dtype that is none.
+    Raises ShapeError for an array that does not fit, ConfigError for an unknown dtype.
     """
     _known(f"mapped {name}", dtype)
     element = np.dtype(np.float32 if dtype == "f32" else np.uint8)
@@ -125,7 +125,7 @@ def held_by(
             f"strides {array.strides}"
         )
     if shape is None and dtype != "f32":
-        raise ShapeError(f"mapped {name}: bytes of {dtype} do not tell a shape: give one")
+        raise ShapeError(f"mapped {name}: bytes of {dtype} have no shape: give one")
     sizes = dimensions(f"mapped {name}", array.shape if shape is None else shape)
     stored_as(f"mapped {name}", dtype, sizes)
     nbytes = dtypes.nbytes(dtype, prod(sizes))
@@ -137,9 +137,9 @@ def held_by(
 
 
 def stored_as(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a weight, of which a type must be able to hold rows.
+    """Return the shape of a weight, checked to have rows of whole blocks.
 
-    Raises ShapeError for one that does not fit, ConfigError for a dtype that is none.
+    Raises ShapeError for one that does not fit, ConfigError for an unknown dtype.
     """
     _known(name, dtype)
     if not dtypes.row_fits(dtype, shape):
@@ -167,7 +167,7 @@ def fits_i32(name: str, values: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class Below:
-    """A check that every integer is in 0..size-1, or, if ``ignorable``, ignored, but not all.
+    """A check that every integer is in 0..size-1; if ``ignorable``, some but not all may be -100.
 
     The check raises LabelError.
     """
@@ -191,12 +191,12 @@ class Below:
 
 
 def _all_below(size: int, values: NDArray[Any]) -> bool:
-    """Whether all integers are in 0..size-1; as unsigned ones, those below 0 are large."""
+    """Return whether all integers are in 0..size-1; as unsigned, negative ones are large."""
     return bool(np.maximum.reduce(values.view(_UNSIGNED[values.itemsize]), axis=None) < size)
 
 
 def count_within(most: int, of: int = 1) -> Check:
-    """Return a check that a count of rows is a multiple of ``of`` up to most. Raises ShapeError."""
+    """Return a check that a count is a multiple of ``of`` up to ``most``. Raises ShapeError."""
 
     def check(name: str, count: NDArray[Any]) -> None:
         if not of <= int(count) <= most or int(count) % of:
@@ -209,10 +209,10 @@ def count_within(most: int, of: int = 1) -> Check:
 
 
 def segments_within(length: int) -> Check:
-    """Return a check of each row's first row of its segment, in sequences of ``length`` rows.
+    """Return a check of segments: for each row, the first row of its segment.
 
-    A row begins a segment, its own number its first row, or goes on with that of the row before.
-    The check raises LabelError.
+    A row begins a segment (its value is its own index) or continues that of the row before. No
+    segment crosses the end of a sequence of ``length`` rows. The check raises LabelError.
     """
 
     def check(name: str, first: NDArray[Any]) -> None:
@@ -245,7 +245,7 @@ def rising_to(rows: int) -> Check:
 
 
 def dense_labels(name: str, labels: NDArray[Any]) -> None:
-    """Check that dense labels are finite, and that not every row is zero, that is, ignored.
+    """Check that dense labels are finite, and that not all rows are zero (ignored).
 
     Raises LabelError.
     """
@@ -257,7 +257,7 @@ def dense_labels(name: str, labels: NDArray[Any]) -> None:
 
 
 def thread_count(where: str, n_threads: object) -> None:
-    """Check a largest number of threads, which may be more than there can be; None: no limit.
+    """Check a limit of threads, which may exceed the number of cores; None means no limit.
 
     Raises ConfigError.
     """
@@ -271,7 +271,7 @@ def thread_count(where: str, n_threads: object) -> None:
 
 
 def step_and_switch(name: str, values: NDArray[Any]) -> None:
-    """Check the control of dropout: a step of at least 0, and 1 or 0 for on or off.
+    """Check dropout's control: a step of at least 0, and 1 or 0 for on or off.
 
     Raises ConfigError.
     """

@@ -67,20 +67,20 @@ NAMES: dict[int, str] = {dtype.ggml: name for name, dtype in DTYPES.items()}
 
 _KNOWN = {name.upper(): DTYPES[name] for name in ("f32", *QUANTIZED)}
 
-#: By the names of GGUF files, of the types whose values toynn reads: the number of each,
+#: The number of each type that toynn reads, by GGUF's name.
 GGUF_TYPES: dict[str, int] = {name: dtype.ggml for name, dtype in _KNOWN.items()}
 
-#: and the elements of a block, and its bytes.
+#: The elements and bytes of a block of each type, by GGUF's name.
 GGUF_BLOCKS: dict[str, tuple[int, int]] = {
     name: (dtype.elements, dtype.nbytes) for name, dtype in _KNOWN.items()
 }
 
 
 def nbytes(dtype: str, size: int) -> int:
-    """Return the bytes of so many elements, whole blocks."""
+    """Return the bytes of ``size`` elements in whole blocks."""
     return size // DTYPES[dtype].elements * DTYPES[dtype].nbytes
 
 
 def row_fits(dtype: str, shape: tuple[int, ...]) -> bool:
-    """Whether a row, the last axis, is a whole number of blocks; a single number is a row."""
+    """Return whether a row (the last axis) is a whole number of blocks; a scalar is a row."""
     return (shape[-1] if shape else 1) % DTYPES[dtype].elements == 0

@@ -1,14 +1,14 @@
-"""The op table: for each op its arguments, shape rule, gradient rule, its flops and bytes.
+"""The op table: the arguments, shape rule, gradient rule, flops and bytes of each op.
 
 A function here (``linear(s, x, w, b)``) checks shapes and records one node on ``s.tape``; nothing
-runs. In each module the recording functions stand first, each with the rule that records its
-backward nodes unless names alone say it, and the table of its Ops last. Names of kernels and of
-their arguments are those of toynn/_kernels, where the formulas are. All activations are matrices
-(N, C) with one row a token, N = B * T.
+runs. Each module begins with the recording functions and their gradient rules (``by_names`` where
+names suffice), and ends with a table of Ops. The names of kernels and their arguments are those of
+toynn/_kernels, which has the formulas. All activations are matrices (N, C) with one row for each
+token, N = B * T.
 
-Work is counted here and nowhere else: profile, bench and the choice of threads have it from TABLE.
-A flop is one addition, subtraction, multiplication, division, square root or maximum of the formula
-as the kernel computes it (a multiply-add: two); an exponential counts as many as its polynomial.
+Work is counted only here: profile, bench and the choice of threads read TABLE. A flop is one
+addition, subtraction, multiplication, division, square root or maximum in the formula that the
+kernel computes. A multiply-add is two flops, and an exponential counts as its polynomial.
 """
 
 from importlib import import_module

@@ -34,7 +34,7 @@ Rule = Callable[[Backward, Node, Tensor], None]
 
 
 class Recorder(Protocol):
-    """What an op records on: a Session."""
+    """The object that an op records on: a Session."""
 
     tape: Tape
     seed: int
@@ -64,15 +64,15 @@ def matrix(op: str, x: Tensor) -> tuple[int, int]:
 
 
 def itself(node: Node) -> Node:
-    """For Op.recompute: all that the node reads is read by its backward too."""
+    """For Op.recompute: the node's backward reads all of its inputs too."""
     return node
 
 
 def by_names(backward: Op) -> Rule:
-    """Rule of an op whose backward kernel has the same names, with d in front of a gradient's.
+    """Return the rule of an op whose backward kernel has the same names, gradients with a d.
 
-    ``dy`` is that of the op's first output. The backward reads any of the op's own tensors; what
-    it writes are gradients of the op's inputs.
+    ``dy`` is the gradient of the op's first output. The backward may read any tensor of the op; it
+    writes gradients of the op's inputs.
     """
 
     def rule(back: Backward, node: Node, dy: Tensor) -> None:

@@ -11,16 +11,15 @@ from toynn.ops._shape import EXP, Recorder, Sizes, matrix, product_precision, re
 
 __all__ = ["KVCache", "attention"]
 
-CACHE_ROWS = 64  # a cache has room for a multiple of this: kernels keep rows in blocks
+CACHE_ROWS = 64  # a cache has room for a multiple of this: kernels store rows in blocks
 
 
 @dataclass(frozen=True)
 class KVCache:
-    """What attention remembers of B sequences: room for S keys and values of each head.
+    """A cache of B sequences, with room for S keys and values of each head.
 
-    The sequences' ``past`` rows are in it; the rows that come next are written behind them. In
-    which order the numbers are stored within k and v is the kernel's own matter. Without v, the
-    values are the first columns of the keys.
+    It holds the sequences' ``past`` rows; the next rows are written after them. The kernel decides
+    the order of numbers in k and v. Without v, the values are the first columns of the keys.
     """
 
     k: Tensor  # (B, KV, S, D)
@@ -56,17 +55,31 @@ def attention(
 ) -> Tensor:
     """Record o (B T, H E) = softmax(scale q k^T) v, per sequence and head.
 
-    q (B T, H D), k (B T, KV D) and v (B T, KV E); or q alone, holding all three side by side (B T,
-    (H + 2 KV) D), E being D; or q and k, over a cache without values: those are the first E =
-    ``d_value`` columns of keys. ``scale`` None is 1 / sqrt(D). With a ``window`` a row sees so many
-    keys, its own the last; with a ``cap`` scores are cap tanh(score / cap); with ``sinks`` (H,)
-    every row of a head sees one more score, of a key without a value. Saves the log-sum-exp of each
-    row of scores, never the scores. The node and its gradient keep the session's
-    ``matmul_precision`` of now. ``first`` (B T,) of i32, where sequences are made of segments that
-    do not see each other: of each row the first row of its segment, among all B T. With a ``cache``
-    the rows are the next T of their sequences: they see all that are in it, and are added to it.
-    That is causal, exact to float32 in any precision, and has no gradient; and there are no
-    segments. Raises ConfigError where rows of several sequences may be fewer.
+    Saves the log-sum-exp of each row of scores, never the scores. The node and its gradient use the
+    session's current ``matmul_precision``.
+
+    Parameters
+    ----------
+    q, k, v
+        q (B T, H D), k (B T, KV D) and v (B T, KV E). Or q alone, with all three side by side,
+        (B T, (H + 2 KV) D), and E = D. Or q and k over a cache without values: the values are the
+        first E = ``d_value`` columns of the keys.
+    scale
+        None means 1 / sqrt(D).
+    window
+        The number of keys that a row sees, its own the last; 0: all.
+    cap
+        Scores become cap tanh(score / cap); 0: no cap.
+    sinks
+        (H,): one more score in every row of a head, of a key without a value.
+    first
+        i32 (B T,), for segments that do not see each other: for each row the first row of its
+        segment, as an index into all B T rows.
+    cache
+        The rows are the next T of their sequences. They see all rows in the cache, and are added
+        to it. This is causal, float32 in any precision, without gradient, and without segments.
+
+    Raises ConfigError if a count limits the rows of several sequences.
     """
     H, KV = n_heads, n_kv_heads or n_heads
     N, columns = matrix("attention", q)
@@ -129,7 +142,7 @@ def _attention_gradient(back: Backward, node: Node, do: Tensor) -> None:
 
 
 def _gradient_of_keys(back: Backward, x: Tensor, dq: Tensor | None) -> Tensor | None:
-    """Return where the gradient of k or v goes, which may be columns of q's; None: nowhere."""
+    """Return the tensor for the gradient of k or v, perhaps columns of dq; None: not wanted."""
     if x.base:
         return dq and dq.at(x.offset)
     return back.new(x) if back.wants(x) else None
@@ -140,7 +153,7 @@ def _no_gradient(back: Backward, node: Node, do: Tensor) -> None:
 
 
 def _products(sizes: Sizes, columns: int | None = None) -> int:
-    """Count products of T x T x ``columns`` per head, D + E, and nothing else; half when causal.
+    """Count only products, T x T x ``columns`` per head (default D + E); half if causal.
 
     A causal window of W keys has T^2 / 2 - (T - W)^2 / 2 scores.
     """
@@ -151,14 +164,14 @@ def _products(sizes: Sizes, columns: int | None = None) -> int:
 
 
 def _backward_products(sizes: Sizes) -> int:
-    """Count the scores, do v^T where dq or dk needs it, and one for each of dq, dk, dv."""
+    """Count the scores, do v^T if dq or dk needs it, and one product for each of dq, dk, dv."""
     dq, dk, dv = (sizes[name] for name in ("has_dq", "has_dk", "has_dv"))
     D, E = sizes["D"], sizes["E"]
     return _products(sizes, (1 + dq + dk) * D + (max(dq, dk) + dv) * E)
 
 
 def _keys(sizes: Sizes) -> int:
-    """Return how many keys a row meets. A tape does not know: then the cache is half full."""
+    """Return how many keys a row sees; if ``past`` is unknown, the cache is taken as half full."""
     keys = sizes["past"] + sizes["T"] if "past" in sizes else sizes["S"] // 2
     window = sizes.get("window", 0)
     return min(keys, window + sizes["T"]) if window else keys
@@ -171,7 +184,7 @@ def _cached_flops(sizes: Sizes) -> int:
 
 
 def _cached_bytes(sizes: Sizes) -> int:
-    """Count what is used of the cache, and q, k, v and o."""
+    """Count the used part of the cache, and q, k, v and o."""
     B, T, H, KV, D, E = (sizes[name] for name in ("B", "T", "H", "KV", "D", "E"))
     cached = D + E * sizes["has_v"]
     return 4 * B * (KV * (_keys(sizes) + T) * cached + T * H * (D + E))

@@ -1,4 +1,4 @@
-"""DoRA: norms of adapted matrices, and trained magnitudes in their place."""
+"""DoRA: the norms of adapted matrices, and trained magnitudes that replace them."""
 
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
@@ -11,10 +11,10 @@ __all__ = ["dora", "dora_norms"]
 def dora_norms(
     s: Recorder, squares: Tensor, p: Tensor, g: Tensor, b: Tensor, scale: float
 ) -> Tensor:
-    """Record r (C,): one over the norms of the rows of W + scale b a, which is a constant.
+    """Record r (C,): one over the norms of the rows of W + scale b a.
 
-    squares (C,) are those of the norms of W's rows; p (R, C) = a W^T; g (R, R) = a a^T; b (C, R).
-    No gradient goes through it to any of them.
+    squares (C,) are the squared norms of W's rows; p (R, C) = a W^T; g (R, R) = a a^T; b (C, R).
+    r is a constant of the backward pass: no gradient flows through it.
     """
     given = {"squares": squares, "p": p, "g": g, "b": b}
     return s.tape.record(NORMS, given, scale=scale).output

@@ -1,4 +1,4 @@
-"""Dropout, with a mask that is computed and never stored."""
+"""Dropout with a mask that is computed and never stored."""
 
 import numpy as np
 
@@ -14,9 +14,9 @@ __all__ = ["dropout"]
 def dropout(s: Recorder, x: Tensor, p: float, control: Tensor, site: int) -> Tensor:
     """Record y = x mask / (1 - p): each element is dropped with probability p, in [0, 1).
 
-    control: an i32 input (2,), (step, active); where active is 0, as in an evaluation, y = x. The
-    mask is a hash of (the session's seed, step, site, element). Upload another ``step`` for each
-    micro-batch, and give each place of a model a site, a number of its own. With p = 0 nothing is
+    control: an i32 input (2,), (step, active). If active is 0, as in evaluation, y = x. The mask is
+    a hash of (the session's seed, step, site, element). Upload another ``step`` for each
+    micro-batch, and give each dropout of a model its own number, ``site``. With p = 0 nothing is
     recorded, and x is returned.
 
     Raises ConfigError for a p outside [0, 1).

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-#: The two forms of GELU, by the names that they have everywhere; and the kernel's switch "exact".
+#: The two forms of GELU by name, with the value of the kernel's switch "exact".
 GELU_FORMS = {"gelu_tanh": 0, "gelu_exact": 1}
 _ROUNDED = {"f16": 0, "bf16": 1}
 
@@ -75,7 +75,7 @@ def _scale_gradient(back: Backward, node: Node, dy: Tensor) -> None:
 
 
 def rounded(s: Recorder, x: Tensor, dtype: str) -> Tensor:
-    """Record y = x rounded to ``f16`` or ``bf16``, in float32; y's gradient is taken for x's.
+    """Record y = x rounded to ``f16`` or ``bf16``, in float32; dx = dy (straight-through).
 
     Raises ConfigError for another dtype.
     """
@@ -86,7 +86,7 @@ def rounded(s: Recorder, x: Tensor, dtype: str) -> Tensor:
 
 
 def gelu(s: Recorder, x: Tensor, form: str = "gelu_tanh") -> Tensor:
-    """Record y = gelu(x), in its form "gelu_tanh" or "gelu_exact" (erf).
+    """Record y = gelu(x), in the form "gelu_tanh" or "gelu_exact" (erf).
 
     Raises ConfigError for another form.
     """
@@ -115,8 +115,8 @@ def swiglu(
 ) -> Tensor:
     """Record y = silu(gate) * up.
 
-    With a ``limit``, y = g sigmoid(alpha g) (u + 1): g the gate, at most the limit; u up, between
-    its negative and itself.
+    With a ``limit``, y = g sigmoid(alpha g) (u + 1), with g = min(gate, limit) and u = up clamped
+    to [-limit, limit].
     """
     require(limit >= 0 and alpha > 0, "swiglu", "limit >= 0 and alpha > 0", gate)
     return s.tape.record(SWIGLU, {"gate": gate, "up": up}, alpha=alpha, limit=limit).output
@@ -134,12 +134,12 @@ def softcap(s: Recorder, x: Tensor, cap: float) -> Tensor:
 
 
 def swiglu_halves(s: Recorder, x: Tensor) -> Tensor:
-    """Record y (N, F) = silu(gate) * up, which are the halves of the rows of x (N, 2 F)."""
+    """Record y (N, F) = silu(gate) * up, where gate and up are the halves of x's rows (N, 2 F)."""
     return s.tape.record(HALVES, {"x": x}).output
 
 
 def _gelu_flops(tanh: int, exact: int) -> Callable[[Sizes], int]:
-    """Count either form by its own: one has an exponential, the other erf's two polynomials."""
+    """Count each form separately: one has an exponential, the other erf's two polynomials."""
     return lambda sizes: (exact if sizes["exact"] else tanh) * sizes["n"]
 
 

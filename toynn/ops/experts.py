@@ -1,11 +1,11 @@
-"""A mixture of experts: each row goes to a few of many matrices, and comes back as a sum.
+"""A mixture of experts: each row is multiplied by a few of many matrices, and the results summed.
 
     routes = route(s, softmax(s, linear(s, x, router)), 4, normalized=True)
     h = experts(s, dispatch(s, x, routes), w, routes)          one row for each copy of a row of x
     y = combine(s, weigh(s, h, routes), routes)
 
-Between dispatch and combine rows are sorted by expert. Their room is for all that there can be,
-N K; where not all rows of x are valid, only the first ones are there.
+Between dispatch and combine, rows are sorted by expert. There is room for all N K copies; if not
+all rows of x are valid, only the first ones are used.
 """
 
 from dataclasses import dataclass
@@ -27,16 +27,16 @@ from toynn.ops._shape import (
 
 __all__ = ["Routes", "combine", "dispatch", "experts", "route", "weigh"]
 
-MOST_ROWS = 2**31 - 1  # of all copies: their numbers are int32
+MOST_ROWS = 2**31 - 1  # copies of rows: their indices are int32
 MOST_GROUPS = 64  # of experts
 
 
 @dataclass(frozen=True)
 class Routes:
-    """Where rows go: K of E experts each.
+    """The K of E experts that each row goes to.
 
-    ``weights`` (N, K) says what each copy counts; ``slots`` i32 (N, K) its row among the sorted
-    ones; ``offsets`` i32 (E + 1,) where the rows of each expert begin.
+    ``weights`` (N, K) are the weights of the copies in the sum. ``slots`` i32 (N, K) are their rows
+    after sorting. ``offsets`` i32 (E + 1,) are the first rows of the experts.
     """
 
     weights: Tensor
@@ -56,14 +56,14 @@ def route(
     eps: float = 0.0,
     groups: tuple[int, int] = (1, 1),
 ) -> Routes:
-    """Record which k experts each row goes to, the largest of its scores p (N, E), plus b (E,).
+    """Record the k experts of each row: those with the largest scores p (N, E) + b (E,).
 
-    ``groups``: of so many groups of experts, only those of so many are chosen from: of the groups
-    whose two largest scores add up to most.
+    ``groups`` (G, L): experts form G groups, and only those of L groups can be chosen: the groups
+    with the largest sum of their two largest scores.
 
-    p is a softmax or a sigmoid of a router's logits. What a copy counts is its score without b,
-    times ``scale``; with ``normalized``, its share in the sum of the k, to which ``eps`` is added.
-    ``f`` (E,): that is multiplied by what the expert has there.
+    p is a softmax or a sigmoid of a router's logits. The weight of a copy is its p times ``scale``.
+    With ``normalized``, p is first divided by the sum over the k experts plus ``eps``. With ``f``
+    (E,), the weight is also multiplied by the expert's element of f.
     """
     N, E = matrix("route", p)
     fits = 1 <= k <= E and N * k <= MOST_ROWS
@@ -89,16 +89,16 @@ def combine(s: Recorder, x: Tensor, routes: Routes) -> Tensor:
 
 
 def weigh(s: Recorder, x: Tensor, routes: Routes) -> Tensor:
-    """Record y (N K, C): each row of x, a copy, times what it counts."""
+    """Record y (N K, C): each row of x (a copy) times its weight."""
     return s.tape.record(WEIGH, {"x": x, "w": routes.weights, "slots": routes.slots}).output
 
 
 def experts(s: Recorder, x: Tensor, w: Tensor, routes: Routes, b: Tensor | None = None) -> Tensor:
-    """Record y (M, N) = x (M, K) w[e]^T + b[e], e the expert to whom a row of x was sent.
+    """Record y (M, N) = x (M, K) w[e]^T + b[e], where e is the expert of a row of x.
 
-    w (E, N, K), b (E, N). A frozen w may be of a quantized type (see Session.mapped); no expert is
-    dequantized as a whole. The node and its gradients keep the session's ``matmul_precision`` of
-    now.
+    w (E, N, K), b (E, N). A frozen w may have a quantized type (see Session.mapped); kernels
+    dequantize it in parts. The node and its gradients use the session's current
+    ``matmul_precision``.
     """
     copies = routes.slots.size
     require(len(x.shape) == 2 and x.shape[0] == copies, "experts", f"x ({copies}, K)", x, w)
@@ -123,7 +123,7 @@ def _combine_gradient(back: Backward, node: Node, dy: Tensor) -> None:
 
 
 def _transposed(back: Backward, op: Op, node: Node, dy: Tensor) -> None:
-    """Record the gradient of an op of which another is the transpose."""
+    """Record the gradient of a node whose transpose is ``op``."""
     if not back.wants(node["x"]):
         return
     dx = back.new(node["x"])
@@ -132,7 +132,7 @@ def _transposed(back: Backward, op: Op, node: Node, dy: Tensor) -> None:
 
 
 def _used(sizes: Sizes) -> int:
-    """Count the bytes of a product: those of as many experts as can have rows, and of the rows."""
+    """Count the bytes of a product: the experts that can have rows, and the rows."""
     E, M, N, K = (sizes[name] for name in "EMNK")
     dtype = dtypes.NAMES[sizes.get("type", 0)]
     return min(E, M) * dtypes.nbytes(dtype, N * K) + 4 * M * (N + K)

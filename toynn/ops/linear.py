@@ -1,4 +1,4 @@
-"""Products by a weight matrix, and lookups of its rows."""
+"""Products with a weight matrix, and lookups of its rows."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ __all__ = ["embedding", "linear"]
 
 
 def embedding(s: Recorder, w: Tensor, ids: Tensor) -> Tensor:
-    """Record y (N, C) = the rows of w (V, C) that ids (N,) name; a frozen w may be blocks."""
+    """Record y (N, C) = the rows ids (N,) of w (V, C); a frozen w may be quantized."""
     y = s.tape.record(EMBEDDING, {"w": w, "ids": ids}).output
     s.tape.checks.setdefault(ids, []).append(checks.Below(w.shape[0]))
     return y
@@ -25,8 +25,8 @@ def linear(
     """Record y (M, N) = x (M, K) w (N, K)^T + b (N,), then a GELU if asked.
 
     With ``activation`` ("gelu_tanh" or "gelu_exact") the sum before it is saved. A frozen w may
-    be of a quantized type (see Session.mapped): it stays so, and kernels dequantize parts of it.
-    The node and its gradients keep the session's ``matmul_precision`` of now.
+    have a quantized type (see Session.mapped); kernels dequantize it in parts. The node and its
+    gradients use the session's current ``matmul_precision``.
 
     Raises ConfigError for another activation.
     """
@@ -56,7 +56,7 @@ def _linear_gradient(back: Backward, node: Node, dy: Tensor) -> None:
 
 
 def _activation(node: Node) -> Node | None:
-    """Return what computes y from the sum before the activation, which is saved; or None."""
+    """Return a node that computes y from the saved sum before the activation; or None."""
     form = node.sizes["activation"]
     if not form:
         return None
@@ -66,7 +66,7 @@ def _activation(node: Node) -> Node | None:
 
 
 def _gathered(sizes: Sizes) -> int:
-    """Count the bytes of the rows that an embedding reads, and of those that it writes."""
+    """Count the bytes of the rows that an embedding reads and writes."""
     N, C = sizes["N"], sizes["C"]
     return sum(dtypes.nbytes(dtype, N * C) for dtype in (dtypes.NAMES[sizes["type"]], "f32"))
 

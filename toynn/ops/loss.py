@@ -1,4 +1,4 @@
-"""The loss: of logits, or of the head's input, a chunk of rows at a time."""
+"""The cross-entropy of logits, or of the head's input in chunks of rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,20 +21,20 @@ from toynn.ops.linear import (
 
 __all__ = ["chunk_rows", "cross_entropy", "linear_cross_entropy", "valid_rows"]
 
-#: Logits up to this many bytes come in one chunk; there is too little to save.
+#: Logits of up to this many bytes are one chunk: chunks would save too little memory.
 WHOLE = 64 << 20
-#: Rows of a chunk beyond that. Each chunk reads and packs w twice and adds to dw once more, which
-#: takes as long as the products of some 40 to 100 rows do (GPT-2's head, highest to medium).
+#: Rows of a chunk of larger logits. Each chunk reads and packs w twice, and adds to dw once. That
+#: takes as long as the products of 40 to 100 rows (GPT-2's head, highest to medium).
 ROWS = 512
 
 
 def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
-    """Record the mean cross-entropy () over the rows of logits (N, V) that count.
+    """Record the mean cross-entropy () over the rows of logits (N, V) with loss.
 
-    labels: i32 (N,), where -100 marks a row that does not count; or f32 (N, V), dense, where an
-    all-zero row does not.
+    labels: i32 (N,), -100 for a row without loss; or dense f32 (N, V), all zero for a row without
+    loss.
 
-    Raises ConfigError for labels that are no input.
+    Raises ConfigError for labels that are not an input.
     """
     N, V = matrix("cross_entropy", logits)
     dense = labels.dtype == "f32"
@@ -46,10 +46,10 @@ def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def valid_rows(s: Recorder, labels: Tensor, V: int) -> tuple[Tensor, Tensor]:
-    """Record which rows of labels (N,) of i32 are valid; return their indices and labels, (N,).
+    """Record the rows of labels i32 (N,) that have loss; return their indices and labels, (N,).
 
-    Both have as many valid rows as labels has. ``V`` is the number of classes. Raises
-    ConfigError unless labels are an input.
+    The valid rows of both are those with loss. ``V`` is the number of classes. Raises ConfigError
+    unless labels are an input.
     """
     (N,) = labels.shape
     require(labels.dtype == "i32", "valid_rows", f"labels ({N},) of i32", labels)
@@ -62,9 +62,9 @@ def valid_rows(s: Recorder, labels: Tensor, V: int) -> tuple[Tensor, Tensor]:
 
 
 def _check_labels(s: Recorder, op: str, labels: Tensor, V: int) -> None:
-    """Have labels checked when they are uploaded, which is before any kernel reads them."""
+    """Add a check of labels at upload, before any kernel reads them."""
     if labels.role is Role.ACTIVATION and labels.dtype == "i32":
-        return  # picked out of others, by valid_rows()
+        return  # picked by valid_rows()
     if labels.role is not Role.INPUT:
         raise ConfigError(f"{op}: labels must be an input; got {labels!r}")
     check = checks.dense_labels if labels.dtype == "f32" else checks.Below(V, ignorable=True)
@@ -72,7 +72,7 @@ def _check_labels(s: Recorder, op: str, labels: Tensor, V: int) -> None:
 
 
 def chunk_rows(N: int, V: int) -> int:
-    """Return in chunks of how many rows, at most, ``linear_cross_entropy`` takes N rows of V."""
+    """Return the most rows of a chunk of ``linear_cross_entropy`` for N rows and V classes."""
     return N if 4 * N * V <= WHOLE else min(N, ROWS)
 
 
@@ -88,15 +88,15 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Record cross_entropy(linear(x, w, b), labels), at most ``rows`` rows of logits at a time.
 
-    With a ``cap``, of softcap(linear(x, w, b), cap). Of each pair (x', w') that is ``added``, with
-    x' (N, R) and w' (V, R), linear(x', w') counts too, before the cap.
+    With a ``cap``, the logits are softcap(linear(x, w, b), cap). For each pair (x', w') in
+    ``added``, with x' (N, R) and w' (V, R), linear(x', w') is added before the cap.
 
-    x (N, C), w (V, C), b (V,), labels i32 (N,), where -100 marks a row that does not count; x, w
-    and b as in ``linear``; ``rows`` is ``chunk_rows(N, V)`` unless given. In training the backward
-    pass computes the loss as well. For each chunk it computes the logits, their losses and
-    gradients, the chunk's part of dw, and its rows of dx. See segment E in tape.py.
+    x (N, C), w (V, C) and b (V,) are as in ``linear``. labels i32 (N,) are -100 for a row without
+    loss. The default of ``rows`` is ``chunk_rows(N, V)``. In training the backward pass computes
+    the loss too: for each chunk the logits, losses and gradients, its part of dw, and its rows of
+    dx. See segment E in tape.py.
 
-    Raises ConfigError for labels that are no input, or rows below 1.
+    Raises ConfigError for labels that are not an input, or rows below 1.
     """
     (N, C), (V, columns) = matrix("linear_cross_entropy", x), matrix("linear_cross_entropy", w)
     require(columns == C, "linear_cross_entropy", f"w (V, {C})", x, w)
@@ -124,7 +124,7 @@ def linear_cross_entropy(
         part = {"losses": losses.rows(first, end), "labels": labels.rows(first, end)}
         s.tape.record(CHUNK, {**part, "logits": logits})
         recorded.append(s.tape.nodes[start:])
-    # The rule is told the chunks, which the node does not read: so this op is of this loss alone.
+    # The rule needs the chunks, which are not the node's inputs: so this op serves only this loss.
     op = replace(MEAN, gradient=partial(_chunked_gradient, recorded))
     return s.tape.record(op, {"loss": loss, "losses": losses, "rows": count}).output
 
@@ -134,8 +134,8 @@ def _chunked_gradient(
 ) -> None:
     """Recompute each chunk's logits, and from them its losses and gradients at once.
 
-    So where nothing but the end of a run hangs on the loss, the forward's chunks serve evaluation
-    alone. Products write the rows of dx side by side, and add to dw one after another.
+    So if nothing else depends on the loss, the forward's chunks are only for evaluation. Products
+    write their own rows of dx, and add to dw one after the other.
     """
     inputs = [step["x"].root for step in chunks[0] if step.op is LINEAR]
     d_inputs = {x: back.new(x) for x in inputs if back.wants(x)}

@@ -1,4 +1,4 @@
-"""Preference losses: token losses, summed over completions, and losses of the sums."""
+"""Preference losses: token losses, their sums over completions, and losses of the sums."""
 
 from dataclasses import replace
 
@@ -14,8 +14,8 @@ __all__ = ["dpo", "kto", "orpo", "token_losses", "token_sums"]
 def token_losses(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
     """Record -log softmax(logits)[label] of each row (N,); 0 where the label is -100.
 
-    logits (N, V), labels i32 (N,): an input, or what ``valid_rows`` picked. Raises ConfigError for
-    labels that are neither.
+    logits (N, V); labels i32 (N,), an input or the result of ``valid_rows``. Raises ConfigError for
+    other labels.
     """
     N, V = matrix("token_losses", logits)
     if labels.role is Role.INPUT:
@@ -28,9 +28,9 @@ def token_losses(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def token_sums(s: Recorder, losses: Tensor, bounds: Tensor) -> Tensor:
-    """Record sums (S, 2) of losses (N,): over prompts, and over completions.
+    """Record sums (S, 2) of losses (N,) over each sequence's prompt and completion.
 
-    bounds, an i32 input (2 S + 1,): where each part begins, and where the last one ends.
+    bounds, an i32 input (2 S + 1,): the beginning of each part, and the end of the last one.
     """
     fits = bounds.dtype == "i32" and bounds.role is Role.INPUT
     require(fits, "token_sums", "bounds (2 S + 1,), an input of i32", losses, bounds)
@@ -75,10 +75,10 @@ def kto(
     beta: float = 0.1,
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
-    """Record the loss () of completions that are wanted (1) or not (0), wanted i32 (S,).
+    """Record the loss () of wanted (1) and unwanted (0) completions, wanted i32 (S,).
 
-    kl (): how far the model is from the reference. weights: of those that are wanted, and of the
-    others. The rest as in ``dpo``.
+    kl (): the divergence of the model from the reference. weights: of wanted and of unwanted
+    completions. The rest is as in ``dpo``.
     """
     _count_sequences(s, "kto", sums, count, 1)
     tensors = {"sums": sums, "reference": reference, "kl": kl, "wanted": wanted, "count": count}
@@ -86,7 +86,7 @@ def kto(
 
 
 def _count_sequences(s: Recorder, op: str, sums: Tensor, count: Tensor, of: int) -> None:
-    """Have the count of the sequences, rows of sums, checked when it is uploaded."""
+    """Add a check of the number of sequences (rows of sums) at upload."""
     S, _ = matrix(op, sums)
     fits = count.role is Role.INPUT and count.dtype == "i32" and count.shape == ()
     require(fits, op, "count, an input i32 ()", sums, count)
@@ -97,7 +97,7 @@ TOKEN_LOSSES_BACKWARD = Op("chunked_cross_entropy.each", flops(EXP + 4, "N", "V"
 TOKEN_LOSSES = replace(CHUNK, gradient=by_names(TOKEN_LOSSES_BACKWARD))
 SUMS_BACKWARD = Op("token_sums.backward", flops(1, "N"), rows="N dlosses")
 SUMS = Op("token_sums.forward", flops(1, "N"), by_names(SUMS_BACKWARD), rows="N losses")
-# Of a sequence: the margin, an exponential and a logarithm, and what is made of them.
+# For a sequence: the margin, an exponential, a logarithm, and arithmetic.
 DPO_BACKWARD = Op("dpo.backward", flops(EXP + 8, "S"))
 DPO = Op("dpo.forward", flops(2 * EXP + 6, "S"), by_names(DPO_BACKWARD))
 ORPO_BACKWARD = Op("orpo.backward", flops(4 * EXP + 12, "S"))

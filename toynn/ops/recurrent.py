@@ -48,14 +48,14 @@ def delta(
     past: Tensor | None = None,
     count: Tensor | None = None,
 ) -> Tensor:
-    """Record y (B T, V E), what the gated delta rule reads of its states; see the kernel.
+    """Record y (B T, V E), the outputs of the gated delta rule; see the kernel.
 
-    x (B T, 2 K D + V E) holds q and k of K heads and v of V; e^g and sigmoid(c), g and c (B T, V),
-    say how much is kept and how much is written. Head h of v reads head h mod K, or, ``grouped``,
-    h // (V / K). ``first`` as in ``attention``. With a ``state``
-    (B, V, D, E), ``past`` and ``count`` (B,) of i32 so many rows are the next of their sequences;
-    that has no gradient, and there are no segments. Raises ConfigError where rows of
-    several sequences may be fewer.
+    x (B T, 2 K D + V E) holds q and k of K heads, and v of V heads. g and c are (B T, V): e^g is
+    the share of the state that is kept, sigmoid(c) the share of v that is written. Head h of v
+    reads head h mod K of q and k, or with ``grouped`` h // (V / K). ``first`` is as in
+    ``attention``. With a ``state`` (B, V, D, E), ``past`` and ``count`` i32 (B,), the first
+    ``count`` rows are the next of their sequences; this has no gradient and no segments. Raises
+    ConfigError if a count limits the rows of several sequences.
     """
     N, X = matrix("delta", x)
     _, V = matrix("delta", g)
@@ -96,12 +96,12 @@ def ssd(
     past: Tensor | None = None,
     count: Tensor | None = None,
 ) -> Tensor:
-    """Record y (B T, V E), what a selective state space reads of its states; see the kernel.
+    """Record y (B T, V E), the outputs of a selective state space; see the kernel.
 
-    x (B T, V E + 2 G D) holds x of V heads, b and c of G groups; dt (B T, V), bias (V,) say how
-    large a step is, a (V, 1), below 0, how fast states decay, skip (V, 1) what of x is added to y.
-    ``first``, and ``state`` (B, V, D, E) with ``past`` and ``count`` (B,), are as in ``delta``.
-    Raises ConfigError where rows of several sequences may be fewer.
+    x (B T, V E + 2 G D) holds x of V heads, and b and c of G groups. dt (B T, V) and bias (V,) give
+    the step size, a (V, 1), below 0, the rate of decay, skip (V, 1) the factor of x that is added
+    to y. ``first``, and ``state`` (B, V, D, E) with ``past`` and ``count`` (B,), are as in
+    ``delta``. Raises ConfigError if a count limits the rows of several sequences.
     """
     N, X = matrix("ssd", x)
     _, V = matrix("ssd", dt)

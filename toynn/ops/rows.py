@@ -29,7 +29,7 @@ def layernorm(s: Recorder, x: Tensor, w: Tensor, b: Tensor, eps: float = 1e-5) -
 def rmsnorm(s: Recorder, x: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
     """Record y (N, C) = x / sqrt(mean x^2 + eps) * w; saves the factor of each row.
 
-    A shorter w (D,), D dividing C, normalises each group of D columns by itself: heads of width D.
+    With a shorter w (D,), D dividing C, each group of D columns (a head) is normalized separately.
     """
     _, C = matrix("rmsnorm", x)
     D = w.size
@@ -60,9 +60,8 @@ def rope(
 ) -> Tensor:
     """Record y (N, H D): pairs of each head of x rotated by position * inverse_frequency (R/2,).
 
-    The first R channels of a head are rotated, and multiplied by ``magnitude`` (1 + ``growth``
-    ln(1 + floor(position / ``span``))); R = D, or less. Of the heads, the first ``rotated``; None:
-    all.
+    The first R <= D channels of a head are rotated, and multiplied by ``magnitude`` (1 + ``growth``
+    ln(1 + floor(position / ``span``))). Only the first ``rotated`` heads are; None: all.
     """
     N, C = matrix("rope", x)
     R = 2 * inverse_frequency.size
@@ -83,12 +82,12 @@ def rope(
 
 
 def class_token(s: Recorder, x: Tensor, cls: Tensor, pos: Tensor) -> Tensor:
-    """Record y (B T, C): cls (C,), then the T - 1 rows of x of a picture; plus pos (T, C)."""
+    """Record y (B T, C): per picture cls (C,) and its T - 1 rows of x; plus pos (T, C)."""
     return s.tape.record(CLASS_TOKEN, {"x": x, "cls": cls, "pos": pos}).output
 
 
 def _rotations(sizes: Sizes) -> int:
-    """Count 6 for each pair of each rotated head, and for all heads 26: a cosine and a sine."""
+    """Count 6 for each pair of each rotated head, and once 26 for a cosine and a sine."""
     return (6 * sizes["P"] + 26) * sizes["N"] * sizes["R"] // 2
 
 

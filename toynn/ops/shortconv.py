@@ -8,7 +8,7 @@ from toynn.ops._shape import Recorder, Sizes, by_names, matrix, require
 
 __all__ = ["RING", "shortconv"]
 
-RING = 128  # rows that are kept of each sequence: one run, and one row for each tap
+RING = 128  # rows of each sequence that are kept: a run's, and one for each tap
 
 
 def shortconv(
@@ -24,10 +24,10 @@ def shortconv(
 ) -> Tensor:
     """Record y (B T, C) = g conv(b v) for x (B T, 3 C), whose thirds are b, g and v; w (C, L).
 
-    Of an x (B T, C) it is conv(x). conv sums L rows of a channel, of w, and b (C,) if it is there;
-    see the kernel. ``first`` as in ``attention``. With a ``ring`` (B, RING, C) and ``past`` (B,) of
-    i32 the rows are the next T of their sequences; that has no gradient, and there are no segments.
-    Raises ConfigError where rows of several sequences may be fewer.
+    For x (B T, C) it is conv(x). conv is a weighted sum of L rows of a channel, plus b (C,) if
+    given; see the kernel. ``first`` is as in ``attention``. With a ``ring`` (B, RING, C) and
+    ``past`` i32 (B,), the rows are the next T of their sequences; this has no gradient and no
+    segments. Raises ConfigError if a count limits the rows of several sequences.
     """
     N, columns = matrix("shortconv", x)
     C, L = matrix("shortconv", w)
@@ -59,7 +59,7 @@ def _forward(sizes: Sizes) -> int:
 
 
 def _backward(sizes: Sizes) -> int:
-    """Count du and dw; with gates z once more, and those."""
+    """Count du and dw; with gates also z again, and the gates' gradients."""
     each = 9 * sizes["L"] + 3 if sizes["P"] == 3 else 4 * sizes["L"]
     return each * sizes["B"] * sizes["T"] * sizes["C"]
 

@@ -1,4 +1,4 @@
-"""The optimizer as numbers: AdamW's hyperparameters of a step, and the learning rate by step."""
+"""The optimizer's numbers: AdamW's hyperparameters of a step, and the learning rate by step."""
 
 from toynn.optim.adamw import AdamW
 from toynn.optim.schedule import Schedule

@@ -9,7 +9,7 @@ lora          c1 = 1 / (1 - beta1^t), c2 = 1 / (1 - beta2^t), t = 1, 2, ...: Ada
 from_scratch  c1 = beta1, c2 = beta2 at every step: Adam without bias correction, its rate
               multiplied by beta1 / sqrt(beta2), which is 0.923 for the default betas.
 
-They give different training curves, so an object without a declared mode refuses to fill a row.
+They give different training curves, so an object without a mode refuses to fill a row.
 """
 
 from dataclasses import dataclass
@@ -72,9 +72,9 @@ class AdamW:
         Raises
         ------
         ConfigError
-            If the mode is unset or contradicts ``bias_correct``, if a value is not finite or out
-            of its range (see `check_row`), or if bias correction has nothing to divide by (step
-            below 1, a beta outside 0..1).
+            If the mode is unset or contradicts ``bias_correct``; if a value is not finite or out of
+            range (see `check_row`). With bias correction, also for a step below 1 or a beta outside
+            0..1.
         """
         self._check_mode()
         row = [self.lr, self.beta1, self.beta2, self.eps, self.weight_decay]
@@ -111,7 +111,7 @@ class AdamW:
             )
 
     def _correction(self, name: str, step: int) -> float:
-        """1 / (1 - beta^step)."""
+        """Return 1 / (1 - beta^step)."""
         beta = getattr(self, name)
         if step < 1:
             raise ConfigError(

@@ -1,6 +1,6 @@
-"""Learning rate by step: warm-up, then one of four shapes.
+"""The learning rate by step: warm-up, then one of four shapes.
 
-With w warm-up steps of n, and p = (step - w) / (n - w) the share of the rest that is done:
+With n steps, w of them warm-up, and p = (step - w) / (n - w) the share of the rest that is done:
 
     step < w   lr_max (step + 1) / w
     cosine     lr_min + (lr_max - lr_min) (1 + cos(pi p)) / 2
@@ -27,7 +27,7 @@ WARMUP = 100  # steps, or a tenth of a shorter run
 
 WSD_STABLE = 0.8  # share of the steps after warm-up that wsd spends at lr_max
 
-#: For each name, where between lr_min (0) and lr_max (1) the rate is when a share p is done.
+#: For each name, the rate after a share p, between lr_min (0) and lr_max (1).
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda p: 0.5 * (1 + math.cos(math.pi * p)),
     "linear": lambda p: 1 - p,
@@ -95,5 +95,5 @@ class Schedule:
 
 
 def usual_warmup(steps: int) -> int:
-    """Return the steps of the rise, where nobody says how many."""
+    """Return the default number of warm-up steps."""
     return min(WARMUP, steps // 10)

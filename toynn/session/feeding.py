@@ -1,4 +1,4 @@
-"""All inputs of a step in one compiled call, if the backend has one."""
+"""Upload all inputs of a step in one compiled call, if the backend has one."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,20 +12,20 @@ from toynn.numerics import checks
 
 __all__ = ["compiled_feed", "passes_checks"]
 
-WEIGHTS = (Role.PARAMETER, Role.CONSTANT)  # backends note their uploads: of these there are copies
+WEIGHTS = (Role.PARAMETER, Role.CONSTANT)  # backends track their uploads: they may be prepacked
 
 
 def compiled_feed(
     backend: Backend, storage: Storage, tape: Tape, tensors: Sequence[Tensor]
 ) -> Feed | None:
-    """Return a call that uploads these tensors, or None where each needs a call of its own."""
+    """Return a call that uploads these tensors, or None if each needs its own call."""
     if not isinstance(backend, Feeds) or any(tensor.role in WEIGHTS for tensor in tensors):
         return None
     return backend.feed([_input(storage, tape, tensor) for tensor in tensors])
 
 
 def passes_checks(tape: Tape, inputs: Mapping[Tensor, ArrayLike]) -> bool:
-    """Make the checks that a feed knows nothing of; False where they would not apply.
+    """Make the checks that a feed does not make; return False if they do not apply.
 
     Raises what a check raises.
     """

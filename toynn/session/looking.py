@@ -1,4 +1,4 @@
-"""A run that stops before and after each node, so that somebody can look into memory."""
+"""Run a tape node by node, and call a function that may read memory before and after each."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,14 +14,14 @@ from toynn.graph.tensor import place_of
 __all__ = ["Look", "Read", "check_stops", "run_looking"]
 
 Read = Callable[[Tensor], NDArray[Any]]
-Look = Callable[[int, bool, Read], object]  # node, whether it has run, what reads memory
+Look = Callable[[int, bool, Read], object]  # node, whether it has run, a function to read memory
 
 
 def check_stops(program: Program) -> None:
-    """Raise ConfigError where the backend's programs run whole segments only."""
+    """Raise ConfigError if the backend's programs run only whole segments."""
     if not isinstance(program, Stepping):
         raise ConfigError(
-            f"run(look=...): {type(program).__name__} runs whole segments only; the backends cpu "
+            f"run(look=...): {type(program).__name__} runs only whole segments; the backends cpu "
             "and reference stop at each node"
         )
 

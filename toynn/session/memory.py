@@ -1,4 +1,4 @@
-"""The memory of a session: what its tapes need, and whether prepacked weights fit beside it."""
+"""The memory of a session: the bytes of its tapes, and whether prepacked weights fit too."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ __all__ = ["MemoryUse"]
 class MemoryUse:
     """Counts the bytes that tapes take, and decides which frozen weights are prepacked.
 
-    ``prepack`` is what the user asked for: see toynn.options.PREPACK.
+    ``prepack`` is the user's choice: see toynn.options.PREPACK.
     """
 
     def __init__(
@@ -29,9 +29,9 @@ class MemoryUse:
         self._prepack = prepack
 
     def total(self, lowered: Lowered | None = None, prepack: str = "never") -> Memory:
-        """Return the bytes of all tapes, including the one that is not compiled yet.
+        """Return the bytes of all compiled tapes and of ``lowered``, which is not compiled yet.
 
-        ``prepack`` says which weights that one would prepack.
+        ``prepack`` is the choice of prepacked weights for ``lowered``.
         """
         backend, nbytes = self._backend, self._storage.nbytes
         activations = sum(compiled.nbytes for compiled in self._compiled.values())
@@ -49,9 +49,9 @@ class MemoryUse:
         )
 
     def prepack_of(self, lowered: Lowered) -> str:
-        """Return which frozen weights a tape prepacks; none if "auto" finds too little memory.
+        """Return the choice of prepacked weights; "auto" becomes "never" without enough memory.
 
-        The first tape decides for those that follow.
+        The first tape decides for all later tapes.
         """
         if not isinstance(self._backend, Prepacking):
             return "never"
@@ -63,6 +63,6 @@ class MemoryUse:
         return "auto" if needed.peak + needed.mapped <= free else "never"
 
     def decide_prepack(self, lowered: Lowered) -> None:
-        """Tell the backend which weights of the tape that is compiled next to prepack."""
+        """Set the backend's choice of prepacked weights for the next tape that is compiled."""
         if isinstance(self._backend, Prepacking):
             self._backend.prepack = self.prepack_of(lowered)

@@ -45,7 +45,7 @@ from toynn.system.critical import Section, exclusive
 __all__ = ["Session"]
 
 _COMPUTED = (Role.ACTIVATION, Role.GRADIENT)
-MOST_RECORDED = 8  # further tapes that are kept: each has an arena of its own
+MOST_RECORDED = 8  # further tapes that are kept; each has its own arena
 _REPLACED = f"of a tape that {MOST_RECORDED} newer ones have replaced: record() it again"
 
 T = TypeVar("T")
@@ -54,27 +54,39 @@ T = TypeVar("T")
 class Session:
     """Weights, tapes over them, and the order in which things may happen.
 
-    With ``checkpointing`` the backward pass recomputes the activations of each block of a tape
-    (``s.tape.block``) instead of keeping them: less memory, the same bits, about one forward pass
-    more work. ``matmul_precision`` holds for linear layers recorded from now on (default: the
-    global one, see ``toynn.set_float32_matmul_precision``); "auto" is the backend's choice, and
-    "int8" is for products by frozen quantized weights (see docs/precision.md).
-    ``n_threads`` takes precedence over ``toynn.set_num_threads``. ``prepack`` says whether frozen
-    weights are prepacked into GEMM panels (see ``toynn.RecipeOptions``). ``backend`` is "cpu" or
-    another one of ``toynn.backends.available()``; "reference" computes in float64 NumPy, slowly.
     Use the session as a context manager, or ``close()`` it, to free its memory; otherwise it is
     freed with the last reference.
 
-    Each call is made wholly or not at all, even if Ctrl-C or another signal's handler raises:
-    signals wait until the call ends.
+    Parameters
+    ----------
+    backend
+        "cpu", or another one of ``toynn.backends.available()``; "reference" computes in float64
+        NumPy, slowly.
+    seed
+        The seed of dropout masks.
+    n_threads
+        The most threads; takes precedence over ``toynn.set_num_threads``.
+    matmul_precision
+        For ops recorded from now on (default: see ``toynn.set_float32_matmul_precision``); "auto"
+        is the backend's choice; "int8" is for products by frozen quantized weights, see
+        docs/precision.md.
+    checkpointing
+        Whether the backward pass recomputes the activations of each block of a tape
+        (``s.tape.block``) instead of keeping them. That takes less memory, about one forward pass
+        more work, and gives the same bits.
+    prepack
+        Whether frozen weights are prepacked into GEMM panels: see ``toynn.RecipeOptions``.
 
-    Sessions in different threads run side by side. One session serves one thread at a time: a call
-    while another thread is in one raises LifecycleError, and waits for nobody. ``exclusively``
-    makes several calls one.
+    Each call takes effect wholly or not at all, even if the handler of Ctrl-C or another signal
+    raises: signals wait until the call ends.
 
-    A call that comes too early or too late raises LifecycleError, which names the call that is
-    missing. A name that there is, a tensor that is none of those asked for,
-    and a number out of range raise ConfigError.
+    Sessions in different threads run in parallel. One session serves one thread at a time: a call
+    while another thread is in one raises LifecycleError at once. ``exclusively`` joins several
+    calls.
+
+    A call that comes too early or too late raises LifecycleError, which names the missing call. A
+    name that is taken, a tensor that does not belong there, and a number out of range raise
+    ConfigError.
     """
 
     def __init__(
@@ -101,7 +113,7 @@ class Session:
             )
         self._busy = threading.RLock()  # a thread uses the session
         self.tape = self._new_tape()
-        self.trained: Tape | None = None  # the tape of the last step, or micro-batch
+        self.trained: Tape | None = None  # the tape of the last step or micro-batch
         self._storage = Storage(self.backend)
         self._updates = Updates(self._storage, checkpointing=checkpointing)
         self._known: set[Tensor] = set()  # uploaded, or computed by a run
@@ -109,11 +121,11 @@ class Session:
         self._memory = MemoryUse(
             self.backend, self._storage, self._compiled, checked_prepack(prepack)
         )
-        self._recorded: OrderedDict[Any, tuple[Tape, Any]] = OrderedDict()  # last used, last
+        self._recorded: OrderedDict[Any, tuple[Tape, Any]] = OrderedDict()  # oldest use first
         self._names: set[str] = set()  # of weights
-        self._first_values: dict[Tensor, NDArray[np.float32]] = {}  # until there is memory
+        self._first_values: dict[Tensor, NDArray[np.float32]] = {}  # until weights are allocated
         self._finalized, self._closed, self.changes = False, False, 0  # of weights so far
-        self._records = False  # a further tape
+        self._records = False  # whether a further tape is being recorded
 
     @property
     def n_threads(self) -> int | None:
@@ -174,8 +186,8 @@ class Session:
     ) -> Tensor:
         """Declare an input of the current tape; its values stay until the next upload.
 
-        ``count``, an input i32 (), says how many rows are valid in a run. Other rows, and all that
-        depends on them, are not computed. Raises ShapeError if ``count`` is no such input.
+        ``count``, an input i32 (), is the number of valid rows in a run. Other rows, and everything
+        that depends on them, are not computed. Raises ShapeError if ``count`` is not such an input.
         """
         self._check_recording(f"input({name!r})")
         return self.tape.input(name, shape, dtype, count)
@@ -200,11 +212,11 @@ class Session:
         gone = set(tensors)
         for tensor in gone:
             if tensor.role is not Role.PERSISTENT or tensor not in self._storage.held:
-                raise ConfigError(f"release: {tensor!r} is no persistent tensor of this session")
+                raise ConfigError(f"release: {tensor!r} is not a persistent tensor of this session")
         if self._records:
             _refuse("release()", "while another tape is being recorded")
         if not gone.isdisjoint(self.tape.roots):
-            _refuse("release()", "of what the session's own tape uses")
+            _refuse("release()", "of a tensor that the session's own tape uses")
         for key, (tape, _) in list(self._recorded.items()):
             if not gone.isdisjoint(tape.roots):
                 self._drop(self._recorded.pop(key)[0])
@@ -263,7 +275,7 @@ class Session:
 
     @exclusive
     def set_loss(self, loss: Tensor) -> None:
-        """Set the scalar that the backward pass starts from. ShapeError if it is no scalar."""
+        """Set the scalar that the backward pass starts from. Raises ShapeError if not a scalar."""
         self._check_recording("set_loss()")
         if loss.size != 1:
             raise ShapeError(f"set_loss: the loss is a scalar; got {loss!r}")
@@ -308,8 +320,8 @@ class Session:
             step = s.minimize(loss, lr=1e-2)
             loss = step(x=..., labels=...)
 
-        It calls ``finalize_weights``, ``set_loss`` and ``build_backward``, if they were not called
-        yet, ``opt_step_adamw`` and ``realize``. ``s.grad(w)`` is the gradient from then on.
+        It calls ``finalize_weights``, ``set_loss`` and ``build_backward`` unless they were called
+        before, then ``opt_step_adamw`` and ``realize``. After that ``s.grad(w)`` is the gradient.
 
         ``lr`` is the learning rate, or a function of the step, from 0 on, such as
         ``toynn.optim.Schedule``. ``hyperparameters`` are beta1, beta2, eps and weight_decay. Their
@@ -317,7 +329,8 @@ class Session:
         Parameters that the loss does not depend on stay as they are. Clipping: ``max_grad_norm``.
 
         Raises ConfigError for unknown hyperparameters, for values out of range, and if the loss
-        depends on no parameter; ShapeError if the loss is no scalar. The tape is as before then.
+        depends on no parameter. Raises ShapeError if the loss is not a scalar. The tape is
+        unchanged then.
         """
         self._check_recording("minimize()")
         adamw, known = AdamW.for_lora(), ("beta1", "beta2", "eps", "weight_decay")
@@ -327,10 +340,10 @@ class Session:
             setattr(adamw, name, value)
         schedule = lr if callable(lr) else None
         adamw.lr = lr(0) if callable(lr) else lr
-        adamw.hp_for_step(0)  # refuses what is out of range
+        adamw.hp_for_step(0)  # refuses values out of range
         tape, inputs = self.tape, dict(self.tape.inputs)
         if any(node.segment == "U" for node in tape.nodes):
-            _refuse("minimize()", "in place of opt_step_adamw(), which was called on this tape")
+            _refuse("minimize()", "after opt_step_adamw() on the same tape: use one of the two")
         with tape.undoable():
             if tape.loss is not loss:
                 self.set_loss(loss)
@@ -355,7 +368,7 @@ class Session:
 
     @exclusive
     def realize(self) -> None:
-        """Plan the memory of the tape and compile it; from here on it can run."""
+        """Plan the memory of the tape and compile it; after that it can run."""
         self._check_recording("realize()")
         if not self._finalized:
             _refuse("realize()", "before finalize_weights()")
@@ -380,9 +393,9 @@ class Session:
     def record(self, key: object, build: Callable[[], T]) -> T:
         """Record and realize a further tape over the same weights, once; return build's result.
 
-        For other shapes, or for evaluation. ``build`` records on ``self.tape``, a new one. The
-        session keeps MOST_RECORDED such tapes, and drops the least recently used one with its
-        arena. A dropped tape is recorded once more when its key is asked for.
+        It is for other shapes, or for evaluation. ``build`` records on ``self.tape``, a new tape.
+        The session keeps MOST_RECORDED such tapes, and drops the least recently used one with its
+        arena. A dropped tape is recorded again when its key is requested.
         """
         if key not in self._recorded:
             if self._records:
@@ -400,7 +413,7 @@ class Session:
         return self._recorded[key][1]  # type: ignore[no-any-return]
 
     def _drop(self, tape: Tape) -> None:
-        """Free a compiled tape: its program, its arena, and all that is known of it."""
+        """Free a compiled tape: its program, its arena, and the records about it."""
         compiled = self._compiled.pop(tape)
         for tensor in compiled.offsets:
             del self._storage.held[tensor]
@@ -413,7 +426,7 @@ class Session:
     @exclusive
     def upload(self, tensor: Tensor, array: ArrayLike) -> None:
         """Copy values into a weight, moment or input; ids and labels are checked."""
-        kind = "f32" if tensor in self._storage.mapped else tensor.dtype  # the former are refused
+        kind = "f32" if tensor in self._storage.mapped else tensor.dtype  # refused below
         values = checks.converted(tensor.name, array, tensor.shape, kind)
         self._check_held(tensor, "upload")
         if tensor in self._storage.mapped or tensor.role in _COMPUTED:
@@ -470,7 +483,7 @@ class Session:
         if tensor.role in (Role.PARAMETER, Role.CONSTANT):
             _refuse(f"{verb}({tensor.name})", "before finalize_weights()")
         if self.tape in self._compiled and tensor.role is Role.ACTIVATION:
-            why = "not kept: call output(), or record() a tape again that newer ones have replaced"
+            why = "not kept: call output(), or record() a replaced tape again"
             _refuse(f"{verb}({tensor.name})", f"of an activation that is {why}")
         if self.tape in self._compiled and tensor.role is Role.INPUT:
             _refuse(f"{verb}({tensor.name})", _REPLACED)
@@ -503,18 +516,20 @@ class Session:
     ) -> None:
         """Run the tape up to "loss", "grads" or "update"; or "apply" gradients of earlier runs.
 
-        "loss" touches no gradient and no moment. "grads" adds this micro-batch's gradients, times
-        ``weight``, to those since the last update. "update" does the same, then divides by the sum
-        of the weights, clips to ``max_grad_norm``, and runs the recorded AdamW updates. "apply"
-        only updates, by the gradients that runs to "grads" have summed. Raises NonFiniteError if
-        the norm of the gradients is not finite; weights and moments stay as they were. Raises
-        BackendError, now or in the next call that waits for the device, if the device fails;
-        weights and moments are those before the step, and its micro-batches are forgotten.
+        - "loss" leaves gradients and moments unchanged.
+        - "grads" adds this micro-batch's gradients, times ``weight``, to the sum.
+        - "update" does the same, then divides by the sum of the weights, clips to
+          ``max_grad_norm``, and runs the recorded AdamW updates.
+        - "apply" only updates, with the gradients that runs to "grads" have summed.
 
-        ``look(i, done, read)`` is called before and after each node i that runs; ``read(tensor)``
-        returns what is in the memory of any tensor of the tape then. Such a run takes one call of
-        Python for each node. If ``look`` raises, the micro-batches are forgotten, and an update may
-        be half done. Raises ConfigError for a backend that runs whole segments only.
+        Raises NonFiniteError if the norm of the gradients is not finite; weights and moments are
+        unchanged then. Raises BackendError if the device fails, now or in the next call that waits
+        for it. Weights and moments are then those before the step, and micro-batches are forgotten.
+
+        ``look(i, done, read)`` is called before and after each node i; ``read(tensor)`` returns the
+        values of any tensor of the tape at that moment. Such a run takes a Python call for each
+        node. If ``look`` raises, micro-batches are forgotten, and an update may be half done.
+        Raises ConfigError for a backend that runs only whole segments.
         """
         tape = tape or self.tape
         compiled = self._check_realized("run()", tape)
@@ -559,19 +574,19 @@ class Session:
                 s.upload(x, values)
                 s.run()
 
-        Where another thread does, entering raises LifecycleError, which says ``call``. Signals wait
-        until the section ends, unless ``signals`` lets handlers run between the calls within. A
-        thread may enter sections within others.
+        If another thread uses the session, entering raises LifecycleError, which names ``call``.
+        Signals wait until the section ends; with ``signals``, handlers run between the calls
+        inside. A thread may nest sections.
         """
         return _section(self._busy, call, self._forget, signals)
 
     def _new_tape(self) -> Tape:
-        return Tape(exclusively=partial(_section, self._busy))  # which does not keep the session
+        return Tape(exclusively=partial(_section, self._busy))  # does not keep the session alive
 
     def _forget(self) -> None:
         """Undo the step in which the device failed.
 
-        The backend has restored weights and moments; gradients may be anything.
+        The backend has restored weights and moments; gradients are undefined.
         """
         self._updates.forget()
         self._known = {tensor for tensor in self._known if tensor.role not in _COMPUTED}
@@ -582,7 +597,7 @@ class Session:
     def max_grad_norm(self) -> float | None:
         """The norm to which all gradients together are clipped; None: no clipping.
 
-        Raises ConfigError for a norm that is no finite number above 0.
+        Raises ConfigError for a norm that is not a finite number above 0.
         """
         return self._updates.max_grad_norm
 
@@ -599,7 +614,7 @@ class Session:
 
     @property
     def gradient_bytes(self) -> int:
-        """The bytes of all gradients of the parameters, as ``combine`` sees them."""
+        """The bytes of all gradients, as ``combine`` passes them."""
         return self._storage.nbytes["gradients"]
 
     @property
@@ -609,13 +624,13 @@ class Session:
 
     @exclusive
     def waiting(self) -> tuple[float, dict[str, NDArray[np.float32]]]:
-        """Return the weight of micro-batches that wait for an update, and sums of gradients."""
+        """Return the weight of micro-batches that wait for an update, and their gradients' sums."""
         self._check_realized("waiting()", self.tape)
         return self._updates.pending, self._updates.sums() if self.pending else {}
 
     @exclusive
     def wait(self, weight: float, sums: Mapping[str, NDArray[np.float32]]) -> None:
-        """Go on with what ``waiting`` returned, as if these micro-batches had been run here."""
+        """Restore what ``waiting`` returned, as if these micro-batches had been run here."""
         self._check_realized("wait()", self.tape)
         self._known.update(self._updates.resume(weight, sums))
 
@@ -623,10 +638,10 @@ class Session:
     def combine(
         self, weight: float, change: Callable[[NDArray[np.float32]], object], block: int
     ) -> None:
-        """Let ``change`` replace the sums of gradients that wait, and ``weight`` their weight.
+        """Let ``change`` modify the waiting sums of gradients; ``weight`` is their new weight.
 
-        It is given all of them as one flat array, in blocks of at most ``block`` elements, in
-        order, and writes into each; where no micro-batch waits they are zeros.
+        The sums are one flat array. ``change`` gets it in order, in blocks of at most ``block``
+        elements, and modifies each block in place. Without waiting micro-batches they are zeros.
         """
         self._check_realized("combine()", self.tape)
         self._known.update(self._updates.combine(weight, change, block))
@@ -635,7 +650,7 @@ class Session:
 
     @exclusive
     def memory(self) -> Memory:
-        """Return the bytes that the tapes recorded so far need; valid before any buffer exists."""
+        """Return the bytes that the tapes recorded so far need; works before allocation."""
         self._check_open()
         if self.tape in self._compiled:
             return self._memory.total()
@@ -659,7 +674,7 @@ class Session:
 
     @exclusive
     def places(self, tape: Tape | None = None) -> Mapping[Tensor, Place]:
-        """Return where the tensors of a tape are stored, or will be; valid before there is memory.
+        """Return where the tensors of a tape are stored, or will be; works before allocation.
 
         Parts of tensors have no place of their own.
         """
@@ -671,7 +686,7 @@ class Session:
 
     @exclusive
     def close(self) -> None:
-        """Free all memory at once; the session can do nothing more."""
+        """Free all memory; the session can no longer be used."""
         if self._closed:
             return
         self._closed = True

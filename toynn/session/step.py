@@ -1,4 +1,4 @@
-"""A step of training as one call: inputs by name in, the loss out."""
+"""A training step as one call: inputs by name in, the loss out."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,10 +15,10 @@ __all__ = ["Step"]
 class Step:
     """One training step: ``step(x=..., labels=...)`` uploads, runs, and returns the loss.
 
-    The loss is that before the step's update. Each input of the tape is given in each call, by its
-    name, as ``Session.upload`` takes it. ``step_index`` counts the steps taken; ``adamw`` has the
-    hyperparameters of the next one, where nothing but its mode must stay as it is. Ctrl-C waits
-    until a step has ended.
+    The loss is the one before the update. Each call takes all inputs of the tape by name, as
+    ``Session.upload`` takes them. ``step_index`` counts the steps taken. ``adamw`` has the
+    hyperparameters of the next step; all but its mode may be changed. Ctrl-C waits until a step has
+    ended.
 
     ``Session.minimize`` makes steps.
     """
@@ -39,9 +39,8 @@ class Step:
     def __call__(self, /, **values: ArrayLike) -> float:
         """Take a step; return the loss before its update.
 
-        Raises ConfigError for a name that is no input, an input that is missing, and
-        hyperparameters out of range; what ``Session.upload`` raises for values, and
-        ``Session.run`` for a step that cannot be taken. The step does not count then.
+        Raises ConfigError for an unknown or missing input, and for hyperparameters out of range.
+        Raises also what ``Session.upload`` and ``Session.run`` raise. The step is not counted then.
         """
         if unknown := [name for name in values if name not in self._inputs]:
             known = ", ".join(self._inputs) or "none"

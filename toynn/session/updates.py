@@ -1,7 +1,7 @@
-"""Training state between runs: gradients, moments, and micro-batches so far.
+"""Training state between runs: gradients, moments and micro-batches.
 
-Each micro-batch is run with d_loss = its weight, so that its gradients are added to those before
-it as they are; the update divides by the sum of the weights, as it reads them.
+Each micro-batch runs with d_loss = its weight, so its gradients can be added to the earlier ones
+directly. The update divides them by the sum of the weights.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,9 +27,9 @@ class Updates:
         self._gradients: dict[Tensor, Tensor] = {}  # of each parameter
         self._moments: dict[Tensor, tuple[Tensor, Tensor]] = {}
         self.pending = 0.0  # weight of the micro-batches whose gradients wait for an update
-        self.divisor = 1.0  # by which downloaded gradients are divided
+        self.divisor = 1.0  # divides downloaded gradients
         self.max_grad_norm: float | None = None
-        self._told: tuple[float, ...] = ()  # to the device: weight, clipping norm, 1 / weights
+        self._told: tuple[float, ...] = ()  # uploaded last: weight, clipping norm, 1 / weights
         self._seed, self.norm, self._factor, self._control = (
             storage.declare(name, shape, Role.STATE)
             for name, shape in (("d_loss", ()), ("norm", ()), ("factor", ()), ("control", (2,)))
@@ -38,9 +38,9 @@ class Updates:
     # -- Recording -----------------------------------------------------------------------------
 
     def build_backward(self, tape: Tape, loss: Tensor) -> None:
-        """Record segment B: the same parameters must get gradients on every tape.
+        """Record segment B.
 
-        Raises ConfigError if not.
+        Raises ConfigError unless the same parameters get gradients on every tape.
         """
         back = Backward(
             tape, self._gradient_of, ops.ADD, ops.ACCUMULATE, recompute=self._checkpointing
@@ -68,9 +68,9 @@ class Updates:
         return self._gradients[parameter]
 
     def record_adamw(self, s: ops.Recorder, w: Tensor, hp: Tensor) -> tuple[Tensor, Tensor]:
-        """Record the update of one parameter, and before the first the norm of all gradients.
+        """Record the update of one parameter; the first also records the norm of all gradients.
 
-        Raises ConfigError where it was recorded before.
+        Raises ConfigError if the parameter has an update already.
         """
         if s.tape.nodes[-1].segment != "U":
             every = self._storage.whole(Role.GRADIENT)
@@ -89,14 +89,14 @@ class Updates:
     # -- Running -------------------------------------------------------------------------------
 
     def begin(self, weight: float, to: str) -> None:
-        """Tell a run the weight of its micro-batch, and what the update divides by.
+        """Upload the weight of a run's micro-batch and the divisor of the update.
 
-        One that goes on to the update leaves no micro-batch that waits; "apply" has none itself.
+        After an update no micro-batch waits. "apply" has no micro-batch of its own.
         """
         self.pending += weight if to != "apply" else 0.0
         self.divisor = self.pending
         told = weight, self.max_grad_norm or 0.0, 1 / self.pending
-        if told != self._told:  # in most runs, it is what it was
+        if told != self._told:  # rarely: in most runs it does not change
             self._told = ()
             self._storage.write(self._seed, np.array(weight))
             self._storage.write(self._control, np.array(told[1:]))
@@ -105,7 +105,7 @@ class Updates:
             self.pending = 0.0
 
     def forget(self) -> None:
-        """Forget the micro-batches: the next one overwrites the gradients. Tell the device anew."""
+        """Forget the micro-batches and what was uploaded; the next one overwrites gradients."""
         self.pending, self.divisor, self._told = 0.0, 1.0, ()
 
     def zero_gradients(self) -> Iterable[Tensor]:
@@ -115,11 +115,11 @@ class Updates:
         return self._gradients.values()
 
     def sums(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of the sums of the micro-batches' gradients, by the parameters' names."""
+        """Return copies of the sums of the micro-batches' gradients, by parameter name."""
         return {p.name: self._storage.read(gradient) for p, gradient in self._gradients.items()}
 
     def resume(self, weight: float, sums: Mapping[str, NDArray[np.float32]]) -> list[Tensor]:
-        """Put such sums back, with the weight of their micro-batches; return the gradients."""
+        """Restore the result of ``sums`` and its weight; return the gradients."""
         for parameter, gradient in self._gradients.items():
             self._storage.write(gradient, sums[parameter.name])
         self.pending = self.divisor = weight
@@ -128,7 +128,7 @@ class Updates:
     def combine(
         self, weight: float, change: Callable[[NDArray[np.float32]], object], block: int
     ) -> list[Tensor]:
-        """Replace all sums, block by block, and their weight; return the gradients."""
+        """Let ``change`` modify all sums, block by block; set their weight; return gradients."""
         if not self.pending:
             self.zero_gradients()
         for start, values in self._storage.blocks(Role.GRADIENT, block):
@@ -142,7 +142,7 @@ class Updates:
         self._storage.clear(moment for pair in self._moments.values() for moment in pair)
 
     def refused(self) -> str | None:
-        """Return why AdamW changed nothing in the last update; None if it did."""
+        """Return why AdamW changed nothing in the last update; None if it did change weights."""
         if isfinite(self._storage.read(self._factor).item()):
             return None
         bad = "none (the sum of squares overflowed)"
