@@ -2,8 +2,8 @@
 
 Cython translates each kernel of toynn/_kernels and its folders to C once. That C is then compiled
 once per level, as toynn._kernels.<level>.<op>, with that level's flags; toynn/_kernels/__init__.py
-picks a level. What several kernels call and compilers take long for stands in .c files there. Each
-level compiles these once, into an archive, and its modules link what they call.
+picks a level. Code that several kernels share and that compiles slowly is in .c files there. Each
+level compiles these once into an archive, which its modules link.
 
 TOYNN_DEBUG=1          bounds and initialisation checks in all Cython code
 TOYNN_LEVELS=generic,avx512
@@ -17,7 +17,7 @@ TOYNN_SANITIZE=address,undefined
 TOYNN_METAL=auto       the bridge to Metal: on macOS (auto; the rest is built if it fails to build),
                        nowhere (0), or over the software device of tests/metal_standin (standin)
 
-A tree that was built with other settings is built anew by build_ext --force.
+After a change of settings, build with build_ext --force.
 """
 
 import ast
@@ -40,11 +40,11 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
-WINDOWS = sys.platform == "win32"  # compiled by clang-cl: its code has the same bits as clang's
+WINDOWS = sys.platform == "win32"  # compiled by clang-cl: the same results as clang's
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 ARM = platform.machine().lower() in ("aarch64", "arm64")
 JOBS = os.cpu_count() or 1
-if sys.platform == "darwin":  # a universal Python would compile for both CPUs; levels are one's
+if sys.platform == "darwin":  # a universal Python compiles for both CPUs; levels are for one
     os.environ.setdefault("ARCHFLAGS", f"-arch {platform.machine()}")
 DEBUG = os.environ.get("TOYNN_DEBUG", "0") == "1"
 SOFTWARE_TILES = ["-DTN_SOFTWARE_TILES"] if os.environ.get("TOYNN_TILES") == "software" else []
@@ -64,7 +64,7 @@ if X86:
         *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
         "-mprefer-vector-width=512",
     ]
-    if SOFTWARE_TILES or not WINDOWS:  # which nobody asks to keep tiles yet: see cpu.pyx
+    if SOFTWARE_TILES or not WINDOWS:  # cpu.pyx does not request tiles from Windows yet
         LEVELS["amx"] = [
             *LEVELS["avx512"],
             "-mavx512bf16",
@@ -73,10 +73,10 @@ if X86:
 if ARM:
     LEVELS["neon"] = ["-DTN_NEON"]  # every such CPU has it
 
-# What no level has of its own: what the CPU can do, tables, the thread pool.
+# Modules that are built once for all levels: CPU features, tables, the thread pool.
 ONCE = ("codebooks", "cpu", "invoke", "pool")
 
-# What a level has of its own, unless that is all; it takes the rest from the level below.
+# The modules of a level that does not have all; it uses the rest from the level below.
 TILED = ["experts", "grad_norm", "limits", "matmul", "prepacked"]
 ONLY = {"amx": TILED, "neon": [*TILED, "attention", "cached_attention"]}
 ONLY_LINKED = {"amx": ["gemm_amx", "pack_amx"]}
@@ -89,9 +89,9 @@ if SANITIZE:
     LINK += [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"]
     COMPILE += [*LINK, "-O1", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer"]
 
-# Flags that one module has more, where the compiler knows them. At -O3 GCC copies the loops of a
-# product into each place that calls them. With this limit, -O2's, it makes fewer copies: the module
-# compiles in 0.6 of the time and runs as fast, cached_attention in half of the time.
+# Additional flags of some modules, if the compiler knows them. At -O3 GCC inlines the loops of a
+# product into each caller. With this limit (-O2's) it inlines less. A module then compiles in 0.6
+# of the time, cached_attention in half of the time, and runs as fast.
 MORE = {
     op: ["--param=max-inline-insns-single=70"]
     for op in ("attention", "cached_attention", "experts", "matmul")
@@ -130,8 +130,8 @@ NEEDS = """
 #: Commands of setup.py that compile.
 COMPILING = {"build", "build_ext", "bdist_wheel", "develop", "editable_wheel", "install"}
 
-HANG = 600  # seconds: a busy machine builds what another one does
-#: An entry of a kernel: its name and its signature, one or several literals.
+HANG = 600  # seconds: long enough for a busy machine
+#: An entry of a kernel: its name and its signature (one or several string literals).
 ENTRY = re.compile(r'^(\w+) = entry\(\s*<kernel_fn>[\w\[\]]+,\s*((?:"[^"]*"\s*)+)', re.MULTILINE)
 
 
@@ -149,7 +149,7 @@ def compiler() -> list[str]:
 
 
 def spelled(flags: list[str]) -> list[str]:
-    """Return flags of GCC and clang as clang-cl takes them, on Windows."""
+    """Return flags of GCC and clang; on Windows, in clang-cl's form."""
     if not WINDOWS:
         return flags
     own = ("-f", "-m", "-O")
@@ -158,30 +158,28 @@ def spelled(flags: list[str]) -> list[str]:
 
 
 def expect_compiler() -> None:
-    """End the build where there is no C compiler, or it lacks a header that all modules need."""
+    """Exit if there is no C compiler, or if it lacks a header that all modules need."""
     program = compiler()[0]
     if not shutil.which(program):
-        sys.exit(
-            f"toynn: building it needs a C compiler; {program!r} is not found. Get one:{NEEDS}"
-        )
+        sys.exit(f"toynn: the build needs a C compiler; {program!r} was not found. Get one:{NEEDS}")
     include = [f"-I{folder}" for folder in {*map(sysconfig.get_path, ("include", "platinclude"))}]
     for header in ("stdlib.h", "Python.h"):
         text = f"#include <{header}>\nint main(void) {{ return 0; }}"
         if error := probe(text, *include):
             sys.exit(
-                f"toynn: building it needs a C compiler that finds {header}; {program!r} fails "
+                f"toynn: the build needs a C compiler that finds {header}; {program!r} fails "
                 f"({described(error)}). For Python {platform.python_version()} get:{NEEDS}"
             )
 
 
 def described(error: Exception) -> str:
-    """Return what a compiler said first, or how it failed."""
+    """Return the first error of a compiler, or how it failed."""
     said = (getattr(error, "stderr", None) or b"").decode(errors="replace").splitlines()
     return next((line.strip() for line in said if "error" in line), str(error))
 
 
 def probe(text: str, *flags: str) -> Exception | None:
-    """Compile and link a program; return what went wrong, if anything."""
+    """Compile and link a program; return the error, or None."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.c")
         source.write_text(text)
@@ -196,7 +194,7 @@ def probe(text: str, *flags: str) -> Exception | None:
 
 
 def levels() -> dict[str, list[str]]:
-    """Return the levels that this compiler can build: amx takes GCC 12 or a clang of its time."""
+    """Return the levels that this compiler can build; amx needs GCC 12 or a clang as recent."""
     wanted = os.environ.get("TOYNN_LEVELS", ",".join(LEVELS)).split(",")
     wanted += ["generic", *(BELOW[name] for name in wanted if name in BELOW)]
     include = [f"-I{folder}" for folder in INCLUDE]
@@ -216,7 +214,7 @@ def levels() -> dict[str, list[str]]:
 
 
 def known(flags: list[str]) -> list[str]:
-    """Return the flags if the compiler knows them, else none: clang lacks some of GCC's."""
+    """Return the flags if the compiler knows them, else none; clang lacks some of GCC's."""
     if WINDOWS or probe(PLAIN, "-Werror", *flags):
         return []
     return flags
@@ -225,8 +223,8 @@ def known(flags: list[str]) -> list[str]:
 def declare_arguments() -> None:
     """Write the struct of each entry's arguments, as ``toynn._kernels.args.<op>`` for cimport.
 
-    A signature stands in a kernel file, in a call of entry(), and nowhere else. The structs lie in
-    the build folder.
+    A signature is written only in a kernel file, in a call of entry(). The structs go to the build
+    folder.
     """
     spec = importlib.util.spec_from_file_location("signature", KERNELS / "signature.py")
     module = sys.modules["signature"] = importlib.util.module_from_spec(spec)
@@ -252,13 +250,13 @@ def declare_arguments() -> None:
 
 
 def write_if_new(path: Path, text: str) -> None:
-    """Write a file that is missing or says something else: what is newer is built anew."""
+    """Write a file only if its text changes: a newer file would trigger a rebuild."""
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
 
 
 def per_level(kernel: Extension, levels: dict[str, list[str]]) -> list[Extension]:
-    """One extension for each level from the C of one kernel."""
+    """Return an extension for each level, from the C code of one kernel."""
     op = kernel.name.rpartition(".")[2]
     more = known(MORE[op]) if op in MORE else []
     built = []
@@ -287,12 +285,12 @@ def per_level(kernel: Extension, levels: dict[str, list[str]]) -> list[Extension
 
 
 class Build(build_ext):
-    """Builds the extensions, and first what those of a level link; says how far it is."""
+    """Builds the archives of the levels, then the extensions; prints its progress."""
 
     done = 0
 
     def build_extensions(self) -> None:
-        """Have each module of a level link the level's archive, and that of the one below."""
+        """Build archives; make each module link its level's archive and that of the level below."""
         if WINDOWS:
             self.compiler.initialize()
             self.compiler.cc = compiler()[0]
@@ -314,13 +312,13 @@ class Build(build_ext):
         super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
-        """Build a module and say so; some are built at once, and the count is about right."""
+        """Build a module and print so; with parallel builds the count is approximate."""
         super().build_extension(ext)
         self.done += 1
         print(f"toynn: {self.done} of {len(self.extensions)}: {ext.name}", flush=True)
 
     def archive(self, level: str, module: Extension) -> str:
-        """Compile LINKED with the flags of one of the level's modules; return the archive."""
+        """Compile LINKED with a level's flags; return the path of the archive."""
         folder = Path(self.build_temp, level).as_posix()
         own = ONLY_LINKED.get(level)
         path = self.compiler.library_filename("linked", output_dir=folder)
@@ -337,7 +335,7 @@ class Build(build_ext):
 
 
 def metal() -> list[Extension]:
-    """Return the bridge to Metal, if this machine can have one or the software device is wanted."""
+    """Return the bridge to Metal on macOS, or over the software device; else no extension."""
     if METAL not in ("auto", "0", "standin"):
         sys.exit(f"TOYNN_METAL={METAL}: give auto, 0 or standin")
     folder = Path("toynn/backends/metal")
@@ -364,7 +362,7 @@ def metal() -> list[Extension]:
     elif METAL == "auto" and sys.platform == "darwin":
         bridge.sources.append((folder / "bridge.m").as_posix())
         bridge.extra_compile_args = ["-fno-objc-arc"]
-        # Without CoreGraphics a program of the command line is given no default device.
+        # Without CoreGraphics a command-line program gets no default device.
         frameworks = ("Metal", "Foundation", "CoreGraphics")
         bridge.extra_link_args = [part for name in frameworks for part in ("-framework", name)]
     else:
@@ -411,7 +409,7 @@ def extensions() -> list[Extension]:
         nthreads=JOBS,
         shared_utility_qualified_name="toynn._cyutility",
     )
-    for extension in translated:  # cythonize keeps no note of it
+    for extension in translated:  # cythonize drops this attribute
         extension.optional = sys.platform == "darwin" and extension.name.endswith(".metal._bridge")
     names = {kernel.name for kernel in kernels}
     built = [extension for extension in translated if extension.name not in names]

@@ -332,7 +332,7 @@ def test_a_broken_newest_checkpoint(here, capsys):
     assert main(["train", "--resume", "out"]) == 0
     printed = capsys.readouterr()
     assert "checkpoint-4: not a complete checkpoint" in printed.err
-    assert "the one before it is tried" in printed.err and "resumed from step 2" in printed.out
+    assert "trying the one before" in printed.err and "resumed from step 2" in printed.out
 
 
 def test_bytes_that_are_no_text_as_data_of_python(here):

@@ -291,8 +291,11 @@ def test_a_refused_resume_leaves_the_folder_as_it_was(name, here, tmp_path, caps
     for words, message in (
         (["--steps", "5"], "6 steps (batches: "),
         (["--steps", "5", "--force-resume"], "expected at least as many; got steps: 5; give"),
-        (["--epochs", "0.1"], "give more --steps or --epochs, or go on from an earlier"),
-        (["--lr", "0.5", "--steps", "9"], "config.lr: 0.01 then, 0.5 now; make it so, or force it"),
+        (["--epochs", "0.1"], "give more --steps or --epochs, or resume from an earlier"),
+        (
+            ["--lr", "0.5", "--steps", "9"],
+            "config.lr: 0.01 then, 0.5 now; change these back, or force it",
+        ),
         (["--batch", "3"], "config.batch: 2 then, 3 now"),
         (["--warmup", "2"], "config.warmup: 1 then, 2 now"),
         (["--metric", "perplexity"], "config.metric: 'loss' then, 'perplexity' now"),
@@ -381,7 +384,7 @@ def test_a_run_that_ended_early_is_not_extended_but_with_more_patience(here, tmp
     assert main(["train", "gpt2", *words, "--out", str(out)]) == 0
     before, more = state_of(out), ["train", "--resume", str(out), "--steps", "8"]
     assert main(more) == 2
-    assert "has ended early: 1 times no better" in capsys.readouterr().err
+    assert "has ended early, after 1 evaluations without a better one" in capsys.readouterr().err
     assert state_of(out) == before
     assert main([*more, "--early-stopping", "0"]) == 0
     assert Record.read(out).steps == 8

@@ -263,10 +263,10 @@ def test_one_sequence_at_a_time():
     first = engine.decoder()
     first.read(ids[:3])
     second = engine.decoder()
-    with pytest.raises(LifecycleError, match="reads one sequence at a time"):
+    with pytest.raises(LifecycleError, match="keeps one batch of each size"):
         first.read(ids[:1])
     for wrong in (ids[:0], ids[:4].reshape(2, 2), np.zeros(CONTEXT + 1, int)):
-        with pytest.raises(ShapeError, match=f"1 to {CONTEXT} of them"):
+        with pytest.raises(ShapeError, match=f"1 to {CONTEXT} ids"):
             second.read(wrong)
     for batch, room in ((0, 4), (2, CONTEXT + 1), (2, -1)):
         with pytest.raises(ConfigError, match=f"1 to {CONTEXT} tokens, the context; got {batch}"):

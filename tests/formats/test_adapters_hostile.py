@@ -93,11 +93,11 @@ GGUF = {
     ),
     "half": (
         {"names": ("w.lora_a", "v.lora_b")},
-        r"tensor w\.lora_a: expected w\.lora_b beside it; got no such tensor",
+        r"tensor w\.lora_a: expected w\.lora_b as well; got no such tensor",
     ),
     "no-a": (
         {"names": ("v.lora_b", "w.lora_b")},
-        r"tensor v\.lora_b: expected v\.lora_a beside it; got no such tensor",
+        r"tensor v\.lora_b: expected v\.lora_a as well; got no such tensor",
     ),
     "suffix": (
         {"names": ("w.lora_a", "w.lora_c")},
@@ -245,7 +245,7 @@ def test_configurations_that_are_no_object(llama, folder, content, match):
 
 
 TENSORS = {
-    "half": ({f"{PREFIX}lora_A.weight": None}, r"q\.weight\.lora_b: expected .*lora_a beside it"),
+    "half": ({f"{PREFIX}lora_A.weight": None}, r"q\.weight\.lora_b: expected .*lora_a as well"),
     "magnitude": (
         {f"{PREFIX}lora_magnitude_vector": ONES[0]},
         r"attn_k\.weight: expected A, B and a magnitude",
@@ -264,7 +264,7 @@ TENSORS = {
     ),
     "embedding": (
         {"base_model.model.model.embed_tokens.lora_embedding_A": ONES},
-        r"token_embd\.weight\.lora_b beside it",
+        r"token_embd\.weight\.lora_b as well",
     ),
     "table": (
         {f"base_model.model.model.embed_tokens.lora_{s}.weight": ONES for s in "AB"},

@@ -151,7 +151,7 @@ REFUSED = {
     "NaN": (dict(rms_norm_eps=float("nan")), {}, "rms_norm_eps must be a number > 0; got nan"),
     "activation": (dict(hidden_act="relu"), {}, "hidden_act must be 'silu'; got 'relu'"),
     "unknown": (dict(logit_scale=2.0), {}, "logit_scale = 2.0 is not known to toynn"),
-    "quantized": (dict(quantization_config={"bits": 4}), {}, "quantized .*4.*take the"),
+    "quantized": (dict(quantization_config={"bits": 4}), {}, "quantized .*4.*use the"),
     "gptq": (
         dict(quantization_config={"quant_method": "gptq", "bits": 4}),
         {},

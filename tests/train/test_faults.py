@@ -70,7 +70,7 @@ def test_every_call_that_changes_the_disk_fails_once(tmp_path, capfd, monkeypatc
             try:
                 trainer(folder=out).fit()
                 said = capfd.readouterr().err
-                what = "the training goes on" in said or "toynn: no report: " in said
+                what = "training continues" in said or "toynn: no report: " in said
                 assert not said or (str(out) in said and what)
                 outcomes["said" if said else "nothing"] += 1
             except CheckpointError as error:
@@ -107,7 +107,7 @@ def test_files_that_may_not_grow(room, tmp_path, capfd):
     else:
         assert status == 0 and metrics(out)[-1][0] == 30
         assert "optimizer.safetensors: cannot write more than" in said and "bytes free" in said
-        assert "the training goes on, and the next checkpoint will be tried" in said
+        assert "training continues, and the next checkpoint will be tried" in said
         assert not list(out.glob("checkpoint-*")) and not list(out.glob(".*"))
         assert (out / "model.safetensors").exists()
 

@@ -153,7 +153,7 @@ def test_a_stopped_rank_is_named_and_ends_all(where, work, tmp_path):
         assert re.search(r"rank [02] of 3 .* seconds for .*rank 1 of 3 \(", line), line
         assert "in a long step, stopped, or on a machine that hangs" in line
     assert "; after 1 seconds all end" in said[0]
-    assert "all ranks end; go on with" in ended[0]
+    assert "all ranks end; resume with" in ended[0]
     done = ranked.start(1, "run", work, tmp_path / "run", "resumed", "resumed")
     assert done.returncode == 0, done.stderr
 

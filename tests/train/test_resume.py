@@ -196,7 +196,10 @@ def test_differences_are_listed_and_refused_unless_forced(work, tmp_path):
         ({"steps": 11}, r"has taken 12 steps \(batches: 36\): .* got steps: 11; give more"),
         ({"steps": 11, "force": True}, "has taken 12 steps"),
         ({"steps": None, "epochs": 1}, r"has taken 12 steps .* got batches: 17; give more"),
-        ({"steps": 13, "early_stopping": 2}, "has ended early: 2 times no better"),
+        (
+            {"steps": 13, "early_stopping": 2},
+            "has ended early, after 2 evaluations without a better one",
+        ),
         ({"grad_accum": 1}, "training.grad_accum: 3 then, 1 now"),
         ({"schedule": "linear"}, "training.schedule.name: 'cosine' then, 'linear' now"),
         ({"warmup": 2}, "training.schedule.warmup_steps: 1 then, 2 now"),
@@ -325,7 +328,7 @@ def rates_of(folder):
         ("linear", ["linear over all 20 steps: 0.00479 in step 13, where 12 steps had 0.001"]),
         ("wsd", ["wsd over all 20 steps: 0.01 in step 13, where 12 steps had 0.001"]),
         ("constant", ["constant: 0.01 as before in step 13", "and 0.01 in the last step"]),
-        (lambda step: 0.01 / (step + 1), ["as the function that is given says of each step"]),
+        (lambda step: 0.01 / (step + 1), ["as the given function says"]),
     ],
 )
 def test_the_schedule_of_an_extended_run_is_that_of_all_steps(
@@ -520,7 +523,7 @@ def test_a_broken_newest_checkpoint_is_passed_over_with_a_word(harm, why, work, 
     (out / ".checkpoint-12.toynn-tmp-0123456789abcdef").mkdir()
     runs.trainer("gpt2", work, resume=out).fit()
     said = capsys.readouterr().err
-    assert f"{out / 'checkpoint-12'}" in said and why in said and "the one before it" in said
+    assert f"{out / 'checkpoint-12'}" in said and why in said and "the one before" in said
     assert not list(out.glob(".*")), "strays, and the lock"
     assert_same(out, work / "gpt2")
 

@@ -256,7 +256,7 @@ HARMS_OF_COLUMNS = {
     "a folder": (put_aside("ids.bin", os.mkdir), r"ids\.bin: cannot read: Is a directory"),
     "an older table": (
         lambda folder: sum_anew(folder, lambda table: table.pop("sums")),
-        r"table\.json: an older toynn wrote it, without the sums of the columns",
+        r"table\.json: an older toynn wrote it, without checksums of the columns",
     ),
     "another file's": (
         lambda folder: sum_anew(folder, lambda table: table.update(sha256="0" * 64)),

@@ -1,8 +1,9 @@
 """The operating system: signals, memory, files that are read, streams that are written.
 
 critical  sections that no signal handler interrupts
-machine   the processor and the memory of this machine
-reading   regular files, opened safely
-platform  what Windows does otherwise
-printing  texts made safe for a terminal, and streams that may be lost
+    machine   the processor and the memory of this machine
+    reading   regular files, opened safely
+    platform  what differs on Windows
+    printing  text that is safe for a terminal, and streams that may be lost
+    series    names of files in shards
 """

@@ -1,4 +1,4 @@
-"""The machine: its processor; its memory, what a process can have of it, and has held."""
+"""The machine: its processor, and its memory: in all, free, and used by this process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +12,10 @@ _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int | None:
-    """Return the bytes that can be taken without anything being thrown out; None if unknown.
+    """Return the bytes of memory that this process can still take; None if unknown.
 
-    That is what the system says is available, or less if a control group or a limit of the process
-    leaves less. What files have in memory counts as free: it goes when it is needed.
+    It is what the system reports as available, or less because of a control group or a limit of the
+    process. The file cache counts as free.
     """
     available = _told(_PROC / "meminfo", "MemAvailable:")
     if (windows := platform.memory()) is not None:
@@ -25,7 +25,7 @@ def free_memory() -> int | None:
 
 
 def processor() -> str:
-    """Return the name of the processor, and how many of its cores are for this process."""
+    """Return the name of the processor, and the number of cores that this process may use."""
     told = [line.partition(":")[::2] for line in _lines(_PROC / "cpuinfo")]
     told = [(name.strip(), value.strip()) for name, value in told]
     names = [value for name, value in told if name == "model name"][:1]
@@ -38,35 +38,35 @@ def processor() -> str:
 
 
 def total_memory() -> int | None:
-    """Return the bytes of memory that the machine has; None if unknown."""
+    """Return the bytes of memory of the machine; None if unknown."""
     windows = platform.memory()
     return _told(_PROC / "meminfo", "MemTotal:") if windows is None else windows[0]
 
 
 def peak_memory() -> int | None:
-    """Return the most memory that this program has held so far, in bytes; None if unknown.
+    """Return the peak memory of this process so far, in bytes; None if unknown.
 
-    Linux says it of the program: ru_maxrss begins with what the one that started it held.
+    Linux's VmHWM is for this program; its ru_maxrss would begin with the parent's memory.
     """
     told = _told(_PROC / "self" / "status", "VmHWM:")
     return platform.peak_memory() if told is None else told
 
 
 def _told(path: Path, name: str) -> int | None:
-    """Return the bytes that a line of kilobytes says, "MemTotal:  16384 kB"; None without one."""
+    """Return the bytes from a line in kilobytes, "MemTotal:  16384 kB"; None without one."""
     found = [line.split()[1] for line in _lines(path) if line.startswith(name)]
     return int(found[0]) * 1024 if found else None
 
 
 def _address_space() -> int | None:
-    """Return what `ulimit -v` leaves."""
+    """Return the bytes left of `ulimit -v`."""
     limit = platform.address_space()
     used = _told(_PROC / "self" / "status", "VmSize:")
     return None if limit is None or used is None else max(0, limit - used)
 
 
 def _groups() -> Iterator[int]:
-    """Yield what each control group of the process leaves, of version 2 and of version 1."""
+    """Yield the bytes left in each control group of the process, of version 2 and version 1."""
     for line in _lines(_PROC / "self" / "cgroup"):
         _, controllers, name = line.split(":", 2)
         if controllers == "":

@@ -1,14 +1,14 @@
-"""What Windows does otherwise than all other systems: the one place that asks for it.
+"""The differences of Windows; no other module checks for the system.
 
-All other modules call these functions; platform.h has what C code needs. The process that renders
-chat templates loads this file by its path, so it imports nothing of toynn. What differs:
+All other modules call these functions; platform.h has those for C code. The process that renders
+chat templates loads this file by its path, so it imports nothing of toynn. On Windows
 
-    files that are open   cannot be renamed or replaced, unless all who opened them allowed it
-    folders               cannot be opened, nor waited for; one that is replaced must be empty
-    locks                 belong to bytes, keep others from these bytes, and folders have none
+    open files            cannot be renamed or replaced, unless all who opened them allowed it
+        folders               cannot be opened or synced; one that is replaced must be empty
+        locks                 are for bytes, which nobody else can then access; folders have none
     owners and modes      do not exist
     signals               SIGBREAK (Ctrl-Break, a console that closes) instead of SIGHUP; no fork
-    limits                belong to jobs, in which a process is put
+    limits                belong to jobs, which a process is put into
 """
 
 import contextlib
@@ -54,13 +54,13 @@ __all__ = [
 
 PathLike = str | os.PathLike[str]
 
-#: The signal of a terminal that is gone, and all that ask a program to end.
+#: The signal of a terminal that has gone, and all signals that ask a program to end.
 HANGUP: int | None = getattr(signal, "SIGHUP", None) or getattr(signal, "SIGBREAK", None)
 ASKS_TO_STOP: tuple[int, ...] = tuple(filter(None, (signal.SIGINT, signal.SIGTERM, HANGUP)))
 
-_HERE = -100  # AT_FDCWD: paths are from where the process is
-_TRIES, _PAUSE = 20, 0.05  # of a rename, and seconds between: virus scanners open what is new
-_LOCKED = 1 << 30  # times 2^32: a byte far behind the end of any file
+_HERE = -100  # AT_FDCWD: paths are relative to the working directory
+_TRIES, _PAUSE = 20, 0.05  # of a rename, seconds between: virus scanners open new files
+_LOCKED = 1 << 30  # times 2^32: a byte far beyond the end of any file
 # winnt.h, winbase.h, winerror.h
 _READ, _WRITE, _SHARED, _LINK_ITSELF, _DELETE_ON_CLOSE = 1 << 31, 1 << 30, 7, 1 << 21, 1 << 26
 _CREATE_NEW, _OPEN_EXISTING, _OPEN_ALWAYS = 1, 3, 4
@@ -70,9 +70,9 @@ _NEW_GROUP = 0x200
 
 
 def read_file(path: PathLike, *, links: bool = True) -> int:
-    """Return a descriptor of a file to read. It may be replaced or removed meanwhile.
+    """Open a file to read; return its descriptor. The file may be replaced or removed meanwhile.
 
-    Opening does not wait, whatever the file is. Without ``links`` a symbolic link is an error.
+    Opening never waits, not even for a pipe. Without ``links`` a symbolic link is an error.
     """
     if sys.platform == "win32":
         return _open(path, os.O_RDONLY, _READ, _OPEN_EXISTING, 0 if links else _LINK_ITSELF)
@@ -81,9 +81,9 @@ def read_file(path: PathLike, *, links: bool = True) -> int:
 
 
 def new_file(path: PathLike, mode: int = 0o666) -> int:
-    """Return a descriptor of a new file to write. What is there already, a link too, is an error.
+    """Create a file to write; return its descriptor. An existing file or link is an error.
 
-    It may be given another name while it is open.
+    The file may be renamed while it is open.
     """
     if sys.platform == "win32":
         return _open(path, os.O_WRONLY, _WRITE, _CREATE_NEW)
@@ -91,17 +91,17 @@ def new_file(path: PathLike, mode: int = 0o666) -> int:
 
 
 def open_lock(path: PathLike) -> int:
-    """Return a descriptor of a file to lock and write, which may be new; not behind a link."""
+    """Open or create a file to lock and write; return its descriptor. A link is an error."""
     if sys.platform == "win32":
         return _open(path, os.O_RDWR, _READ | _WRITE, _OPEN_ALWAYS, _LINK_ITSELF)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def open_folder(path: PathLike) -> int:
-    """Return a descriptor by which a folder can be locked.
+    """Return a descriptor for locking a folder.
 
-    On Windows, of a file beside it that goes when the last descriptor of it is closed: what is in a
-    folder must be closed when the folder is renamed.
+    On Windows it is that of a file next to the folder, since files in a folder must be closed when
+    the folder is renamed. That file is removed when its last descriptor is closed.
     """
     if sys.platform == "win32":
         if not os.path.isdir(path):
@@ -112,9 +112,9 @@ def open_folder(path: PathLike) -> int:
 
 
 def lock(descriptor: int) -> None:
-    """Lock a file until it is closed, or its process ends. Raises BlockingIOError where it is.
+    """Lock a file until it is closed or its process ends.
 
-    And OSError where the file system has no locks.
+    Raises BlockingIOError if it is locked, OSError if the file system has no locks.
     """
     if sys.platform == "win32":
         import msvcrt
@@ -132,9 +132,9 @@ def lock(descriptor: int) -> None:
 
 
 def is_at(descriptor: int, path: PathLike) -> bool:
-    """Whether what was opened is still what a path names; of a folder on Windows, whether one is.
+    """Return whether a path still names the opened file; for a folder on Windows, any folder.
 
-    Raises FileNotFoundError where nothing is.
+    Raises FileNotFoundError if the path does not exist.
     """
     found = os.lstat(path)
     if sys.platform == "win32" and stat.S_ISDIR(found.st_mode):
@@ -143,15 +143,15 @@ def is_at(descriptor: int, path: PathLike) -> bool:
 
 
 def sync_folder(folder: PathLike) -> None:
-    """Wait until the names in a folder are on the disk, where its file system can say so.
+    """Wait until the names in a folder are on the disk, if the file system supports it.
 
-    On Windows no program can wait for that. NTFS notes each change of names before it makes it.
+    On Windows no program can wait for that; NTFS journals each change of names first.
     """
     if sys.platform == "win32":
         return
     try:
         descriptor = open_folder(folder)
-    except PermissionError:  # a folder that one may write in and not list
+    except PermissionError:  # a folder that may be written to but not listed
         return
     try:
         os.fsync(descriptor)
@@ -163,15 +163,15 @@ def sync_folder(folder: PathLike) -> None:
 
 
 def replace(source: PathLike, target: PathLike) -> None:
-    """Give a file or folder another name, in place of a file or an empty folder that has it.
+    """Rename a file or folder, replacing a file or an empty folder.
 
-    On Windows a file that somebody reads is renamed to make way, and removed when it can be.
+    On Windows a target that is open is renamed first, and removed when possible.
     """
     if sys.platform != "win32":
         os.replace(source, target)
         return
     if os.path.isdir(source) and os.path.isdir(target):
-        os.rmdir(target)  # it is an error that it is not empty, as elsewhere
+        os.rmdir(target)  # an error if it is not empty, as elsewhere
     for left in reversed(range(_TRIES)):
         aside = None
         try:
@@ -187,7 +187,7 @@ def replace(source: PathLike, target: PathLike) -> None:
             else:
                 os.rename(source, target)
                 return
-        except OSError:  # another thread or process was quicker, say
+        except OSError:  # e.g. another thread or process was quicker
             if not left:
                 raise
         finally:
@@ -195,7 +195,7 @@ def replace(source: PathLike, target: PathLike) -> None:
 
 
 def _make_way(target: PathLike) -> str | None:
-    """Rename a file that is open; return its new name, None where it has none."""
+    """Rename an open file; return its new name, or None if that failed."""
     head, name = os.path.split(os.fspath(target))
     aside = os.path.join(head, f".{name[:100]}.toynn-old-{os.urandom(8).hex()}")
     with contextlib.suppress(OSError):
@@ -206,9 +206,9 @@ def _make_way(target: PathLike) -> str | None:
 
 
 def _clear(aside: str | None, target: PathLike) -> None:
-    """Give a file that made way its name again where that is free; else remove it.
+    """Restore the name of a file that made way if it is free; else remove the file.
 
-    While it is mapped it may stay: see disk.sweep.
+    While the file is mapped it may stay: see disk.sweep.
     """
     if aside is not None:
         with contextlib.suppress(OSError):
@@ -219,7 +219,7 @@ def _clear(aside: str | None, target: PathLike) -> None:
 
 
 def exchange(source: PathLike, target: PathLike) -> None:
-    """Let two folders change their names, at once. Raises OSError where the system cannot."""
+    """Swap the names of two folders atomically. Raises OSError where the system cannot."""
     swap = ctypes.c_uint(2)  # RENAME_EXCHANGE, and macOS's RENAME_SWAP
     paths = os.fsencode(source), os.fsencode(target)
     try:
@@ -237,12 +237,12 @@ def exchange(source: PathLike, target: PathLike) -> None:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Whether a file is this user's. Windows does not say: there whoever may remove it may."""
+    """Return whether a file belongs to this user; on Windows always True."""
     return sys.platform == "win32" or status.st_uid == os.geteuid()
 
 
 def give_owner(descriptor: int, status: os.stat_result) -> None:
-    """Give an open file the mode of another one, and its owner where that is allowed."""
+    """Give an open file the mode of another file, and its owner where permitted."""
     if sys.platform == "win32":
         return
     with contextlib.suppress(PermissionError):
@@ -251,26 +251,26 @@ def give_owner(descriptor: int, status: os.stat_result) -> None:
 
 
 def in_shell(*words: object) -> str:
-    """Return words as a line to type: quoted as this system's shell reads them."""
+    """Join words to a command line, quoted for this system's shell."""
     texts = [str(word) for word in words]
     return subprocess.list2cmdline(texts) if sys.platform == "win32" else shlex.join(texts)
 
 
 def in_child(function: Callable[[], None]) -> None:
-    """Have a function called in each forked child. Windows forks no process."""
+    """Register a function to be called in each forked child. Windows has no fork."""
     if sys.platform != "win32":
         os.register_at_fork(after_in_child=function)
 
 
 def cpus() -> frozenset[int]:
-    """Return the logical CPUs on which this process may run; all, where the system does not say."""
+    """Return the logical CPUs that this process may use; all if the system does not say."""
     if sys.platform == "linux":
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def new_group() -> dict[str, Any]:
-    """Return what subprocess.Popen takes to start a process that Ctrl-C does not reach."""
+    """Return arguments of subprocess.Popen for a process that Ctrl-C does not reach."""
     return {"creationflags": _NEW_GROUP} if sys.platform == "win32" else {"process_group": 0}
 
 
@@ -307,7 +307,7 @@ class _Limits(ctypes.Structure):
 
 
 def memory() -> tuple[int, int] | None:
-    """Return the bytes of memory that Windows has in all, and free; None elsewhere."""
+    """Return Windows' total and free memory in bytes; None on other systems."""
     if sys.platform != "win32":
         return None
     found = _Memory(size=ctypes.sizeof(_Memory))
@@ -315,7 +315,7 @@ def memory() -> tuple[int, int] | None:
 
 
 def peak_memory() -> int | None:
-    """Return the most memory that this process has held, in bytes; None where nobody says it."""
+    """Return the peak memory of this process in bytes; None if unknown."""
     if sys.platform == "win32":
         found, kernel = _Counters(size=ctypes.sizeof(_Counters)), _kernel()
         return found.peak if kernel.K32GetProcessMemoryInfo(_self(), found, found.size) else None
@@ -326,7 +326,7 @@ def peak_memory() -> int | None:
 
 
 def address_space() -> int | None:
-    """Return the limit of this process's memory, `ulimit -v`; None without one."""
+    """Return the limit of this process's address space, `ulimit -v`; None without one."""
     if sys.platform == "win32":
         return None
     import resource
@@ -336,7 +336,7 @@ def address_space() -> int | None:
 
 
 def processor() -> str:
-    """Return the name that the system has for the processor, "Apple M1"; "" where it has none."""
+    """Return the system's name of the processor, such as "Apple M1"; "" if it has none."""
     if sys.platform == "win32":
         import winreg
 
@@ -352,9 +352,9 @@ def processor() -> str:
 
 
 def limit(seconds: int | None = None, memory: int | None = None) -> None:
-    """Let this process have so much of the CPU's time from now on, so much memory, and no more.
+    """Limit this process to ``seconds`` more of CPU time, and to ``memory`` bytes.
 
-    A process whose time is over ends; see `time_is_over`.
+    When its time is over the process ends; see `time_is_over`.
     """
     if sys.platform == "win32":
         global _job
@@ -378,14 +378,14 @@ def limit(seconds: int | None = None, memory: int | None = None) -> None:
     if memory is not None:
         _lower(resource.RLIMIT_AS, memory)
     if seconds is not None:
-        # Nobody but the limit ends what does not end by itself.
+        # Only this limit ends a process that does not end by itself.
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGXCPU})
         _lower(resource.RLIMIT_CPU, int(sum(os.times()[:2])) + 1 + seconds)
 
 
 def time_is_over(status: int) -> bool:
-    """Whether a process ended so because its `limit` of time was reached."""
+    """Return whether an exit status means that the `limit` of time was reached."""
     if sys.platform == "win32":
         return status in (0x718, 0xC0000044)  # ERROR_NOT_ENOUGH_QUOTA, STATUS_QUOTA_EXCEEDED
     return status == -signal.SIGXCPU
@@ -396,7 +396,7 @@ _limits = _Limits()
 
 
 def _lower(what: int, value: int) -> None:
-    """Lower a limit, or raise it again as far as the system lets it."""
+    """Set a limit, as far as the system's hard limit permits."""
     if sys.platform != "win32":
         import resource
 
@@ -408,7 +408,7 @@ def _lower(what: int, value: int) -> None:
 def _open(path: PathLike, flags: int, access: int, disposition: int, more: int = 0) -> int:
     """Open a file so that it can be renamed, replaced and removed while it is open."""
     if sys.platform != "win32":
-        raise OSError("toynn opens files by handles on Windows alone")
+        raise OSError("toynn opens files by handles only on Windows")
     import _winapi
     import msvcrt
 
@@ -417,7 +417,7 @@ def _open(path: PathLike, flags: int, access: int, disposition: int, more: int =
 
 
 def _kernel() -> Any:
-    """Return kernel32, whose functions are told what they take and return."""
+    """Return kernel32, with the types of its functions declared."""
     if sys.platform != "win32":
         raise OSError("kernel32 is a library of Windows")
     library = ctypes.WinDLL("kernel32", use_last_error=True)
@@ -432,5 +432,5 @@ def _kernel() -> Any:
 
 
 def _self() -> c_void_p:
-    """Return the handle by which a process means itself."""
+    """Return the pseudo handle of the current process."""
     return c_void_p(-1)

@@ -1,4 +1,4 @@
-"""Printed texts: made safe, times and sizes in short, streams that may be lost."""
+"""Print text safely: no control characters, short times and sizes, streams that may be lost."""
 
 import contextlib
 import io
@@ -26,14 +26,14 @@ __all__ = [
 
 WIDTH, LABEL = 80, 12  # characters of a line, and of the label at its start
 
-#: What turns the order of characters on a line: a name with them reads as another.
+#: Characters that change the direction of text: a name with them looks like another name.
 TURNING = frozenset(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
 
 
 def harmless(text: str, kept: str = "\n\t") -> str:
-    """Return a text without control characters but those kept: line breaks and tabs.
+    """Return a text without control characters, except those in ``kept``.
 
-    All others of them become U+FFFD, also those that change the direction of text. So no escape
+    Control characters, and those that change the direction of text, become U+FFFD. So no escape
     sequence reaches the terminal, and no name can pose as another.
     """
     return "".join(
@@ -65,25 +65,25 @@ def size(nbytes: float) -> str:
 
 
 def columns(stream: Any) -> int:
-    """Return the width of the terminal that a stream is; 0 where it is none, or does not know."""
+    """Return the width of a stream's terminal; 0 if it is not a terminal, or unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
-    except (OSError, ValueError):  # it was closed, say
+    except (OSError, ValueError):  # e.g. the stream was closed
         return 0
 
 
 class _Nowhere(io.TextIOBase):
-    """The stream of a process that was started without one."""
+    """A stream for a process that was started without one."""
 
     def write(self, text: str) -> int:
         return len(text)
 
 
 class Lenient:
-    """A text stream that drops what it cannot write, so that a run goes on without it.
+    """A text stream that drops text it cannot write, so that a run continues.
 
-    Its terminal may hang up, its reader end, its disk be full, or it may be closed, at any time.
-    ``stream`` is None where the process was started without one. All else is the stream's own.
+    At any time its terminal may hang up, its reader may end, its disk may fill up, or it may be
+    closed. ``stream`` is None if the process was started without one.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -93,22 +93,22 @@ class Lenient:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text, or drop it; return its length. Letters that it lacks become escapes."""
+        """Write or drop a text; return its length. Unencodable characters become escapes."""
         with self._forgiving():
             try:
                 self._stream.write(text)
-            except UnicodeEncodeError as error:  # a file on Windows is cp1252
+            except UnicodeEncodeError as error:  # e.g. a file on Windows, in cp1252
                 own = getattr(self._stream, "encoding", None) or error.encoding  # or "charmap"
                 self._stream.write(text.encode(own, "backslashreplace").decode(own))
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered, if that can be written."""
+        """Flush the buffer, or drop it."""
         with self._forgiving():
             self._stream.flush()
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal that is still there."""
+        """Return whether the stream is a terminal that still exists."""
         try:
             return bool(self._stream.isatty())
         except (OSError, ValueError):
@@ -124,12 +124,12 @@ class Lenient:
             self._lost(error)
 
     def _lost(self, error: OSError | ValueError) -> None:
-        """Note that something was dropped."""
+        """Note that text was dropped."""
 
 
 @contextlib.contextmanager
 def lenient() -> Iterator[None]:
-    """Let prints that cannot be written harm nothing, meanwhile."""
+    """Ignore prints that cannot be written, inside this context."""
     out: Any = Lenient(sys.stdout)
     error: Any = Lenient(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
@@ -137,14 +137,14 @@ def lenient() -> Iterator[None]:
 
 
 def fact(label: str, text: str) -> str:
-    """Return what is said behind a label, in lines as ``wrapped`` makes them."""
+    """Return a text after its label, in lines of at most 80 characters."""
     return wrapped(text, f"{label:{LABEL}}", " " * LABEL)
 
 
 def wrapped(text: str, first: str = "", others: str = "") -> str:
-    """Return a text in lines of at most 80 characters, which begin with others but for the first.
+    """Wrap a text to 80 characters; lines begin with ``others``, the first one with ``first``.
 
-    A word that is longer, such as a path, is not cut.
+    A longer word, such as a path, is not cut.
     """
     return textwrap.fill(
         harmless(text, ""),

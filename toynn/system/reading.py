@@ -1,6 +1,6 @@
-"""Opening files to read: files that end, and nothing that would block.
+"""Open regular files for reading: never a pipe or device, which might block.
 
-What stays mapped is also watched: see ``Unchanged``.
+``Unchanged`` detects changes of files that stay mapped.
 """
 
 import errno
@@ -18,7 +18,7 @@ from toynn.system import platform
 __all__ = ["Unchanged", "open_file", "read_bytes", "readable"]
 
 _KINDS = {
-    stat.S_IFIFO: "a pipe; write what comes from it to a file first",
+    stat.S_IFIFO: "a pipe; write its output to a file first",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
@@ -28,7 +28,7 @@ _KINDS = {
 
 @contextmanager
 def readable(path: object, error: type[ToynnError] = DataError) -> Iterator[None]:
-    """Raise ``error``, with the path, where the system refuses to read."""
+    """Turn an OSError in the block into ``error`` with the path."""
     try:
         yield
     except OSError as failure:
@@ -37,9 +37,9 @@ def readable(path: object, error: type[ToynnError] = DataError) -> Iterator[None
 
 @dataclass(frozen=True)
 class Unchanged:
-    """Which file a path was, and in which state. ``error`` is raised where that is no longer so.
+    """The identity and state of a file; ``error`` is raised if they have changed.
 
-    Size and time of the last change tell, not the bytes.
+    Size and modification time are compared, not the bytes.
     """
 
     path: Path
@@ -56,7 +56,7 @@ class Unchanged:
         *,
         file: io.BufferedReader | None = None,
     ) -> "Unchanged":
-        """Look at the file of a path, or at an open ``file``. Raises ``error`` if there is none."""
+        """Record the state of a path, or of an open ``file``. Raises ``error`` if it is missing."""
         try:
             found = os.stat(path) if file is None else os.fstat(file.fileno())
         except OSError as failure:
@@ -67,13 +67,13 @@ class Unchanged:
         return cls(Path(path), identity, found.st_size, found.st_mtime_ns, error)
 
     def check(self) -> None:
-        """Raise ``error`` where the path is another file now, or none, or was written to."""
+        """Raise ``error`` if the file was written to, replaced or removed."""
         self._check(replaced=False)
 
     def check_written(self) -> None:
-        """Raise ``error`` where the file was written to.
+        """Raise ``error`` if the file was written to.
 
-        Another file in its place does no harm to a mapping, which keeps the old one.
+        A replaced file is fine for a mapping, which keeps the old one.
         """
         self._check(replaced=True)
 
@@ -102,10 +102,9 @@ class Unchanged:
 def open_file(
     path: str | os.PathLike[str], error: type[ToynnError] = DataError, *, links: bool = True
 ) -> io.BufferedReader:
-    """Open a regular file. Raises ``error``: for others before they are opened, for that may wait.
+    """Open a regular file. Raises ``error`` for any other before opening it, which might block.
 
-    Without ``links`` a symbolic link is refused, too. What comes of reading the file is the
-    caller's to catch: OSError.
+    Without ``links`` a symbolic link is refused too. The caller must catch the OSError of reading.
     """
     try:
         _expect_regular(path, os.stat(path, follow_symlinks=links).st_mode, error)
@@ -128,7 +127,7 @@ def open_file(
 def read_bytes(
     path: str | os.PathLike[str], error: type[ToynnError] = DataError, *, links: bool = True
 ) -> bytes:
-    """Return what is in a regular file, as `open_file` opens it. Raises ``error``."""
+    """Return the contents of a regular file. Raises ``error`` as `open_file` does."""
     with open_file(path, error, links=links) as file, readable(path, error):
         return file.read()
 

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 __all__ = ["SHARD", "series"]
 
-#: What follows the name: the number, how many there are, perhaps a hash; then the ending.
+#: The end of a shard's name: number, number of shards, perhaps a hash, suffix.
 SHARD = re.compile(r"[-.](\d{5})-of-(\d{5})((?:-[0-9a-f]+)?)(\.[\w.]+)")
 
 
 def series(name: str, names: Iterable[str]) -> list[str]:
-    """Return those of ``names`` that are shards of the same file, in order; or ``name`` alone."""
+    """Return all shards of a file among ``names``, in order; a plain file's name alone."""
     found = SHARD.search(name)
     if found is None:
         return [name]

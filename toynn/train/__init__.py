@@ -1,4 +1,4 @@
-"""Training: the one loop, what it reports, and the run folder it fills."""
+"""Training: the one loop, its reports, and the run folder."""
 
 from toynn.train.token_cache import TokenCache
 from toynn.train.trainer import Trainer

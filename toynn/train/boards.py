@@ -1,4 +1,4 @@
-"""Boards: programs beside metrics.jsonl that are told the figures of each report."""
+"""Boards: programs that get the figures of each report, in addition to metrics.jsonl."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,10 +15,10 @@ class Board(NamedTuple):
     Attributes
     ----------
     check
-        Raises ConfigError where its library is missing.
+        Raises ConfigError if its library is missing.
     opened
-        Makes what is written to, a context manager, of a run's folder, the first step that comes
-        and what is known of the run. Its files are in a folder of the board's name.
+        Opens a log, which is a context manager, for a run's folder, next step and identity. Its
+        files go into a folder of the board's name.
     """
 
     check: Callable[[], None]

@@ -1,13 +1,13 @@
-"""checkpoint-<step>/: all that a run needs to resume with the same bits.
+"""checkpoint-<step>/: everything that a run needs to resume with the same bits.
 
-    model.safetensors       the trained weights; of adapters, adapter.safetensors
-    optimizer.safetensors   both moments of each, and gradients of micro-batches that wait
-    trainer_state.json      where loop and data stand, counters, configuration, hashes
-    best/                   the best model so far, as it lay in the run's folder: hard links
-    complete.json           how long each file is, with a checksum; written last
+    model.safetensors       the trained weights; for adapters, adapter.safetensors
+        optimizer.safetensors   both moments of each weight, and gradients of waiting micro-batches
+        trainer_state.json      the state of loop and data, counters, configuration, hashes
+        best/                   the run's best model so far, as hard links
+        complete.json           the length and checksum of each file; written last
 
-A checkpoint is filled under a temporary name, each file waited for, then the folder, and renamed:
-it is there as a whole or not at all. What is not as complete.json says is broken, and not used.
+A checkpoint is written under a temporary name, synced to disk, and then renamed. So it is complete
+or absent. A checkpoint that contradicts complete.json is broken, and not used.
 """
 
 import json
@@ -46,7 +46,7 @@ MARKER, STATE, BEST = "complete.json", "trainer_state.json", "best"
 OPTIMIZER = "optimizer.safetensors"
 WEIGHTS = ("model.safetensors", "adapter.safetensors")
 FORMAT = 2
-#: What trainer_state.json must have, beside what the loop reads.
+#: Keys that trainer_state.json must have, besides those that the loop reads.
 EXPECTED: dict[str, tuple[type, ...]] = {
     "step": (int,),
     "identity": (dict,),
@@ -116,31 +116,31 @@ def _write(path: Path, parts: Iterable[bytes | memoryview], final: Path) -> dict
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file another name; copy it where the file system has no links."""
+    """Link a file under another name; copy it if the file system has no links."""
     try:
         os.link(source, target)
-    except (OSError, NotImplementedError):  # a full disk is an error of the copy, too
+    except (OSError, NotImplementedError):  # on a full disk the copy fails too
         shutil.copyfile(source, target)
 
 
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Return the steps and paths of what is named as a checkpoint, the newest first."""
+    """Return steps and paths of all folders named as checkpoints, newest first."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
     return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
 
 
 def newest(folder: Path, tell: Callable[[str], object]) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole; ``tell`` is told of those that are not."""
+    """Return the newest complete checkpoint; ``tell`` is called for broken ones."""
     for _, path in checkpoints(folder):
         try:
             return read(path)
         except CheckpointError as error:
-            tell(f"{error}; the one before it is tried")
+            tell(f"{error}; trying the one before")
     return None
 
 
 def read(path: Path) -> Checkpoint:
-    """Open a checkpoint. Raises CheckpointError unless it is whole."""
+    """Open a checkpoint. Raises CheckpointError unless it is complete."""
     files = _files(path)
     for name, entry in files.items():
         _check(path / name, entry)
@@ -148,8 +148,8 @@ def read(path: Path) -> Checkpoint:
     state = _object(path / STATE)
     if state.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path / STATE}: expected format {FORMAT}; got {state.get('format')!r}: it is of "
-            "another version of toynn"
+            f"{path / STATE}: expected format {FORMAT}; got {state.get('format')!r}: "
+            "another version of toynn wrote it"
         )
     trained, kept = (_shapes(path / name) for name in (weights, OPTIMIZER))
 
@@ -171,7 +171,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def _files(path: Path) -> dict[str, dict[str, int]]:
-    """Return the files that the marker names: those of a checkpoint, and none elsewhere."""
+    """Return the files that the marker names, checked to be files of a checkpoint."""
     files = _object(path / MARKER).get("files")
     if not isinstance(files, dict) or not {STATE, OPTIMIZER} <= files.keys():
         raise CheckpointError(f"{path / MARKER}: expected a table of files; got another object")
@@ -190,7 +190,7 @@ def _files(path: Path) -> dict[str, dict[str, int]]:
 
 
 def _check(path: Path, entry: dict[str, int]) -> None:
-    """Raise CheckpointError unless a file is as the marker says."""
+    """Raise CheckpointError unless a file has the marker's length and checksum."""
     checksum = 0
     with readable(path, CheckpointError), open_file(path, CheckpointError) as file:
         length = os.fstat(file.fileno()).st_size
@@ -200,7 +200,7 @@ def _check(path: Path, entry: dict[str, int]) -> None:
     if length != entry["bytes"]:
         raise CheckpointError(f"{path}: expected {entry['bytes']} bytes; got {length}")
     if checksum != entry.get("crc32", 0):
-        raise CheckpointError(f"{path}: damaged: its checksum is not that of {MARKER}")
+        raise CheckpointError(f"{path}: damaged: its checksum differs from {MARKER}")
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def restore_best(found: Checkpoint, folder: Path) -> None:
-    """Put the best model of a checkpoint back into its run's folder."""
+    """Restore the best model of a checkpoint in its run's folder."""
     best = found.path / BEST
     for path in sorted(best.iterdir()) if best.is_dir() else []:
         target = folder / path.name
@@ -245,9 +245,10 @@ def restore_best(found: Checkpoint, folder: Path) -> None:
 
 
 def prune(folder: Path, step: int, limit: int) -> None:
-    """Remove checkpoints but for the newest ``limit`` up to a step: later ones were of another run.
+    """Keep the newest ``limit`` checkpoints up to a step; remove all others.
 
-    The marker goes first: what a kill leaves of a checkpoint is no checkpoint.
+    Later checkpoints belong to another run. The marker is removed first, so that a kill leaves no
+    half checkpoint.
     """
     kept = 0
     for at, path in checkpoints(folder):
@@ -258,7 +259,7 @@ def prune(folder: Path, step: int, limit: int) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a kill has left of checkpoints: temporaries, and those without the marker."""
+    """Remove leftovers of a kill: temporary files, and checkpoints without the marker."""
     disk.sweep(folder)
     for _, path in checkpoints(folder):
         if not (path / MARKER).exists():
@@ -266,5 +267,5 @@ def sweep(folder: Path) -> None:
 
 
 def is_named(path: Path) -> bool:
-    """Whether a path has the name of a checkpoint."""
+    """Return whether a path has the name of a checkpoint."""
     return _NAME.fullmatch(path.name) is not None

@@ -13,15 +13,15 @@ __all__ = ["confusion", "confusion_text", "in_top", "loss_and_accuracy", "plot_c
 
 Matrix = NDArray[np.int64]
 
-WIDEST = 16  # classes of a matrix in text; of more, the commonest mistakes are listed
-WIDEST_PLOT = 32  # classes whose names and counts fit into the picture
+WIDEST = 16  # classes of a matrix in text; with more, the most common mistakes are listed
+WIDEST_PLOT = 32  # classes whose names and counts fit into the plot
 MISTAKES = 10
 
 
 def loss_and_accuracy(logits: NDArray[np.float32], labels: NDArray[np.int32]) -> dict[str, float]:
-    """Return the mean cross-entropy in nats, and the share of rows that are right.
+    """Return the mean cross-entropy in nats, and the share of correct rows.
 
-    Logits are (B, V), labels (B,). One pass of the model serves both.
+    Logits are (B, V), labels (B,).
     """
     wide = logits.astype(np.float64)
     shifted = wide - wide.max(axis=1, keepdims=True)
@@ -42,13 +42,13 @@ def in_top(logits: NDArray[np.float32], labels: NDArray[np.int32], count: int) -
 
 
 def confusion(labels: ArrayLike, predicted: ArrayLike, classes: int) -> Matrix:
-    """Return how many rows of each class (its row) were taken for each class (its column)."""
+    """Count the rows of each class (its row) that were predicted as each class (its column)."""
     pairs = np.asarray(labels, np.int64) * classes + np.asarray(predicted, np.int64)
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
 
 def confusion_text(matrix: Matrix, names: Sequence[str]) -> str:
-    """Return the matrix in lines of text; of many classes, the commonest mistakes."""
+    """Return the matrix as lines of text; for many classes, the most common mistakes."""
     if len(names) > WIDEST:
         return "\n".join(_mistakes(matrix, names))
     shown = [name if len(name) <= 12 else f"{name[:11]}\N{HORIZONTAL ELLIPSIS}" for name in names]
@@ -74,7 +74,7 @@ def _mistakes(matrix: Matrix, names: Sequence[str]) -> list[str]:
 
 
 def plot_confusion(matrix: Matrix, names: Sequence[str], path: Path) -> bool:
-    """Draw the matrix, each row divided by its sum; False where matplotlib is not installed."""
+    """Draw the matrix, each row divided by its sum; return False without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -86,7 +86,7 @@ def plot_confusion(matrix: Matrix, names: Sequence[str], path: Path) -> bool:
     axes = figure.add_subplot(xlabel="taken for", ylabel="class")
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     if count <= WIDEST_PLOT:
-        # No mathematics in names, and no bytes of folders' names that are no text.
+        # Names are neither mathematics nor bytes that are not text.
         plain = [name.replace("$", r"\$").encode(errors="replace").decode() for name in names]
         axes.set_xticks(range(count), plain, rotation=90)
         axes.set_yticks(range(count), plain)
@@ -94,6 +94,6 @@ def plot_confusion(matrix: Matrix, names: Sequence[str], path: Path) -> bool:
             colour = "white" if shares[i, j] > 0.5 else "black"
             axes.text(j, i, str(matrix[i, j]), ha="center", va="center", color=colour)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a box stands for what the font has no glyph for
+        warnings.simplefilter("ignore")  # about characters without a glyph
         save_figure(figure, path)
     return True

@@ -1,4 +1,4 @@
-"""Differences from a saved run: configuration, data, base, by name."""
+"""Compare a run with a saved run: configuration, data, base."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ __all__ = ["check_alike", "completed", "differences"]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> list[str]:
-    """Return a line for each value that is not the same in two tables of tables."""
+    """Return a line for each value that differs between two nested tables."""
     found = []
     for name in sorted({*before, *now}):
         old, new = before.get(name), now.get(name)
@@ -29,17 +29,17 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "")
 def completed(
     before: Mapping[str, Any], now: Mapping[str, Any], known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what was saved, with ``known`` values of what it is too old to have."""
+    """Return the saved table, with ``known`` values for keys that it is too old to have."""
     return {name: known[name] for name in now.keys() & known.keys()} | dict(before)
 
 
 def check_alike(
     found: Checkpoint, now: Mapping[str, Any], begun: Begun, options: LoopOptions, force: bool
 ) -> None:
-    """Raise CheckpointError, with all differences, unless a run is the one that was saved.
+    """Raise CheckpointError, with all differences, unless a run matches the saved one.
 
-    It may have more steps than it was to have; fewer are a difference. ``force`` allows all
-    differences, but no run that has taken more steps than it is to have, or ended early.
+    More steps are allowed; fewer are a difference. ``force`` allows all differences, but not a run
+    that has taken more steps than it should, or that has ended early.
     """
     before = found.state["identity"]
     if isinstance(before.get("config"), dict):
@@ -53,13 +53,13 @@ def check_alike(
         lines += differences({"steps": begun.plan.steps}, {"steps": options.steps})
     if lines:
         raise CheckpointError(
-            f"{path}: the run would not be the same: {'; '.join(lines)}; make it so, or force it "
-            "(force=True|--force-resume)"
+            f"{path}: the run would not be the same: {'; '.join(lines)}; change these back, or "
+            "force it (force=True|--force-resume)"
         )
 
 
 def _training(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was saved of a run's loop, with what held before there were some fields."""
+    """Return the saved settings of a run's loop, with the old values of newer fields."""
     found = completed(before, now, absent(LoopOptions))
     for name, kind in (("schedule", Schedule), ("optimizer", AdamW)):
         old, new = found.get(name), now.get(name)
@@ -69,7 +69,7 @@ def _training(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
 
 
 def _check_length(path: object, begun: Begun, options: LoopOptions) -> None:
-    """Raise CheckpointError where a run would be shorter than it is, or could not be extended."""
+    """Raise CheckpointError if a run would become shorter, or cannot be extended."""
     plan, batches = begun.plan, options.batches
     if plan is None:
         return
@@ -77,19 +77,19 @@ def _check_length(path: object, begun: Begun, options: LoopOptions) -> None:
         got = f"steps: {options.steps}" if batches is None else f"batches: {batches}"
         raise CheckpointError(
             f"{path}: the run has taken {counted(begun.done, 'step')} (batches: {begun.drawn}): "
-            f"expected at least as many; got {got}; give more --steps or --epochs, or go on from "
-            "an earlier checkpoint (--resume RUN/checkpoint-N)"
+            f"expected at least as many; got {got}; give more --steps or --epochs, or resume "
+            "from an earlier checkpoint (--resume RUN/checkpoint-N)"
         )
     if options.steps > plan.steps and 0 < options.early_stopping <= begun.not_better:
         raise CheckpointError(
-            f"{path}: the run has ended early: {begun.not_better} times no "
-            f"better, and --early-stopping is {options.early_stopping}: it cannot "
-            "take more steps; give a larger one, or 0"
+            f"{path}: the run has ended early, after {begun.not_better} evaluations "
+            f"without a better one; --early-stopping is {options.early_stopping}: "
+            "give a larger number, or 0, to take more steps"
         )
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON gives it back."""
+    """Return a value as it comes back from JSON."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, tuple | list) else value

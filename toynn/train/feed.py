@@ -1,8 +1,8 @@
-"""Batches from a source, and the position of training in it.
+"""Draw batches from a source, and keep the position in it.
 
-A source is an iterator. One that training can resume from has a ``state``, plain values that JSON
-holds: once it is set again, the same batches follow. A source may end; a step that gathers
-micro-batches then ends with those that there are, which is why a feed looks one batch ahead.
+A source is an iterator. To resume, it needs a ``state`` of JSON values: setting it again gives the
+same batches. A source may end; a step then uses the micro-batches that it has. That is why a feed
+looks one batch ahead.
 """
 
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ from toynn.errors import CheckpointError, DataError
 
 __all__ = ["Cycle", "Feed", "made"]
 
-MAX_EMPTY_BATCHES = 1000  # in a row: by then the data, not chance, is to blame
+MAX_EMPTY_BATCHES = 1000  # in a row: more is a fault of the data, not chance
 
 
 def made(batch: Any) -> Batch:
-    """Return a batch, or what else says how many rows count; of tuples and mappings, a batch.
+    """Return a batch or any object with ``rows``; convert tuples and mappings to batches.
 
-    Raises TypeError for what is none.
+    Raises TypeError for any other object.
     """
     known: Batch = batch if hasattr(batch, "rows") else Batch.of(batch)
     return known
 
 
 class Feed:
-    """The batches of a source in which a label counts, at most ``limit`` of all batches."""
+    """The batches of a source that have loss; at most ``limit`` batches are drawn."""
 
     def __init__(self, source: Iterator[Batch], limit: int | None = None) -> None:
         self._source, self._limit = source, limit
@@ -35,14 +35,14 @@ class Feed:
         self._state: dict[str, Any] | None = None  # before the batch ahead was drawn
 
     def ended(self) -> bool:
-        """Whether no batch is left. Raises DataError where no label counts in very many."""
+        """Return whether no batch is left. Raises DataError after too many batches without loss."""
         if self._ahead is None:
             state, self._ahead = self.state, self._draw()
             self._state = None if self._ahead is None else state
         return self._ahead is None
 
     def first(self) -> Batch | None:
-        """Return the next batch, which stays the next one; None where none is left.
+        """Return the next batch without taking it; None at the end.
 
         Raises DataError as ``ended`` does.
         """
@@ -56,7 +56,7 @@ class Feed:
         return batch
 
     def _draw(self) -> Batch | None:
-        """Return the next batch in which a label counts."""
+        """Return the next batch with a label with loss."""
         for _ in range(MAX_EMPTY_BATCHES):
             if self._limit is not None and self._drawn >= self._limit:
                 return None
@@ -68,13 +68,13 @@ class Feed:
             if batch.rows:
                 return batch
             self.empty += 1
-        raise DataError(f"no label counts in any of {MAX_EMPTY_BATCHES} batches: all are {IGNORED}")
+        raise DataError(f"{MAX_EMPTY_BATCHES} batches without loss: all their labels are {IGNORED}")
 
     @property
     def state(self) -> dict[str, Any]:
-        """Where the next batch comes from; None in place of the source's where it has no state.
+        """The position before the next batch; its source is None for a source without state.
 
-        Raises CheckpointError if it is set and the source has none.
+        Setting it raises CheckpointError if the source has no state.
         """
         if self._state is not None:
             return self._state
@@ -111,7 +111,7 @@ class Cycle:
 
     @property
     def state(self) -> dict[str, Any]:
-        """How many were drawn."""
+        """The number of batches drawn."""
         return {"next": self._next}
 
     @state.setter

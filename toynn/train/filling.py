@@ -1,4 +1,4 @@
-"""How full batches of examples are."""
+"""Count how full packed batches are."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,27 +10,27 @@ __all__ = ["Filling"]
 
 @dataclass
 class Filling:
-    """What packed batches had in them, added up."""
+    """The sums of the contents of packed batches."""
 
     examples: int = 0
-    tokens: int = 0  # that were read
-    learned: int = 0  # with loss; checkpoints have this name
-    room: int = 0  # tokens that there could have been
+    tokens: int = 0  # all tokens
+    learned: int = 0  # tokens with loss; checkpoints have this name
+    room: int = 0  # tokens that there was room for
 
     def add(self, batch: Batch) -> None:
-        """Count a batch of packed examples; windows, which are always full, are not counted."""
+        """Add a packed batch; windows, which are always full, and preferences are not counted."""
         if batch.segments is not None and batch.bounds is None:
             self.add_counts(batch.examples, batch.tokens, batch.rows, batch.room)
 
     def add_counts(self, examples: int, tokens: int, learned: int, room: int) -> None:
-        """Count what other batches had in them."""
+        """Add the counts of other batches."""
         self.examples += examples
         self.tokens += tokens
         self.learned += learned
         self.room += room
 
     def figures(self) -> dict[str, Any]:
-        """Return the fields of a report; none, if there was no such batch."""
+        """Return the fields of a report; none without packed batches."""
         if not self.room:
             return {}
         return {

@@ -1,12 +1,18 @@
-"""A run folder, and files that are either complete or absent.
+"""The folder of a run; its files are complete or absent.
 
-A run folder holds config.toml (the resolved configuration), metrics.jsonl (one object per report),
-model.safetensors (the best weights by validation loss), model.gguf (the same, as llama.cpp reads
-them; not of a model of pictures), or the files of an adapter, checkpoint-<step>/ to go on from,
-sample.txt (text that the trained model wrote), samples.jsonl (what it wrote on the way) and, where
-matplotlib is installed, loss.png (both losses) and confusion.png (of a classifier's mistakes);
-run.json (machine, cost, how the run ended) and report.html, a page that shows all of it.
-While a run writes there it is locked.
+config.toml          the resolved configuration
+    metrics.jsonl        one object for each report
+    model.safetensors    the best weights; for adapters, the adapter's files
+    model.gguf           the same weights for llama.cpp; not for a model of pictures
+    checkpoint-<step>/   to resume from
+    sample.txt           text that the trained model wrote
+    samples.jsonl        text that it wrote during training
+    loss.png             both losses, if matplotlib is installed
+    confusion.png        a classifier's mistakes, if matplotlib is installed
+    run.json             machine, cost, how the run ended
+    report.html          a page that shows all of it
+
+The folder is locked while a run writes there.
 """
 
 import contextlib
@@ -37,7 +43,7 @@ Value = str | bool | int | float | tuple[float | str, ...] | None
 
 
 def to_toml(tables: Mapping[str, Mapping[str, Value]]) -> str:
-    """Write tables of plain values as TOML; a None, which TOML lacks, is left out."""
+    """Format tables of plain values as TOML; None, which TOML lacks, is left out."""
     lines = []
     for name, table in tables.items():
         lines.append(f"[{name}]")
@@ -59,10 +65,10 @@ def _toml(value: Value) -> str:
 
 
 class RunFolder:
-    """The folder of a run: a new one, which is made early and never over an older run's.
+    """The folder of a run: a new one, which must not exist yet.
 
-    Used as a context manager, it goes again when the run fails before ``trained`` is set; behind
-    that the error gets a note that says where the folder is.
+    As a context manager it removes the folder if the run fails before ``trained`` is set. After
+    that, the error gets a note with the folder's path.
 
     Raises ConfigError if it cannot be made.
     """
@@ -80,7 +86,7 @@ class RunFolder:
 
     @classmethod
     def fresh(cls, path: str | Path) -> Self:
-        """Make a folder of this name, or, where there is one, of it with -2, -3 and so on."""
+        """Make a folder of this name; if it exists, with -2, -3 and so on appended."""
         for n in count(1):
             named = Path(path if n == 1 else f"{path}-{n}")
             if os.path.lexists(named):
@@ -88,13 +94,13 @@ class RunFolder:
             try:
                 return cls(named)
             except ConfigError:
-                if not os.path.lexists(named):  # which another run has made meanwhile
+                if not os.path.lexists(named):  # else another run has made it meanwhile
                     raise
         raise AssertionError("numbers end nowhere")
 
     @classmethod
     def resume(cls, path: str | Path) -> Self:
-        """Open the folder of an earlier run, to go on with that."""
+        """Open the folder of an earlier run, to resume it."""
         folder = cls.__new__(cls)
         if not Path(path).is_dir():
             raise ConfigError(f"{path}: expected the folder of a run; no such folder exists")
@@ -105,8 +111,8 @@ class RunFolder:
 
     def _open(self, path: Path) -> None:
         self.path = path
-        self.trained = False  # a step was taken: there is something to keep
-        self.begun = False  # the run may write here: how it ends is noted
+        self.trained = False  # whether a step was taken, so that the folder is kept
+        self.begun = False  # whether the run may write here, so that its end is noted
         self.config: Mapping[str, Mapping[str, Value]] | None = None  # what begin() writes
         self._lock: Lock | None = Lock(path)
         self.metrics = path / "metrics.jsonl"
@@ -150,7 +156,7 @@ class RunFolder:
             self._remove()
 
     def _end(self, error: BaseException | None) -> None:
-        """Write run.json and the report; what the disk refuses is said, and harms no run."""
+        """Write run.json and the report; an error of the disk is only printed."""
         if error is not None:
             self.notes.failed(error)
         try:
@@ -162,20 +168,20 @@ class RunFolder:
             print_line(f"toynn: no report: {refused}; {again}")
 
     def close(self) -> None:
-        """Let other runs into the folder."""
+        """Release the lock, so that other runs may use the folder."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def _remove(self) -> None:
-        """Remove the folders that were made for this run, as far as they are empty."""
+        """Remove the folders that were made for this run, if they are empty."""
         for folder in self._made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
     @staticmethod
     def check_absent(path: Path) -> None:
-        """Raise ConfigError where something stands in the way of a new folder."""
+        """Raise ConfigError if a new folder cannot be made here."""
         if os.path.lexists(path):
             raise ConfigError(f"{path}: already exists; name a new folder with --out")
         above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
@@ -184,7 +190,7 @@ class RunFolder:
             raise ConfigError(f"{path}: cannot make the run folder: {why}: {above}")
 
     def begin(self) -> None:
-        """Let a run write here, which until now could be refused; write config.toml if it changed.
+        """Mark the run as begun, since nothing refuses it; write config.toml if it changed.
 
         Raises CheckpointError.
         """

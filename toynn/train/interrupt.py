@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP: the first asks the loop to stop after its step, the second ends all."""
+"""Ctrl-C, SIGTERM, SIGHUP: the first stops the loop after its step, the second kills."""
 
 import contextlib
 import os
@@ -18,15 +18,16 @@ TEXT = b"\ntoynn: finishing the step, then saving; once more to stop at once\n"
 
 
 class Interrupt:
-    """While entered, a first SIGINT, SIGTERM or SIGHUP sets ``requested``; the next kills.
+    """In this context a first SIGINT, SIGTERM or SIGHUP sets ``requested``; the next one kills.
 
-    A second SIGHUP does not kill: a shell that ends may send it once more after the terminal has.
-    It is ignored after the loop too, so that the run's last files are written whole.
-    For the second signal the system's own handler is put back, because a handler in Python would
-    have to wait until a running program returns. Where both signals come within one critical
-    section, the section's handler in C does the same: see ``critical.stop_by_signal``. In a thread
-    other than the main one, where Python allows no handlers, nothing is installed. A signal that
-    the parent chose to ignore stays so. They nest: at its end the one around it answers again.
+    A second SIGHUP does not kill: a shell that ends may repeat its terminal's. SIGHUP is ignored
+    after the loop too, so that the run's last files are written whole.
+
+    For the second signal the system's own handler is restored, because a handler in Python would
+    wait until a running kernel returns. If both signals come within one critical section, its
+    handler in C does the same: see ``critical.stop_by_signal``. Outside of the main thread, where
+    Python allows no handlers, nothing is installed. Signals that are ignored stay ignored. Contexts
+    nest: at its end, the outer one handles signals again.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class Interrupt:
         self._hung_up = False
         self._previous: dict[int, signal._HANDLER] = {}
         self._entered = False
-        self._others: bytes | None = None  # the answer of the one around it
+        self._others: bytes | None = None  # the answer of the outer context
 
     @uninterrupted
     def __enter__(self) -> "Interrupt":
@@ -52,14 +53,14 @@ class Interrupt:
         if self._entered:
             critical.stop_by_signal(self._others)
         handlers, self._previous, self._entered = self._previous, {}, False
-        # The handler of Ctrl-C, which may raise as soon as it is back, comes last.
+        # The handler of Ctrl-C comes last: it may raise as soon as it is restored.
         for number, handler in reversed(handlers.items()):
             if not (number == HANGUP and self._hung_up and handler == signal.SIG_DFL):
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     @property
     def waited(self) -> float:
-        """Seconds since the first signal; 0 before it."""
+        """The seconds since the first signal; 0 before it."""
         return time.perf_counter() - self._since if self.requested else 0.0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -68,10 +69,10 @@ class Interrupt:
         for each in self._previous:
             signal.signal(each, signal.SIG_IGN if each == HANGUP else signal.SIG_DFL)
         if not critical.stopping():
-            # Not print: the signal may have come in the middle of a write to the same stream.
-            with contextlib.suppress(OSError):  # of SIGHUP, the terminal has gone
+            # Not print: the signal may have interrupted a write to the same stream.
+            with contextlib.suppress(OSError):  # after SIGHUP, the terminal has gone
                 os.write(2, self._answer())
 
     def _answer(self) -> bytes:
-        """Return what the first signal writes; nothing where descriptor 2 may be a file's."""
+        """Return what the first signal writes; nothing if descriptor 2 may be another file."""
         return b"" if sys.stderr is None else TEXT

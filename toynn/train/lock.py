@@ -1,4 +1,4 @@
-"""One run per folder: a lock that ends with its process, however that ends."""
+"""A lock that lets one run use a folder; it ends with its process, however that ends."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ NAME = ".lock"
 
 
 class Lock:
-    """Held from the moment it is made until ``release``."""
+    """A lock that is held until ``release``."""
 
     def __init__(self, folder: Path) -> None:
         """Take the lock of a folder. Raises CheckpointError if a living process has it."""
@@ -45,7 +45,7 @@ class Lock:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         with contextlib.suppress(OSError):
             self._path.unlink()
         os.close(self._descriptor)

@@ -1,12 +1,12 @@
 """The training loop, the same for every recipe.
 
     evaluate
-    repeat: accumulate micro-batches, step, and now and then report, evaluate, keep the best, save
-    until the steps are done, the data ends, nothing gets better, or a signal asks to stop
+        repeat: accumulate micro-batches, step; at intervals report, evaluate, keep the best, save
+        until the steps are done, the data end, nothing improves, or a signal asks to stop
 
-The loop knows a recipe, its data and an optimizer by protocols, and files not at all:
-``on_report``, ``on_best`` and ``on_save`` are functions that it calls. What it remembers from step
-to step is in ``result`` and ``feed``: with both, and the recipe, as they were, it goes on so.
+The loop uses a recipe, its data and an optimizer through protocols, and no files: it calls
+``on_report``, ``on_best`` and ``on_save``. Its state from step to step is in ``result`` and
+``feed``: with these and the recipe restored, it continues exactly.
 """
 
 import math
@@ -28,24 +28,30 @@ from toynn.train.protocols import Optimizer, Recipe
 
 __all__ = ["Loop"]
 
-PATIENCE = 5.0  # seconds that an evaluation may still take once a signal asks to stop
+PATIENCE = 5.0  # seconds that an evaluation may take after a signal asks to stop
 
 State = dict[str, Any]
 
 
 def _nothing(_: Any = None) -> None:
-    """Do nothing: the callback of who wants none."""
+    """Do nothing: the default callback."""
 
 
 class Loop:
     """One run of training; ``run``, or ``reports``, may be called once.
 
-    ``measure`` returns the figures of a validation batch, means over its rows, or pairs of a sum
-    and how many: "loss", "accuracy" and others, if it has them; the best weights are chosen by that
-    of ``options.best_by``. The default is ``recipe.evaluate``.
-    ``check`` is called before each evaluation and saving: it raises if something has come to harm.
-    ``on_save`` gets the state of the loop, as ``resume`` takes it. ``on_sample`` says whether it is
-    done: a signal may have cut it short.
+    Parameters
+    ----------
+    measure
+        Returns the figures of a validation batch, such as "loss" and "accuracy": means over its
+        rows, or pairs (sum, count). ``options.best_by`` chooses the best weights by one of them.
+        The default is ``recipe.evaluate``.
+    check
+        Called before each evaluation and save; raises if a mapped file has changed.
+    on_save
+        Gets the state of the loop, as ``resume`` takes it.
+    on_sample
+        Returns whether it has finished: a signal may have cut it short.
     """
 
     def __init__(
@@ -74,9 +80,9 @@ class Loop:
         self.on_report, self.on_best, self.on_save = on_report, on_best, on_save
         self.on_sample, self.on_evaluating = on_sample, on_evaluating
         self.result = Result()
-        self.ranks = 1  # processes with which the run was begun
+        self.ranks = 1  # number of processes when the run began
         self._interrupt = Interrupt()
-        self._saved = False  # the state after this iteration, because of a signal
+        self._saved = False  # whether a signal has made it save
         self._start = time.perf_counter()
 
     @property
@@ -85,17 +91,17 @@ class Loop:
         return self._interrupt.requested
 
     def resume(self, state: State, reports: Iterable[Report] = ()) -> None:
-        """Go on where another loop was saved; the recipe has been restored.
+        """Continue from a saved state; the recipe must have been restored.
 
-        Raises CheckpointError for a state that is none.
+        Raises CheckpointError for an invalid state.
         """
         try:
             self.feed.state = state["feed"]
             self.ranks = state.get("ranks", 1)
             self.result = Result.of(state["loop"], list(reports))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            why = f"the state that was saved is bad: {type(error).__name__}: {error}"
-            raise CheckpointError(f"cannot go on: {why}") from error
+            why = f"the saved state is bad: {type(error).__name__}: {error}"
+            raise CheckpointError(f"cannot resume: {why}") from error
 
     def state(self) -> State:
         """Return what ``resume`` takes."""
@@ -104,25 +110,25 @@ class Loop:
 
     @property
     def per_update(self) -> int:
-        """How many batches make an update: the same on any number of processes."""
+        """The number of batches of an update: the same for any number of processes."""
         return self.options.per_update(self.ranks)
 
     def run(self) -> Result:
-        """Train; return early, with the best weights kept, when a signal asks for it.
+        """Train; return early, with the best weights kept, if a signal asks for it.
 
-        The step is finished, and so is the evaluation that says which weights are the best; if one
-        of these takes longer than PATIENCE, only to the end of a micro-batch.
-        Raises what ``reports`` does.
+        Then the current step and the evaluation that finds the best weights are finished first. If
+        one takes longer than PATIENCE, only its current micro-batch is. Raises what ``reports``
+        does.
         """
         for _ in self.reports():
             pass
         return self.result
 
     def reports(self) -> Iterator[Report]:
-        """Train as ``run`` does, and yield each report when it is made.
+        """Train as ``run`` does, and yield each report.
 
-        Raises NonFiniteError as the options say, DataError where no batch or no label counts,
-        ConfigError where an evaluation lacks what the options want measured.
+        Raises NonFiniteError as the options say, DataError if no batch or no label has loss,
+        ConfigError if an evaluation lacks a metric of the options.
         """
         options, result = self.options, self.result
         self.recipe.engine.session.max_grad_norm = options.max_grad_norm
@@ -145,13 +151,13 @@ class Loop:
     # -- When ----------------------------------------------------------------------------------
 
     def _is_last(self) -> bool:
-        """Whether no step follows."""
+        """Return whether this was the last step."""
         result, options = self.result, self.options
         result.stopped_early = 0 < options.early_stopping <= result.not_better
         return result.iterations >= options.steps or result.stopped_early or self.feed.ended()
 
     def _scheduled(self, last: bool) -> Generator[Report, None, bool]:
-        """Make the report that belongs behind so many steps, if any; return if it evaluates."""
+        """Make the report that is due after this step, if any; return whether it evaluates."""
         done, options = self.result.iterations, self.options
         evaluate = done == 0 or last or (options.eval_every > 0 and done % options.eval_every == 0)
         if evaluate or done % options.log_every == 0:
@@ -164,12 +170,12 @@ class Loop:
         return evaluate
 
     def _sample(self) -> None:
-        """Let the model write, if it is time; after a stop request the resumed run does it."""
+        """Write a sample if one is due; after a stop request, the resumed run does it."""
         if self.result.sample_due and not self._interrupt.requested:
             self.result.sample_due = not self.on_sample()
 
     def _after(self, whole: bool) -> Iterator[Report]:
-        """Report, evaluate and save, as far as it is time after a step, or part of one."""
+        """Report, evaluate and save, as due after a step or part of a step."""
         result, options, interrupt = self.result, self.options, self._interrupt
         result.due = whole
         last = whole and self._is_last()
@@ -177,7 +183,7 @@ class Loop:
         if not interrupt.requested:
             evaluated = yield from self._scheduled(last)
         if interrupt.requested:
-            # Where the report is due: resumed, the run makes the one that belongs here.
+            # The saved state says that the report is due: the resumed run makes it.
             self._save(self.state())
             if not evaluated:
                 yield self._report(evaluate=True)
@@ -185,7 +191,7 @@ class Loop:
             result.iterations % options.save_every == 0 or self._is_last()  # by what it evaluated
         ):
             if not (options.eval_every or evaluated):
-                self._evaluate()  # which keeps the newest weights
+                self._evaluate()  # keeps the newest weights
             self.check()
             self.on_save(self.state())
 
@@ -199,9 +205,9 @@ class Loop:
     # -- A step --------------------------------------------------------------------------------
 
     def _iterate(self) -> bool:
-        """Take one step: an update from its batches, or those left, or a skipped one.
+        """Take one step: an update from its batches, or from those left; it may be skipped.
 
-        False: a signal has waited too long, and some of the batches are still to come.
+        Return False if a signal has waited too long, and some of the batches are still to come.
         """
         begin = time.perf_counter()
         result, since, part = self.result, self.result.window, self.result.part
@@ -236,7 +242,7 @@ class Loop:
         return rate, hp
 
     def _take(self, step: Callable[[], float], tokens: int, rate: float) -> None:
-        """Take a step, which returns the loss of so many tokens, summed; or skip it."""
+        """Call ``step``, which returns the loss summed over ``tokens``; or skip the update."""
         result, since = self.result, self.result.window
         result.iterations += 1
         result.part = Part()
@@ -296,11 +302,11 @@ class Loop:
         return {"loss": self.recipe.evaluate(batch)}
 
     def _evaluate(self) -> dict[str, float]:
-        """Return means over the validation labels; hand the weights on if the loss is the best.
+        """Return means over the validation labels; call ``on_best`` if the metric is the best.
 
-        Without validation data, or where it is not to be used, the newest weights are the best. If
-        a signal cuts the evaluation short, the means are over the batches so far, and compared with
-        the best ones over those; what is saved then is the state before it.
+        Without validation data or evaluations, the newest weights are the best. If a signal cuts
+        the evaluation short, the means are over the batches so far, and are compared with the best
+        ones over the same batches. The saved state is then the one before the evaluation.
         """
         self.check()
         result, begin, before = self.result, time.perf_counter(), self.state()
@@ -329,7 +335,7 @@ class Loop:
         return figures
 
     def _check_measured(self, figures: Mapping[str, float]) -> None:
-        """Raise ConfigError where an evaluation lacks what is asked of it."""
+        """Raise ConfigError if an evaluation lacks a metric of the options."""
         for name in self.options.metrics:
             if METRICS[name][0] not in figures:
                 raise ConfigError(
@@ -338,7 +344,7 @@ class Loop:
                 )
 
     def _measured(self, begin: float, before: State) -> Iterator[tuple[Figures, int]]:
-        """Yield figures and rows of the batches to evaluate on, as far as a signal lets it."""
+        """Yield figures and rows of the validation batches, until a signal has waited too long."""
         count = len(self.valid) if isinstance(self.valid, Sized) else 0
         for done, batch in enumerate(map(made, self.valid) if self.options.eval_every else ()):
             if self._is_late(begin, done):
@@ -349,15 +355,15 @@ class Loop:
             yield self._figures(batch), batch.rows
 
     def _figures(self, batch: Batch) -> Figures:
-        """Return the figures of a batch; of one of several sources, its loss once more by name."""
+        """Return the figures of a batch; for a mixture also the loss under the source's name."""
         found, source = self.measure(batch), getattr(batch, "source", None)
         return found if source is None else {**found, f"loss/{source}": found["loss"]}
 
     def _is_late(self, begin: float, done: int) -> bool:
-        """Say whether a signal has been waiting too long for an evaluation begun at a time.
+        """Return whether a signal has waited too long for an evaluation that began at ``begin``.
 
-        One that has trained weights to measure has one batch at least, however busy the machine is.
+        With trained weights, at least one batch is evaluated, however busy the machine is.
         """
-        if self.result.iterations == 0:  # nothing is trained yet: nobody waits for the figures
+        if self.result.iterations == 0:  # nothing is trained yet: the figures are not needed
             return self._interrupt.requested
         return done > 0 and min(self._interrupt.waited, time.perf_counter() - begin) > PATIENCE

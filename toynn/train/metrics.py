@@ -1,4 +1,4 @@
-"""Reports of a run: one record each, the file of JSON lines, the plot."""
+"""The reports of a run: their record, the file of JSON lines, the plot."""
 
 import io
 import json
@@ -19,9 +19,9 @@ __all__ = ["MetricsFile", "Report", "figures_of", "plot_losses", "read_reports",
 class Report(Shown):
     """The state of a run after an iteration; the names are those of mlx-lm.
 
-    A field is None where there is nothing to say: before the first step there is no training loss,
-    and between evaluations no validation loss. Tokens are a batch's rows: where a recipe classifies
-    pictures, they are pictures.
+    A field is None if it has no value: before the first step there is no training loss, and between
+    evaluations no validation loss. Tokens are a batch's rows; for a classifier of pictures they are
+    pictures.
     """
 
     iteration: int
@@ -30,17 +30,17 @@ class Report(Shown):
     train_loss: float | None = None  # mean over the tokens since the last report
     learning_rate: float | None = None
     grad_norm: float | None = None  # of the last step, before clipping
-    tokens_per_second: float | None = None  # while training: evaluation is not counted
+    tokens_per_second: float | None = None  # in training, without evaluation
     peak_memory: int | None = None  # bytes
     val_loss: float | None = None
-    val_accuracy: float | None = None  # of recipes that classify: the share that is right, 0 to 1
+    val_accuracy: float | None = None  # of classifiers: the share of correct rows, 0 to 1
     skipped_updates: int | None = None  # so far, because a gradient was not finite
-    # Of batches of examples, since the last report:
+    # Packed batches since the last report:
     examples: int | None = None
-    tokens: int | None = None  # read
+    tokens: int | None = None  # all tokens
     learned_tokens: int | None = None  # with loss
-    filled: float | None = None  # the share of the room for tokens that was used, 0 to 1
-    #: more that a recipe tells of its batches, by names with a slash: rewards/margins
+    filled: float | None = None  # the share of the room that was used, 0 to 1
+    #: further figures of a recipe, by names with a slash: rewards/margins
     figures: Mapping[str, float] | None = None
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ def _short(value: float) -> str:
 class MetricsFile(Log):
     """metrics.jsonl: one object per report; see `Log`.
 
-    ``unit`` takes the place of "tokens" in the names: trained_images, images_per_second.
+    ``unit`` replaces "tokens" in the names: trained_images, images_per_second.
     """
 
     def __init__(self, path: Path, unit: str = "tokens", keep: int | None = None) -> None:
@@ -66,7 +66,7 @@ class MetricsFile(Log):
         self._unit = unit
 
     def write(self, report: Report) -> None:
-        """Append the fields that are known. NaN and infinity, which JSON lacks, become null.
+        """Append the fields with values. NaN and infinity, which JSON lacks, become null.
 
         Raises CheckpointError as `Log.append` does.
         """
@@ -75,14 +75,14 @@ class MetricsFile(Log):
 
 
 def figures_of(report: Report, unit: str = "tokens") -> dict[str, Any]:
-    """Return the fields that are known, by their names in metrics.jsonl."""
+    """Return the fields with values, by their names in metrics.jsonl."""
     known = {name: value for name, value in asdict(report).items() if value is not None}
     known |= known.pop("figures", {})
     return {k if "/" in k else k.replace("tokens", unit): v for k, v in known.items()}
 
 
 def read_reports(path: Path, unit: str = "tokens", length: int | None = None) -> list[Report]:
-    """Return the reports in the first bytes of a metrics.jsonl; what is none is passed over."""
+    """Return the reports in the first ``length`` bytes of a metrics.jsonl; skip bad lines."""
     names, found = {each.name for each in fields(Report)}, []
     for line in path.read_bytes()[:length].splitlines():
         try:
@@ -103,10 +103,10 @@ def plot_losses(
     unit: str = "token",
     mixes: bool = False,
 ) -> bool:
-    """Draw both losses over the iterations, and the accuracy, where there is one.
+    """Draw both losses, and the accuracy if there is one, over the iterations.
 
-    Where training ``mixes`` pictures, their curve says so: it stays above the other. False where
-    matplotlib is not installed.
+    If training ``mixes`` pictures, the curve's label says so, since its loss stays higher. Return
+    False without matplotlib.
     """
     try:
         from matplotlib.figure import Figure
@@ -135,7 +135,7 @@ def _draw(axes: Any, reports: Sequence[Report], name: str, label: str) -> None:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure of matplotlib's, whole. Raises CheckpointError."""
+    """Write a matplotlib figure atomically. Raises CheckpointError."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix.removeprefix("."))
     write_atomically(path, drawn.getvalue())

@@ -1,7 +1,7 @@
-"""Notes of a run for its report: run.json, beside metrics.jsonl and config.toml.
+"""Notes about a run for its report: run.json.
 
-Commands and machine are noted when it begins, memory, time by op and how it ended when it ends. It
-is written at both moments: a run that is killed has the first.
+Commands and machine are noted at the start of a run; memory, time by op and the outcome at its end.
+The file is written at both moments, so a killed run has the first notes.
 """
 
 import json
@@ -22,23 +22,23 @@ from toynn.train.options import METRICS, LoopOptions, Result
 
 __all__ = ["Notes"]
 
-#: What of the configuration of the build a report tells.
+#: Keys of the build's configuration that a report shows.
 TOLD = ("python", "platform", "ISA level in use", "threads", "matmul precision")
 
 
 class Notes(dict[str, Any]):
-    """The object of run.json, to be changed and written."""
+    """The object in run.json."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
-        if path.exists():  # of a run that is resumed
+        if path.exists():  # of a resumed run
             self.update(next(iter(lines_of(path.read_bytes())), {}))
 
     def began(
         self, command: str | None, step: int, options: LoopOptions, sources: Any, recipe: Any
     ) -> None:
-        """Note that a run begins, or goes on, behind a step."""
+        """Note that a run begins or resumes, after ``step``."""
         started = datetime.now().astimezone().isoformat(" ", "seconds")
         session = {"command": command, "started": started, "from": step}
         known = self.get("sessions")
@@ -53,9 +53,9 @@ class Notes(dict[str, Any]):
             self["sources"] = dict(sources)
 
     def ended(self, recipe: Any, result: Result) -> None:
-        """Note what a run took, and how it ended."""
+        """Note the memory and time of a run, and how it ended."""
         session = recipe.engine.session
-        with suppress(AttributeError, ToynnError):  # not every engine can say it, nor at any time
+        with suppress(AttributeError, ToynnError):  # not every engine can report these
             memory = session.memory()
             names = ("weights", "moments", "gradients", "activations", "mapped")
             self["memory"] = {name: getattr(memory, name) for name in names}
@@ -69,7 +69,7 @@ class Notes(dict[str, Any]):
             self["why"] = f"by {signal.Signals(result.signal or signal.SIGINT).name}"
 
     def failed(self, error: BaseException) -> None:
-        """Note what a run ended by."""
+        """Note the error that ended a run."""
         asked = isinstance(error, KeyboardInterrupt | GeneratorExit)
         self["state"] = "stopped" if asked else "failed"
         self["why"] = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -80,9 +80,9 @@ class Notes(dict[str, Any]):
 
 
 def _machine(recipe: Any) -> dict[str, str]:
-    """Return what a run is computed on, and how."""
+    """Return a description of the machine and the build."""
     build = describe()
-    with suppress(AttributeError):  # a recipe need not have a session
+    with suppress(AttributeError):  # a recipe may lack a session
         session = recipe.engine.session
         build["threads"] = str(get_num_threads(session.n_threads))
         build["matmul precision"] = session.matmul_precision

@@ -15,10 +15,10 @@ from toynn.train.metrics import Report, figures_of
 
 __all__ = ["METRICS", "SAVING", "Figures", "LoopOptions", "Means", "Result"]
 
-#: Figures of a batch by name: a mean over its labels, or a sum and of how many, if it is of some.
+#: Figures of a batch by name: a mean over its labels, or (sum, count) over some of them.
 Figures = Mapping[str, float | tuple[float, int]]
 
-#: What the best weights may be chosen by: the figure, and whether more of it is better.
+#: Metrics that can choose the best weights: the figure, and whether more is better.
 METRICS = {
     "loss": ("loss", False),
     "perplexity": ("loss", False),
@@ -33,7 +33,7 @@ SAVING = "evaluation and saving"
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """How long, and how often what; 0 of an ``..._every`` is never.
+    """The length of a run, and its intervals; an ``..._every`` of 0 means never.
 
     Raises ConfigError for a number that is out of range.
     """
@@ -92,7 +92,7 @@ class LoopOptions:
         read=whole(0),
         compared=False,
     )
-    # of the data that are drawn at most; None: as many as there are
+    # the most batches that are drawn; None: no limit
     batches: int | None = option("", None, read=whole(1), compared=False)
     on_nonfinite: Literal["stop", "skip"] = option(
         "stop, or skip the update, if a gradient is not finite (default {default})",
@@ -123,17 +123,17 @@ class LoopOptions:
         check_ranges(self)
         if self.metrics[0] == "kl":
             raise ConfigError(
-                f"best_by=|--metric {self.best_by}: kl is how far the model is from its base: "
-                "least at step 0, whose weights would be kept; put it second, as in loss,kl"
+                f"best_by=|--metric {self.best_by}: kl is the distance from the base model, which "
+                "is least at step 0, so these weights would be kept; put kl second, as in loss,kl"
             )
 
     def per_update(self, ranks: int) -> int:
-        """Return how many batches make an update of a run that so many processes began."""
+        """Return the batches of an update in a run that ``ranks`` processes began."""
         return self.grad_accum * ranks
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The names of what is measured; by the first of them an evaluation is better."""
+        """The names of the metrics; the first one chooses the best weights."""
         return tuple(self.best_by.split(","))
 
 
@@ -145,7 +145,7 @@ class Means:
         self._rows: dict[str, float] = defaultdict(float)
 
     def add(self, figures: Figures, rows: int) -> None:
-        """Take down the figures of so many rows: means, or sums with the count of their own."""
+        """Add the figures of ``rows`` rows: means, or pairs (sum, count)."""
         for name, figure in figures.items():
             total, own = figure if isinstance(figure, tuple) else (figure * rows, rows)
             self._totals[name] += total
@@ -158,30 +158,30 @@ class Means:
 
 @dataclass
 class Window:
-    """What has gathered since the last report."""
+    """The sums since the last report."""
 
     loss: float = 0.0  # summed over tokens
     tokens: int = 0
     seconds: float = 0.0
-    rate: float | None = None  # of the last step, as is the norm
+    rate: float | None = None  # of the last step, like the norm
     norm: float | None = None
     filling: Filling = field(default_factory=Filling)
-    figures: dict[str, list[float]] = field(default_factory=dict)  # of each: sum, how many
+    figures: dict[str, list[float]] = field(default_factory=dict)  # by name: sum, count
 
     def add_figures(self, found: Mapping[str, tuple[float, float]]) -> None:
-        """Take down what a recipe tells of a batch."""
+        """Add a recipe's figures of a batch."""
         for name, (total, count) in found.items():
             before = self.figures.setdefault(name, [0.0, 0.0])
             self.figures[name] = [before[0] + total, before[1] + count]
 
     def means(self) -> dict[str, float]:
-        """Return the means of what was taken down."""
+        """Return the means of the figures."""
         return {name: total / count for name, (total, count) in self.figures.items() if count}
 
 
 @dataclass
 class Part:
-    """What has gathered for the next update."""
+    """The sums for the next update."""
 
     batches: int = 0
     loss: float = 0.0  # summed over tokens
@@ -190,29 +190,29 @@ class Part:
 
 @dataclass(repr=False)
 class Result:
-    """What a run came to, and all that the loop remembers from step to step.
+    """The result of a run, and the state of the loop from step to step.
 
     A notebook shows its reports.
     """
 
     iterations: int = 0
-    updates: int = 0  # iterations but for those that were skipped
+    updates: int = 0  # iterations that were not skipped
     trained_tokens: int = 0
     seconds: float = 0.0
     train_loss: float = math.nan  # mean over the steps of the last report
     val_loss: float = math.inf  # of the best weights
     best_iteration: int = 0
-    #: of batches, what they were measured by, each a sum over its rows; less is better
+    #: for each validation batch, the metric summed over its rows; less is better
     best_losses: list[float] = field(default_factory=list)
     not_better: int = 0  # evaluations since the best one
-    empty_batches: int = 0  # drawn and skipped: no label counted
-    skipped_updates: int = 0  # a gradient was not finite
+    empty_batches: int = 0  # drawn and skipped: they had no loss
+    skipped_updates: int = 0  # because a gradient was not finite
     window: Window = field(default_factory=Window)
     part: Part = field(default_factory=Part)
     due: bool = True  # whether the report of this iteration is still to come
-    sample_due: bool = False  # whether a sample is
+    sample_due: bool = False  # whether a sample is still to come
     interrupted: bool = False
-    signal: int | None = None  # that asked to stop
+    signal: int | None = None  # the signal that asked to stop
     stopped_early: bool = False
     reports: list[Report] = field(default_factory=list)
 
@@ -230,7 +230,7 @@ class Result:
         return join(tag("p", repr(self)), table(tuple(names), cells, words=0))
 
     def state(self) -> dict[str, Any]:
-        """Return what another run can go on from, in values that JSON holds."""
+        """Return the state to resume from, as JSON values."""
         kept = asdict(self) | {"val_loss": self.val_loss if self.val_loss < math.inf else None}
         kept["train_loss"] = None if math.isnan(self.train_loss) else self.train_loss
         for name in ("interrupted", "signal", "stopped_early", "reports"):
@@ -239,7 +239,7 @@ class Result:
 
     @classmethod
     def of(cls, state: dict[str, Any], reports: list[Report]) -> "Result":
-        """Return what ``state`` returned, with the reports until then."""
+        """Return a result from ``state`` and the reports so far."""
         parts: dict[str, Any] = {
             "window": Window(
                 **{**state["window"], "filling": Filling(**state["window"]["filling"])}

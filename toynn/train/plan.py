@@ -1,4 +1,4 @@
-"""The plan of a Trainer: batches, length, and learning rates, as the loop takes them."""
+"""The plan of a Trainer: batches, length and learning rates for the loop."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -38,12 +38,12 @@ EVAL_BATCHES = 16
 
 @dataclass(frozen=True)
 class Plan:
-    """The length of a run, as checkpoints keep it.
+    """The length of a run, as stored in checkpoints.
 
     Attributes
     ----------
     steps, batches
-        The number of updates; the largest number of batches that they draw, or None for no limit.
+        The number of updates; the most batches that they draw, None for no limit.
     per_update
         Batches of one update, over all ranks.
     schedule
@@ -58,7 +58,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Begun:
-    """How a run was begun, and how far it is; a new run has done nothing.
+    """How a run was begun, and how far it has come.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Begun:
     plan
         The planned length when its checkpoint was saved; None for a new run.
     done, drawn
-        Updates done; batches used by these updates.
+        Updates done; batches that these updates used.
     not_better
         Evaluations since the best one.
     """
@@ -80,7 +80,7 @@ class Begun:
 
     @classmethod
     def of(cls, found: Checkpoint) -> "Begun":
-        """Return what a checkpoint says. Raises CheckpointError where it makes no sense."""
+        """Read it from a checkpoint. Raises CheckpointError for an invalid one."""
         try:
             state, plan = found.state, found.state["plan"]
             loop, rates, batches = state["loop"], plan["schedule"], plan["batches"]
@@ -100,8 +100,8 @@ class Begun:
                 int(loop["not_better"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            why = f"the state that was saved is bad: {type(error).__name__}: {error}"
-            raise CheckpointError(f"{found.path}: cannot go on: {why}") from error
+            why = f"the saved state is bad: {type(error).__name__}: {error}"
+            raise CheckpointError(f"{found.path}: cannot resume: {why}") from error
 
 
 def source_of(
@@ -110,7 +110,7 @@ def source_of(
     valid: Iterable[Batch] | None,
     seed: int,
 ) -> tuple[Iterator[Batch], Iterable[Batch]]:
-    """Return training batches, and those to evaluate on. Raises TypeError for what is none."""
+    """Return training batches and validation batches. Raises TypeError for other objects."""
     if isinstance(valid, list | tuple):
         valid = [made(batch) for batch in valid]
     if isinstance(data, Dataset | PreferenceData | Mixture):
@@ -143,17 +143,17 @@ def length_of(
     per_update: int,
     begun: Begun,
 ) -> tuple[int, int | None]:
-    """Return how many steps there are to be, and how many batches are drawn at most.
+    """Return the number of steps, and the most batches that are drawn.
 
-    The last update of an epoch may have had fewer batches. A run that is extended by epochs so may
-    take a step more than a run that had them from the start. Raises ConfigError.
+    The last update of an epoch may have fewer batches. So a run that is extended by epochs may take
+    a step more than a run that had them from the start. Raises ConfigError.
     """
     if (steps is None) == (epochs is None):
-        raise ConfigError("how long: give steps or epochs, one of the two")
+        raise ConfigError("length of the run: give steps or epochs, one of the two")
     if steps is not None:
         return steps, None
     if per_epoch is None or epochs is None:
-        raise ConfigError("epochs: the data do not say how many batches they are; give steps")
+        raise ConfigError("epochs: the data have no known number of batches; give steps")
     if not 0 < epochs < 2**31:
         raise ConfigError(f"epochs must be above 0; got {epochs}")
     batches, plan = max(1, ceil(epochs * per_epoch - 1e-9)), begun.plan
@@ -163,7 +163,7 @@ def length_of(
 
 
 def warmup_of(steps: int, begun: Begun) -> int:
-    """Return the steps of the rise, where nobody says how many: of a run that goes on, its own."""
+    """Return the default number of warm-up steps; a resumed run keeps its own."""
     if begun.plan is not None and begun.plan.schedule is not None:
         return begun.plan.schedule.warmup_steps
     return usual_warmup(steps)
@@ -177,7 +177,7 @@ def rates(
     min_lr_ratio: float,
     begun: Begun,
 ) -> Callable[[int], float]:
-    """Return a function from a step, also a later one, to its learning rate."""
+    """Return a function from a step to its learning rate, also beyond ``steps``."""
     if not isinstance(schedule, str):
         return schedule
     rise = warmup_of(steps, begun) if warmup is None else warmup
@@ -185,7 +185,7 @@ def rates(
 
 
 def described(options: LoopOptions, optimizer: Any, schedule: Any) -> dict[str, Any]:
-    """Return what of a run must stay as it is when it goes on, in values that JSON holds."""
+    """Return the settings of a run that must not change when it resumes, as JSON values."""
     return {
         **compared(options),
         "optimizer": asdict(optimizer)
@@ -198,25 +198,25 @@ def described(options: LoopOptions, optimizer: Any, schedule: Any) -> dict[str, 
 
 
 def computed_with(recipe: Any) -> dict[str, str]:
-    """Return what the bits of a recipe's numbers depend on: level, backend, precisions."""
+    """Return what a recipe's exact numbers depend on: level, backend, precisions."""
     session = recipe.engine.session
     backend = getattr(getattr(session, "backend", None), "name", "cpu")
-    # A recipe of another make need not have a tape.
+    # A user's recipe may lack a tape.
     tape = getattr(session, "tape", None)
     return alike(backend, tape.precisions() if tape else {get_float32_matmul_precision()})
 
 
 def extension(begun: Begun, plan: Plan) -> Iterator[str]:
-    """Yield what is to be said of a run that is longer than it was: how its learning rates go on.
+    """Yield lines about the learning rates of a run that became longer.
 
-    A schedule is a function of the step and of all steps: with more of these it falls more slowly.
+    A schedule depends on the step and the number of steps: with more steps it falls more slowly.
     """
     before = begun.plan
     if before is None or plan.steps <= before.steps:
         return
     yield f"extended    from {before.steps} steps to {plan.steps}; {begun.done} are done"
     if plan.schedule is None or before.schedule is None:
-        yield "rates       as the function that is given says of each step"
+        yield "rates       as the given function says"
         return
     own = plan.schedule
     now, then, last = own(begun.done), before.schedule(begun.done), own(plan.steps - 1)

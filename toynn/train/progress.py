@@ -1,4 +1,4 @@
-"""A line for each report, which stays; on a terminal, a bar below the lines."""
+"""Print a line for each report; on a terminal, show a bar below the lines."""
 
 import sys
 import time
@@ -15,11 +15,11 @@ from toynn.train.metrics import Report
 
 __all__ = ["Progress", "Reading"]
 
-SHOWN = 2**23  # bytes: less is read before anybody asks
+SHOWN = 2**23  # bytes: less is read at once
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
-LEAST_BAR = 24  # columns of that without the numbers of steps: percentage, bar, time, brackets
+LEAST_BAR = 24  # columns of BAR without the step numbers: percentage, bar, time, brackets
 COLUMNS = 80  # of a plain line
-#: What a line is without, where it would be too long: this first. metrics.jsonl has it all.
+#: Figures that a too long line leaves out, in this order; metrics.jsonl has them all.
 DROPPED = (
     *("filled", "examples", "norm", "epoch", "speed", "lr"),
     *("top", "stop", "perplexity", "kl", "accuracy", "ETA"),
@@ -27,9 +27,9 @@ DROPPED = (
 
 
 def _words(report: Report, unit: str, epochs: float | None, eta: float | None, room: int) -> str:
-    """Return the figures of a report that are known, of these as many as fit into so many letters.
+    """Return the figures of a report in words, as many as fit into ``room`` characters.
 
-    ``epochs`` are the passes through the data, ``eta`` the seconds that are left.
+    ``epochs`` are the passes through the data so far, ``eta`` the seconds left.
     """
     figures = report.figures or {}
     forms = {
@@ -57,7 +57,7 @@ def _words(report: Report, unit: str, epochs: float | None, eta: float | None, r
 
 
 class _Pace:
-    """How long steps and evaluations of this process take, and so the rest of a run."""
+    """Measures steps and evaluations, and estimates the rest of a run."""
 
     def __init__(self, steps: int, eval_every: int, clock: Callable[[], float]) -> None:
         self._steps, self._every, self._clock = steps, eval_every, clock
@@ -73,12 +73,12 @@ class _Pace:
         self._last = now
 
     def evaluating(self) -> None:
-        """Say that an evaluation goes on."""
+        """Note that an evaluation is running."""
         if self._begun is None:
             self._begun = self._clock()
 
     def reported(self) -> None:
-        """Say that an evaluation, if there was one, has come to its end."""
+        """Note the end of an evaluation, if one was running."""
         now = self._clock()
         if self._begun is not None:
             self._in_evaluations += now - self._begun
@@ -86,7 +86,7 @@ class _Pace:
         self._begun, self._last = None, now
 
     def left(self, done: int) -> float | None:
-        """Return the seconds until the end; None while nothing is known."""
+        """Return the seconds until the end; None if unknown."""
         if not self._taken or done >= self._steps:
             return None
         evaluations = 0
@@ -97,25 +97,24 @@ class _Pace:
 
 
 class _Screen(Lenient):
-    """A stream on which a bar is drawn, where it is a terminal."""
+    """A stream for a bar, if it is a terminal."""
 
     def isatty(self) -> bool:
-        return True  # asked by what draws the bar, which is made for a terminal alone
+        return True  # tqdm asks; the bar is made only for a terminal
 
     @property
     def columns(self) -> int:
-        """The width of the terminal; 0 where no bar can be drawn."""
+        """The width of the terminal; 0 if no bar can be drawn."""
         return columns(self._stream)
 
 
 class Progress:
-    """Shows a run of so many steps; enter it, then call it with each report.
+    """Shows a run of ``steps`` steps; enter it, then call it with each report.
 
-    Each report is a line on ``stream``, standard output by default: as wide as its terminal at
-    most, elsewhere 80 columns. Where ``below``, standard error by default, is a terminal, it has a
-    bar with the newest figures.
-    ``per_epoch`` steps are a pass through the data; every ``eval_every`` steps the model is
-    evaluated.
+    Each report is a line on ``stream``, standard output by default, at most as wide as its
+    terminal, or else 80 columns. If ``below``, standard error by default, is a terminal, it shows a
+    bar with the newest figures. ``per_epoch`` is the number of steps in a pass through the data;
+    the model is evaluated every ``eval_every`` steps.
     """
 
     def __init__(
@@ -164,14 +163,14 @@ class Progress:
             self._bar.update()
 
     def evaluating(self, done: int, of: int) -> None:
-        """Say in the bar how far an evaluation is; the next report takes its place."""
+        """Show the progress of an evaluation in the bar; the next report replaces it."""
         self._pace.evaluating()
         if self._bar is not None:
             self._bar.set_postfix_str(f"evaluating {done + 1}{f'/{of}' if of else ''}")
 
     @contextmanager
     def above(self) -> Iterator[None]:
-        """Clear the bar meanwhile: what is printed stays above it."""
+        """Clear the bar in this context, so that printed text stays above it."""
         if self._bar is not None:
             self._bar.clear()
         try:
@@ -181,7 +180,7 @@ class Progress:
                 self._bar.refresh()
 
     def sample(self, iteration: int, text: str) -> None:
-        """Show what the model writes after so many steps."""
+        """Show a sample of the model's text after ``iteration`` steps."""
         self._print(f"--- sample, step {iteration} ---\n{harmless(text)}\n---")
 
     def _print(self, text: str) -> None:
@@ -208,10 +207,9 @@ class Progress:
 
 
 class Reading:
-    """Shows how far files are read: a bar; where there is no terminal, a line every tenth.
+    """Shows the progress of reading files: a bar on a terminal, else a line every tenth.
 
-    Enter it, then call it with the bytes that are done, and of how many. Little data is read in
-    silence.
+    Enter it, then call it with the bytes done and the bytes in all. Small data show nothing.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -236,7 +234,7 @@ class Reading:
         self._bar, self._tenths = None, 0
 
     def __call__(self, done: int, of: int) -> None:
-        """Show that so many bytes are done."""
+        """Show that ``done`` bytes are done."""
         if of < SHOWN:
             return
         if self._stream.columns:

@@ -1,4 +1,4 @@
-"""The protocols of a recipe and its optimizer, as the loop needs them."""
+"""The protocols of a recipe and its optimizer that the loop needs."""
 
 from typing import Protocol
 
@@ -13,21 +13,21 @@ Floats = NDArray[np.float32]
 
 
 class Session(Protocol):
-    """The part of a session that the loop touches."""
+    """The part of a session that the loop uses."""
 
     max_grad_norm: float | None
 
     @property
     def n_threads(self) -> int | None:
-        """How many threads a run may use; None: as many as the process."""
+        """The most threads of a run; None: as many as the process may use."""
 
     @property
     def grad_norm(self) -> float:
-        """Norm of the last update's gradient before clipping."""
+        """The norm of the last update's gradient before clipping."""
 
 
 class Engine(Protocol):
-    """The part of an engine that the loop touches."""
+    """The part of an engine that the loop uses."""
 
     @property
     def session(self) -> Session:
@@ -42,24 +42,24 @@ class Recipe(Protocol):
         """The model that is trained."""
 
     def train(self, batch: Batch, hp: Floats, is_first: bool, /) -> float:
-        """Add this batch's gradients and update the weights; return its loss before that.
+        """Add this batch's gradients and update the weights; return the loss before the update.
 
-        is_first zeroes the moments; gradients that ``accumulate`` has left are kept. Raises
-        NonFiniteError, with weights and moments untouched, when a gradient is not finite.
+        is_first zeroes the moments; gradients from ``accumulate`` are kept. Raises NonFiniteError
+        if a gradient is not finite; weights and moments are untouched then.
         """
 
     def accumulate(self, batch: Batch, /) -> float:
-        """Add this batch's gradients, times its labels, to the next step's; return its loss."""
+        """Add this batch's gradients, weighted by its labels, to the next step; return its loss."""
 
     def update(self, hp: Floats, is_first: bool, /) -> None:
-        """Update the weights by what ``accumulate`` has gathered; see ``train``."""
+        """Update the weights with the gradients of ``accumulate``; see ``train``."""
 
     def evaluate(self, batch: Batch, /) -> float:
-        """Return the batch's loss: the mean over the labels that count. Nothing changes."""
+        """Return the batch's mean loss over its labels with loss. Nothing changes."""
 
 
 class Optimizer(Protocol):
-    """What makes the hyper-parameter row."""
+    """Makes the hyper-parameter row."""
 
     def hp_for_step(self, k: int, /) -> Floats:
         """Return the seven slots for update k, counted from 0."""

@@ -1,9 +1,9 @@
-"""The training loop of several processes: its differences from one process.
+"""The training loop of several processes, as differences from the loop of one.
 
 Rank j mod n computes micro-batch j of an update. All ranks draw the same batches in the same order,
-and each trains on its own ones. Their gradients are added up, in the order of the ranks, before
-they are clipped; so the update is the same on each of them, and so are the weights. A signal to any
-rank stops all ranks, at the end of the step.
+and each trains on its own. Their gradients are added in the order of the ranks before they are
+clipped. So updates and weights are the same on all ranks. A signal to any rank stops all ranks at
+the end of the step.
 """
 
 import time
@@ -22,21 +22,21 @@ from toynn.train.options import Figures
 
 __all__ = ["BLOCK", "RankLoop", "Spent"]
 
-BLOCK = 2**20  # elements of the gradients that are added at once, of each rank
+BLOCK = 2**20  # elements of each rank's gradients that are added at once
 
 
 @dataclass
 class Spent:
-    """Where the time of this rank's steps went, in seconds."""
+    """The time of this rank's steps, in seconds."""
 
     steps: int = 0
     whole: float = 0.0
     sums: float = 0.0  # adding the gradients of all ranks
-    waits: float = 0.0  # until all ranks had theirs
+    waits: float = 0.0  # waiting until all ranks had their gradients
 
 
 class SharedInterrupt(Interrupt):
-    """A signal counts when all ranks have heard of it; one of them says so."""
+    """A signal takes effect when all ranks know of it; rank 0 prints the answer."""
 
     def __init__(self, group: Group) -> None:
         super().__init__()
@@ -51,13 +51,13 @@ class SharedInterrupt(Interrupt):
         return super()._answer() if self._group.rank == 0 else b""
 
     def agree(self, number: int) -> None:
-        """Take note of the signal that any rank got; 0: none."""
+        """Act on the signal that any rank got; 0: none."""
         if number and not self.requested:
             self.requested, self.number, self._since = True, number, time.perf_counter()
 
 
 class RankLoop(Loop):
-    """A loop of one of several ranks; ``order`` is that of the sums, see distributed/sums.py."""
+    """The loop of one of several ranks; ``order`` of the sums: see distributed/sums.py."""
 
     def __init__(self, *given: Any, group: Group, order: str, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -68,13 +68,13 @@ class RankLoop(Loop):
 
     @property
     def share(self) -> int:
-        """How many micro-batches of an update a rank has at most."""
+        """The most micro-batches of an update that a rank has."""
         return -(-self.per_update // self.group.size)
 
     # -- A step --------------------------------------------------------------------------------
 
     def _iterate(self) -> bool:
-        """Take one step: an update from the micro-batches of all ranks, or a skipped one."""
+        """Take one step: an update from the micro-batches of all ranks; it may be skipped."""
         begin = time.perf_counter()
         result, part, since = self.result, self.result.part, self.result.window
         rate, hp = self._row()
@@ -104,10 +104,10 @@ class RankLoop(Loop):
         return True
 
     def _own_batches(self) -> tuple[int, float, Filling]:
-        """Add the gradients of this rank's batches; return their labels, and the loss of those."""
+        """Accumulate this rank's batches; return their labels, summed loss and filling."""
         group, begun = self.group, self.result.part.batches
         engine: Any = self.recipe.engine
-        masks = engine.batches  # each micro-batch has dropout masks of its own
+        masks = engine.batches  # each micro-batch has its own dropout masks
         rows, loss, filling, index = 0, 0.0, Filling(), begun
         while True:
             batch = next(self.feed)
@@ -123,7 +123,7 @@ class RankLoop(Loop):
         return rows, loss, filling
 
     def _skip(self, error: NonFiniteError) -> None:
-        """Name the rank whose gradient it was. Raises NonFiniteError, as for one process."""
+        """Name the rank with the bad gradient. Raises NonFiniteError, as for one process."""
         culprits = self.group.culprits()
         whose = f"; it is that of {self.group.name(culprits[0])}" if culprits else ""
         super()._skip(NonFiniteError(f"{error}{whose}"))
@@ -131,7 +131,7 @@ class RankLoop(Loop):
     # -- Evaluation ----------------------------------------------------------------------------
 
     def _measured(self, begin: float, before: State) -> Iterator[tuple[Figures, int]]:
-        """Measure batches in turns, one a rank; yield the figures of all in their order."""
+        """Evaluate batches in turns, one for each rank; yield the figures of all in order."""
         group, own, index = self.group, None, 0
         batches = map(made, self.valid) if self.options.eval_every else ()
         for index, batch in enumerate(batches, 1):

@@ -1,8 +1,8 @@
-"""Before the first step of several processes: check that they are alike, share the state.
+"""Prepare the first step of several processes: check that they agree, and share the state.
 
-agree       version, instruction set, configuration, hashes of files, the first batch: all alike
-share       the weights and moments of rank 0, on all ranks
-measured    the time of a step, and that of a sum, from which the cost on other machines follows
+agree       compare version, instruction set, configuration, hashes of files, the first batch
+    share       copy the weights and moments of rank 0 to all ranks
+    measured    time a step and a sum, to predict the cost on other machines
 """
 
 import hashlib
@@ -39,13 +39,13 @@ T = TypeVar("T")
 MACHINES = (2, 4, 8, 16, 32, 64)
 MB = 1e6
 
-TIMES = 3  # a sum is measured so often
+TIMES = 3  # measurements of a sum
 
 
 def agree(group: Group, recipe: Any, identity: Mapping[str, Any], first: Batch | None) -> None:
-    """Raise ConfigError, on all ranks, unless all are to do the same; say what differs, and where.
+    """Raise ConfigError, with the differences, on all ranks unless all would do the same.
 
-    Two hashes tell; what is behind them is sent only where they are not the same.
+    Hashes are compared first; the full description is sent only if they differ.
     """
     own = {
         **identity,
@@ -76,17 +76,17 @@ def _digest(batch: Batch) -> str:
 
 
 def check_enough(group: Group, source: Any) -> None:
-    """Raise DataError where there are fewer examples than ranks."""
+    """Raise DataError if there are fewer examples than ranks."""
     examples = getattr(source, "examples", None)
     if examples is not None and examples < group.size:
         raise DataError(
             f"{examples} training examples for {group.size} ranks: expected at least one for each; "
-            f"start fewer (mpiexec -n {max(1, examples)}), or bring more data"
+            f"start fewer (mpiexec -n {max(1, examples)}), or use more data"
         )
 
 
 def share_state(group: Group, recipe: Any) -> None:
-    """Put all that training has changed on rank 0 on all ranks; but for what waits to be added."""
+    """Copy rank 0's training state to all ranks, except waiting gradients."""
     own: Snapshot = recipe.snapshot()
     moments = {n: shape for n, shape in own.optimizer.items() if not n.endswith(".sum")}
     counts = {**group.tell(own.counts), "waiting": 0.0}
@@ -102,17 +102,17 @@ def share_state(group: Group, recipe: Any) -> None:
 
 
 def share_weights(group: Group, engine: Any) -> None:
-    """Put the trained weights of rank 0 on all ranks."""
+    """Copy the trained weights of rank 0 to all ranks."""
     for tensor in engine.parameters.values():
         engine.session.upload(tensor, group.share(engine.session.download(tensor)))
 
 
 def measured(loop: RankLoop, first: Batch) -> Cost:
-    """Return what a step costs, as far as it can be known before the first one.
+    """Return an estimate of the cost of a step, before the first step.
 
-    A forward pass is timed, twice, and the operations of the tape say what the step is of it; a
-    sum of as many gradients is made, on zeros. Raises ConfigError where ranks with the same weights
-    get different losses of the same batch: they have other bases.
+    A forward pass is timed twice, and scaled to a step by the tape's flops. A sum of zeros of the
+    gradients' size is timed too. Raises ConfigError if ranks with the same weights get different
+    losses of one batch: then their bases differ.
     """
     group, recipe = loop.group, loop.recipe
     session: Any = recipe.engine.session
@@ -121,8 +121,8 @@ def measured(loop: RankLoop, first: Batch) -> Cost:
     if len(set(found)) > 1:
         rank = next(rank for rank, each in enumerate(found) if each != found[0])
         raise ConfigError(
-            f"{group.name(rank)} gets another loss of the first batch than {group.name(0)}, with "
-            "the same weights: are its base and its build of toynn the same?"
+            f"{group.name(rank)} gets another loss of the first batch than {group.name(0)} with "
+            "the same weights: do they have the same base and build of toynn?"
         )
     flops = dict.fromkeys("FEBU", 1)
     for node in session.tape.nodes:
@@ -147,7 +147,7 @@ def _timed(call: Callable[[], T]) -> tuple[T, float]:
 
 
 def expected(loop: RankLoop) -> Iterator[str]:
-    """Yield the first lines of a run: what each rank computes, and what that costs."""
+    """Yield the first lines of a run: the work of each rank and its expected cost."""
     group, cost = loop.group, loop.cost
     places = ", ".join(f"{count} on {host}" for host, count in Counter(group.hosts).items())
     own = loop.recipe.engine.session.n_threads
@@ -155,20 +155,20 @@ def expected(loop: RankLoop) -> Iterator[str]:
     each = f"{counted(threads, 'thread')} each of {counted(cpus, 'CPU')}"
     yield f"ranks       {group.size}: {places}; here {each}"
     if len(group.local_cpus) * threads > cpus:
-        yield f"            that is more than a thread a CPU: no more than {cpus} in all pay"
+        yield f"            more threads than CPUs: more than {cpus} in all do not help"
     if loop.per_update % group.size:
         yield (
-            f"            {loop.per_update} batches make an update, as the run was begun: dealt to "
+            f"            an update has {loop.per_update} batches, as at the run's start: of "
             f"{group.size} ranks, some have fewer"
         )
     share = cost.here / (cost.here + cost.work)
     order = "in the order of the ranks" if loop.order == "ordered" else "in any order"
     moved = f"{cost.moved(group.size) / MB:.2f} MB"
     yield f"gradients   {cost.nbytes / MB:.2f} MB, added {order}"
-    yield f"            for which a rank sends {moved} a step, and receives as many"
+    yield f"            a rank sends {moved} a step, and receives as many"
     yield f"expected    {seconds(cost.work + cost.here)} a step, {share:.1%} of it the sum"
     if len(set(group.hosts)) == 1:
-        yield "            of one rank a machine, as many times the speed of one:"
+        yield "            speed with one rank a machine, compared with one machine:"
         yield f"            machines  {''.join(f'{n:7}' for n in MACHINES)}"
         for name, link in LINKS.items():
             row = "".join(f"{cost.faster(n, link):7.1f}" for n in MACHINES)
@@ -176,7 +176,7 @@ def expected(loop: RankLoop) -> Iterator[str]:
 
 
 def took(loop: RankLoop) -> Iterator[str]:
-    """Yield what is to be said behind the last step: what of it has come true."""
+    """Yield the last lines of a run: the measured cost next to the expected one."""
     spent, cost = loop.spent, loop.cost
     if not spent.steps:
         return
@@ -188,5 +188,5 @@ def took(loop: RankLoop) -> Iterator[str]:
 
 
 def seconds(time: float) -> str:
-    """Return a time in seconds or milliseconds, with three digits or so."""
+    """Return a time in seconds or milliseconds, with about three digits."""
     return f"{time:.2f} s" if time >= 1 else f"{time * 1e3:.3g} ms"

@@ -1,9 +1,9 @@
-"""Event files, as TensorBoard reads them, of the figures of metrics.jsonl, by the same names.
+"""Write TensorBoard's event files, with the figures and names of metrics.jsonl.
 
     toynn train gpt2 --report html,tensorboard --out runs/mine; tensorboard --logdir runs
 
-The library that writes them is TensorBoard's own. A run that goes on begins a file with a mark, by
-which TensorBoard forgets what an earlier file has from that step on.
+TensorBoard's own library writes them. A resumed run begins a new file with a mark. The mark makes
+TensorBoard drop the earlier file's events from that step on.
 """
 
 import time
@@ -18,7 +18,7 @@ __all__ = ["EventFile", "check_installed"]
 
 
 def check_installed() -> None:
-    """Raise ConfigError where TensorBoard's library is missing."""
+    """Raise ConfigError if TensorBoard's library is missing."""
     try:
         import tensorboard.summary.writer.event_file_writer  # noqa: F401
     except ImportError as error:
@@ -45,7 +45,7 @@ class EventFile:
         self._add(self._event(wall_time=time.time(), step=step, session_log=begin))
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Write the figures of a step, so that they can be seen. Raises CheckpointError."""
+        """Write the figures of a step, and flush. Raises CheckpointError."""
         values = [
             self._summary.Value(tag=name, simple_value=value)
             for name, value in figures.items()

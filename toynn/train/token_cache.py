@@ -1,17 +1,17 @@
-"""Cached tokens on the disk, made once and mapped by every later run.
+"""Cache tokens on disk, made once and mapped by every later run.
 
     tokens/<name>-<key>/
-        table.json      what it was made of, how many numbers each column has, and its SHA-256
-        ids.bin, ...    the columns, little-endian, one number behind another
+            table.json      the source and settings, the length and SHA-256 of each column
+            ids.bin, ...    the columns: little-endian numbers
 
 The key is a hash of the file's bytes and of everything that its tokens depend on. So a changed file
 or tokenizer has another key. A folder is filled under a temporary name: it is complete or absent.
 toynn never removes one; delete old folders when you need the space.
 
-Every column is compared with its SHA-256 when it is opened. A damaged folder is made again, and
-that is said. A column ``ids`` of LARGE bytes and more is compared in a thread. The first check of
-the data, before the first evaluation, waits for that thread. Damage is then an error, since
-batches may have been drawn already. Later checks tell whether a file was written to.
+Every column is compared with its SHA-256 when it is opened. A damaged folder is made again, with a
+message. A column ``ids`` of LARGE bytes and more is compared in a thread. The first check of the
+data, before the first evaluation, waits for that thread. Damage is then an error, since batches may
+have been drawn already. Later checks detect writes to a file.
 """
 
 import hashlib
@@ -46,20 +46,20 @@ FORMAT = 1
 TABLE = "table.json"
 IDS, BEGINS = "ids", "begins"
 EXAMPLES = {IDS: "<i4", "learned": "|u1", BEGINS: "<i8"}
-KEY = 24  # digits
+KEY = 24  # hexadecimal digits
 LARGE = 2**30  # bytes of ids: SHA-256 takes a second or two
 
 Facts = dict[str, Any]
-#: What readers of examples ask a table for.
+#: The facts that readers of examples need.
 FACTS = frozenset(("labels", "cut", "dropped", "roles"))
 Table = dict[str, NDArray[Any]]
 
 
 class TokenCache:
-    """A folder of tokens, for ``store`` of `toynn.data.jsonl.read`: see `toynn.data.store`.
+    """A folder of tokens, for the ``store`` of ReadOptions: see `toynn.data.store`.
 
-    ``tell`` is told of tokens that are damaged, and are made again. Raises CheckpointError where
-    they cannot be written, DataError for a file that cannot be read or changes meanwhile.
+    ``tell`` is called when damaged tokens are made again. Raises CheckpointError if tokens cannot
+    be written, DataError for a file that cannot be read or changes meanwhile.
     """
 
     def __init__(self, folder: str | Path, tell: Callable[[str], object] = warnings.warn) -> None:
@@ -68,7 +68,7 @@ class TokenCache:
     def examples(
         self, path: Path, told: dict[str, Any], empty: Examples, fill: FillExamples
     ) -> tuple[Examples, dict[str, Any], Mapped]:
-        """Return the examples of a file, like ``empty``, and what else is to be known of them.
+        """Return a file's examples, with the settings of ``empty``, and facts about them.
 
         Raises CheckpointError and DataError as the class does.
         """
@@ -90,14 +90,14 @@ class TokenCache:
     def tokens(
         self, path: Path, told: dict[str, Any], vocab_size: int, fill: FillTokens
     ) -> tuple[NDArray[np.integer[Any]], Mapped]:
-        """Return the tokens of a file, two bytes each where the vocabulary allows.
+        """Return the tokens of a file, two bytes each if the vocabulary allows.
 
-        Raises DataError for ids that are not of the vocabulary, and as the class does.
+        Raises DataError for ids outside the vocabulary, and as the class does.
         """
 
         def make(columns: Mapping[str, "_Column"]) -> Facts:
             for ids in fill():
-                check_ids(f"{path}", ids, vocab_size)  # others would be cut to two bytes
+                check_ids(f"{path}", ids, vocab_size)  # else they would be cut to two bytes
                 columns[IDS].extend(ids)
             return {}
 
@@ -157,18 +157,18 @@ class TokenCache:
 
 
 class _Column:
-    """Numbers that are written to a file."""
+    """A file of numbers that is being written."""
 
     def __init__(self, file: Writer, dtype: str) -> None:
         self.file, self.count, self.sum = file, 0, hashlib.sha256()
         self._as_array = partial(np.asarray, dtype=dtype)
 
     def append(self, number: int) -> None:
-        """Add one."""
+        """Append one number."""
         self.extend((number,))
 
     def extend(self, numbers: Any) -> None:
-        """Add some."""
+        """Append several numbers."""
         array = self._as_array(numbers)
         data = array.tobytes()
         self.file.write(data)
@@ -178,7 +178,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Found:
-    """A folder of tokens that is open."""
+    """An open folder of tokens."""
 
     columns: Table
     facts: Facts
@@ -187,14 +187,14 @@ class _Found:
 
 @dataclass(frozen=True)
 class _File:
-    """A column's file, open, and the SHA-256 that it must have."""
+    """A column's open file, and its expected SHA-256."""
 
     state: Unchanged
     file: BufferedReader
     sum: str
 
     def compare(self) -> None:
-        """Raise DataError if the contents are not those that were written."""
+        """Raise DataError if the contents have another SHA-256."""
         path = self.state.path
         with readable(path):
             self.file.seek(0)
@@ -207,7 +207,7 @@ class _File:
 
 
 class _Contents:
-    """The columns of a folder, which are mapped."""
+    """The mapped columns of a folder."""
 
     def __init__(self, folder: Path, states: list[Unchanged]) -> None:
         self._folder, self._states = folder, states
@@ -231,9 +231,9 @@ class _Contents:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise DataError where a column is damaged, or was written to since it was opened.
+        """Raise DataError if a column is damaged, or was written to since it was opened.
 
-        Waits for what is still being compared.
+        Waits for the comparison in the thread.
         """
         if self._thread is not None:
             self._thread.join()
@@ -248,13 +248,13 @@ class _Contents:
 
 
 def _opened(folder: Path, types: Mapping[str, str], made_of: Mapping[str, Any]) -> _Found:
-    """Map the columns of a folder. Raises DataError where one is not as its table says."""
+    """Map the columns of a folder. Raises DataError if they contradict the table."""
     path = folder / TABLE
     table = read_object(path, links=False)
     if table.pop("sum", None) != _sum(table):
-        raise DataError(f"{path}: damaged: its sum is another one")
+        raise DataError(f"{path}: damaged: its checksum is wrong")
     if "sums" not in table:
-        raise DataError(f"{path}: an older toynn wrote it, without the sums of the columns")
+        raise DataError(f"{path}: an older toynn wrote it, without checksums of the columns")
     if any(table.get(name) != value for name, value in made_of.items()):
         raise DataError(f"{path}: it was made from another file, tokenizer or setting")
     counts, sums, facts = (table.get(name) for name in ("counts", "sums", "facts"))
@@ -291,7 +291,7 @@ def _opened(folder: Path, types: Mapping[str, str], made_of: Mapping[str, Any]) 
 
 
 def _check_places(folder: Path, columns: Mapping[str, NDArray[Any]]) -> None:
-    """Raise DataError where examples or documents do not begin and end within the tokens."""
+    """Raise DataError if examples or documents begin or end outside of the tokens."""
     size, begins = len(columns[IDS]), columns.get(BEGINS, np.empty(0, np.int64))
     within = not len(begins) or (begins[0] == 0 and int(begins[-1]) <= size)
     if not within or (begins[1:] < begins[:-1]).any():

@@ -3,8 +3,8 @@
     trainer = Trainer(recipe, data, steps=1000, lr=3e-4, folder="runs/mine", save_every=100)
     result = trainer.fit()                      or: for report in trainer: ...
 
-The same is behind ``toynn train``. With a folder, reports go to metrics.jsonl, the best model so
-far to its files, and every ``save_every`` steps a checkpoint, from which ``resume`` goes on.
+``toynn train`` uses it too. With a folder, reports go to metrics.jsonl, and the best model so far
+to its files. Every ``save_every`` steps it saves a checkpoint to ``resume`` from.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -62,18 +62,18 @@ __all__ = ["Trainer"]
 
 StrPath = str | PathLike[str]
 
-#: Above so many times the loss before training, and so much for chance, a run diverges.
+#: A run diverges above WORSE times the loss before training plus NOISE.
 WORSE, NOISE = 1.5, 0.5
 
 
 class Trainer:
-    """Trains a recipe that was realized.
+    """Trains a realized recipe.
 
     Parameters
     ----------
     data
-        A ``Dataset``, ``PreferenceData``, or a ``Mixture`` of them; an iterator of batches, with a
-        ``state`` if the run is to be resumed; or a list, which is repeated.
+        A ``Dataset``, ``PreferenceData``, or a ``Mixture`` of them. Or an iterator of batches,
+        which needs a ``state`` for resuming. Or a list of batches, which is repeated.
     steps, epochs
         The length of the run: updates, or passes through the data.
     valid
@@ -161,7 +161,7 @@ class Trainer:
         check_enough(group, source)
         per_update = LoopOptions(**{"steps": 1, **options}).per_update(ranks)
         per_epoch = getattr(source, "per_epoch", None)
-        self._per_epoch = per_epoch and per_epoch / per_update  # steps of a pass through the data
+        self._per_epoch = per_epoch and per_epoch / per_update  # in steps
         steps, batches = length_of(per_epoch, steps, epochs, per_update, begun)
         self.options = LoopOptions(**{"steps": steps, "batches": batches, **options})
         self.recipe = recipe
@@ -184,12 +184,12 @@ class Trainer:
             BOARDS[name].check()
         self._on_step, self._on_report, self._on_best = on_step, list(on_report), on_best
         self._sampler = sample
-        self._diverges = False  # which is said once
+        self._diverges = False  # printed once
         self._metrics: MetricsFile | None = None
         self._samples: Log | None = None
         self._boards: list[Any] = []
         self._bar: Progress | None = None
-        self._place: str | None = None  # the folder of several processes
+        self._place: str | None = None  # rank 0's folder
         alone = group.size == 1
         self.loop = (Loop if alone else partial(RankLoop, group=group, order=allreduce))(
             recipe,
@@ -214,23 +214,23 @@ class Trainer:
 
     @property
     def result(self) -> Result:
-        """What the run has come to so far."""
+        """The result so far."""
         return self.loop.result
 
     def fit(self) -> Result:
-        """Train to the end, or until a signal; with a folder, the recipe then has the best weights.
+        """Train to the end or until a signal; with a folder, the recipe then has the best weights.
 
-        Raises what a step raises; CheckpointError where files cannot be written.
+        Raises what a step raises, and CheckpointError if files cannot be written.
         """
         for _ in self:
             pass
         return self.result
 
     def __iter__(self) -> Iterator[Report]:
-        """Train, and yield each report when it is made. Once only, as ``fit``."""
+        """Train as ``fit`` does, and yield each report. Only once."""
         with _Exits() as stack:
             found = self._resume
-            with Section():  # the folder's lock is not left to nobody
+            with Section():  # a signal must not leave the folder locked
                 if found is not None and self.folder is None:
                     self.folder = stack.enter_context(RunFolder.resume(found.path.parent))
                 elif self._new is not None:
@@ -239,7 +239,7 @@ class Trainer:
                 self._restore(found)
             if isinstance(self.loop, RankLoop):
                 self._join(self.loop)
-            if self.folder is not None:  # nothing is written where a run is refused
+            if self.folder is not None:  # a refused run has written nothing
                 self._begin(self.folder, stack, found)
             if self._progress:
                 bar = Progress(
@@ -263,7 +263,7 @@ class Trainer:
     # -- Several processes ---------------------------------------------------------------------
 
     def _join(self, loop: RankLoop) -> None:
-        """Make sure that all are alike, start from the state of rank 0, and say what it costs."""
+        """Check that all ranks agree, start from rank 0's state, and print the expected cost."""
         group, found = self.group, self._resume
         share_cores(group.local_cpus, group.local_rank)
         self._place = group.tell(None if self.folder is None else str(self.folder.path))
@@ -279,7 +279,7 @@ class Trainer:
             self._tell(expected(loop))
 
     def _part(self, loop: RankLoop) -> None:
-        """Give all the weights that rank 0 has, which may be the best ones."""
+        """Copy rank 0's weights, which may be the best ones, to all ranks."""
         if self.group.tell(self.folder is not None and self.result.iterations > 0):
             share_weights(self.group, self.recipe.engine)
         self._tell(took(loop))
@@ -293,9 +293,9 @@ class Trainer:
     # -- Resuming ------------------------------------------------------------------------------
 
     def _begin(self, folder: RunFolder, stack: ExitStack, found: Checkpoint | None) -> None:
-        """Begin to write in a folder: put it where a checkpoint was, and open its logs.
+        """Begin to write in a folder: restore it to a checkpoint, and open its logs.
 
-        They lose what is behind the checkpoint.
+        The logs lose everything after the checkpoint.
         """
         if found is not None:
             checkpoint.restore_best(found, folder.path)
@@ -320,7 +320,7 @@ class Trainer:
             self._samples = stack.enter_context(log)
 
     def _restore(self, found: Checkpoint) -> None:
-        """Put recipe, loop and data where they were; the folder stays as it is."""
+        """Restore recipe, loop and data; the folder is unchanged."""
         self.recipe.restore(found.snapshot)
         reports: list[Report] = []
         keep = found.state["metrics_bytes"]
@@ -367,7 +367,7 @@ class Trainer:
         self._on_best()
 
     def _sample(self) -> bool:
-        """Let the model write; say whether it came to its end before a signal."""
+        """Let the model write a sample; return whether it finished before a signal."""
         if self.group.rank:
             return True
         parts = []
@@ -383,12 +383,12 @@ class Trainer:
         return True
 
     def _save(self, state: State) -> None:
-        """Save a checkpoint. One that the disk refuses is said, and tried again at the next.
+        """Save a checkpoint. A failure is printed, and the next checkpoint is tried.
 
-        That of a signal is the last: it raises.
+        After a signal there is no next one, so a failure raises.
         """
         if self._place is not None:
-            self.group.hint(f"go on with: toynn train --resume {in_shell(self._place)}")
+            self.group.hint(f"resume with: toynn train --resume {in_shell(self._place)}")
         if self.folder is None or self._metrics is None:
             return
         try:
@@ -414,7 +414,7 @@ class Trainer:
         except CheckpointError as error:
             if self.loop.stopping:
                 raise
-            self._say(f"{error}; the training goes on, and the next checkpoint will be tried")
+            self._say(f"{error}; training continues, and the next checkpoint will be tried")
 
     def _say(self, message: str) -> None:
         with self._above():
@@ -426,15 +426,15 @@ class Trainer:
 
 
 class _Exits(ExitStack):
-    """An exit stack of which no signal's handler cuts the exits short."""
+    """An exit stack whose exits are not interrupted by signals."""
 
     __exit__ = uninterrupted(ExitStack.__exit__)
 
 
 def find(path: Path) -> Checkpoint:
-    """Return the checkpoint that a path means: itself, or the newest whole one of a run's folder.
+    """Return the checkpoint at a path, or the newest complete one in a run's folder.
 
-    Raises CheckpointError. A broken one that is passed over is said on stderr.
+    Broken checkpoints are skipped with a message on stderr. Raises CheckpointError.
     """
     if not path.is_dir():
         raise CheckpointError(f"{path}: expected the folder of a run, or of a checkpoint in one")
@@ -450,7 +450,7 @@ def find(path: Path) -> Checkpoint:
 
 
 def _checks(recipe: Any, data: Any) -> Callable[[], None]:
-    """Return what looks whether files are still those that were mapped."""
+    """Return a function that raises if a mapped file has changed."""
 
     def check() -> None:
         recipe.check_unchanged()

@@ -1,10 +1,10 @@
-"""Runs of Weights & Biases, of the figures of metrics.jsonl, by the same names.
+"""Log to Weights & Biases, with the figures and names of metrics.jsonl.
 
     toynn train gpt2 --report html,wandb --out runs/mine; wandb sync runs/mine/wandb/offline-run-*
 
-The library's own environment says what it does: WANDB_MODE=online sends figures as they come,
-WANDB_PROJECT names the project. Without WANDB_MODE nothing leaves the machine. A run that goes on
-is another run there. Source: the reference of wandb.init, Run.log and Run.finish.
+The library's own environment variables control it: WANDB_MODE=online sends figures as they come,
+WANDB_PROJECT names the project. Without WANDB_MODE nothing leaves the machine. A resumed run is a
+new run there. Source: the reference of wandb.init, Run.log and Run.finish.
 """
 
 import os
@@ -21,7 +21,7 @@ PROJECT = "toynn"
 
 
 def check_installed() -> None:
-    """Raise ConfigError where the library of Weights & Biases is missing."""
+    """Raise ConfigError if the library of Weights & Biases is missing."""
     try:
         import wandb  # noqa: F401
     except ImportError as error:
@@ -32,7 +32,7 @@ def check_installed() -> None:
 
 
 class WandbRun:
-    """A new run there, whose files are in the folder wandb/ of ours. Raises CheckpointError."""
+    """A new W&B run, with its files in our folder's wandb/. Raises CheckpointError."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb

@@ -144,7 +144,8 @@ class NameMapping(Folder):
     orders
         Modules whose rows or columns are ordered differently in a folder.
     flat
-        Weights with one axis in a folder and two in GGUF files, and the key of their number of rows.
+        Weights with one axis in a folder and two in GGUF files. The values are keys of the number
+        of rows.
     spare
         Returns the modules that a model has not, where two of them have one name in a folder.
     claims
