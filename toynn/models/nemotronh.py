@@ -97,6 +97,7 @@ class NemotronHConfig(MambaConfig):
     weights_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        """Check the kinds of blocks and the sizes. Raises ConfigError."""
         kind, count = type(self).__name__, self.n_layers
         if len(self.kinds) != count or set(self.kinds) - set(_KINDS):
             raise ConfigError(

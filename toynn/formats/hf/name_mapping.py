@@ -341,13 +341,18 @@ class NameMapping(Folder):
     def heads(self, metadata: Mapping[str, Any], gguf_name: str) -> int:
         """Return the number of heads of a weight whose rows are ordered differently, else 0.
 
+        What is no number of heads is returned as it stands.
+
         Raises KeyError for missing metadata.
         """
         keys = [f"{self.architecture}.{key}" for key in self.pairs.get(module_of(gguf_name), ())]
         if not keys:
             return 0
-        found = metadata[next((key for key in keys if key in metadata), keys[-1])]
-        return found if isinstance(found, int) else int(max(found))  # 0 in blocks without any
+        heads: int = metadata[next((key for key in keys if key in metadata), keys[-1])]
+        if isinstance(heads, list | np.ndarray):  # 0 in blocks without any
+            some = {int(each) for each in heads} - {0}
+            heads = some.pop() if len(some) == 1 else heads
+        return heads
 
 
 def name_mapping_for(config: Config) -> NameMapping | None:
