@@ -233,10 +233,14 @@ class NemotronH(Mamba):
         return float(cfg.n_experts_used / max(cfg.n_experts, 1))
 
     def new_config(self, **shape: Any) -> Any:
-        """Return a configuration of state spaces and MLPs by turns, the last of them attention."""
-        count = shape["n_layers"]
-        kinds = "".join("M-"[n % 2] for n in range(count - 1)) + "*"
-        return super().new_config(**{"kinds": kinds} | shape)
+        """Return a configuration of state spaces, by turns with MLPs or experts, then attention."""
+        mixes = self.architecture.endswith("_moe")
+        turns, count = "ME" if mixes else "M-", shape["n_layers"]
+        kinds = "".join(turns[n % 2] for n in range(count))
+        kinds = f"{kinds[:-1]}*" if count > 2 else kinds
+        width = shape["d_ff"]
+        own = {"n_experts": 8, "n_experts_used": 2, "expert_d_ff": width, "shared_d_ff": width}
+        return super().new_config(**{"kinds": kinds} | (own if mixes else {}) | shape)
 
     # -- Files ---------------------------------------------------------------------------------
 
