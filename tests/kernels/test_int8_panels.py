@@ -65,7 +65,7 @@ def rounded(x, moved=0):
         most = np.abs(part).max(1, keepdims=True)
         up = np.where(most > 0, np.float32(127) / np.where(most > 0, most, 1), 0)
         exact = part.astype(np.float64) * up.astype(np.float32) + by
-        codes.append(np.rint(exact.astype(np.float32)).astype(np.int64))
+        codes.append(np.rint(exact.astype(np.float32)).clip(-127, 127).astype(np.int64))
         scales.append(most / np.float32(127))
     return codes, scales
 
@@ -138,6 +138,17 @@ def test_gradients_are_right_on_average():
     dy[:, 1::PASS] = 0
     codes = backward(dy, quants.quantize(np.eye(N, K, dtype=np.float32), "Q8_0"), "Q8_0", K)
     assert (codes[:, 1] == 0).all() and len(np.unique(codes[:, 2])) == 2
+
+
+@needed
+def test_the_largest_number_keeps_its_sign():
+    """Where chance is largest, and 127 / most is rounded up, 127 + u - 1/2 is rounded to 128."""
+    dy = np.zeros((192, 256), np.float32)
+    assert chances(dy.shape)[118, 212] == chances(dy.shape).max() > 0.49999
+    raw = quants.quantize(np.ones((256, 256), np.float32), "Q8_0")
+    for dy[118, 212] in (1.2697867, 1.6066358, 1.6706244, -1.2697867):
+        dx = backward(dy, raw, "Q8_0", 256)[118]
+        np.testing.assert_allclose(dx, dy[118, 212], rtol=0.02)
 
 
 @needed

@@ -137,6 +137,8 @@ def test_products_of_parts_in_tiles():
     assert bound(precision="medium") == (1, "tiles")
     slow = replace(rates, tiles=150e9)
     assert Limits(1, slow, slow).bound(GIGA, 1, 1, precision="high").limit == "float32"
+    quads = bound(precision="int8")  # four terms where float32 takes one
+    assert (quads.limit, quads.seconds) == ("int8", 900 * GIGA / 400e9)
 
 
 def test_threads_in_between(machine):

@@ -131,7 +131,7 @@ cdef class Section:
     def __del__(self):
         # Python 3.14 handles signals between __enter__ and the body, too. If a handler raises
         # there, nobody calls __exit__.
-        while self._entered:
+        while self._entered > 0:
             self.__exit__(None, None, None)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import toynn._kernels as kernels
 from toynn.backends.cpu.work import seconds, worth
-from toynn.numerics.precision import PRECISIONS
+from toynn.numerics.precision import ALL_PRECISIONS
 from toynn.testing.calls import check, invoke, times
 from toynn.testing.cases import CASES, Call, Sizes
 from toynn.testing.limits import Bound, Limits
@@ -28,7 +28,7 @@ class Row:
     flops: int
     nbytes: int
     share: float  # least possible time / time
-    limit: str  # "float32", "bfloat16", "tiles" or "memory"
+    limit: str  # "float32", "bfloat16", "tiles", "int8" or "memory"
 
     @property
     def gflops(self) -> float:
@@ -118,7 +118,7 @@ def bounds(session: Any, limits: Limits) -> list[Bound]:
     found = []
     for node in session.tape.nodes:
         index = node.sizes.get("precision")
-        exactness = None if index is None else PRECISIONS[index]
+        exactness = None if index is None else ALL_PRECISIONS[index]
         at = limits.n_threads
         found.append(limits.bound(node.flops, node.nbytes, at, precision=exactness))
     return found

@@ -24,12 +24,12 @@ TN_INLINE tn_vec tn_terms_of(const float* x, ptrdiff_t n) { return (tn_vec)tn_fi
 
 TN_INLINE tn_ints tn_nearest(tn_vec x) { return (tn_ints)_mm512_cvtps_epi32((__m512)x); }
 
-/* The lowest bytes of four registers, one register after another. */
+/* Codes of four registers as bytes, one register after another; 128 becomes 127. */
 TN_INLINE tn_vec tn_bytes_of(const tn_ints x[4]) {
-    __m512i all = _mm512_castsi128_si512(_mm512_cvtepi32_epi8((__m512i)x[0]));
-    all = _mm512_inserti32x4(all, _mm512_cvtepi32_epi8((__m512i)x[1]), 1);
-    all = _mm512_inserti32x4(all, _mm512_cvtepi32_epi8((__m512i)x[2]), 2);
-    return (tn_vec)_mm512_inserti32x4(all, _mm512_cvtepi32_epi8((__m512i)x[3]), 3);
+    __m512i all = _mm512_castsi128_si512(_mm512_cvtsepi32_epi8((__m512i)x[0]));
+    all = _mm512_inserti32x4(all, _mm512_cvtsepi32_epi8((__m512i)x[1]), 1);
+    all = _mm512_inserti32x4(all, _mm512_cvtsepi32_epi8((__m512i)x[2]), 2);
+    return (tn_vec)_mm512_inserti32x4(all, _mm512_cvtsepi32_epi8((__m512i)x[3]), 3);
 }
 
 TN_INLINE TN_VNNI tn_ints tn_dot(tn_ints sum, tn_vec bytes, tn_vec codes) {
@@ -134,8 +134,7 @@ TN_INLINE TN_VNNI tn_ints tn_keep_quads(float* y, int is_a, tn_vec quads, tn_int
     return tn_dot(total, (tn_vec)(0x01010101 - (tn_ints){0}), quads);
 }
 
-/* Where the numbers of a row are rounded by chance: from -1/2 to 1/2 for its terms from k on, so far
-   from both that the largest code stays 127. */
+/* u - 1/2 for the terms of a row from k on: between -1/2 and 1/2, so that a 0 stays 0. */
 TN_INLINE tn_vec tn_chances(ptrdiff_t row, ptrdiff_t k) {
     tn_uints h;
     TN_UNROLL for (int i = 0; i < TN_V; i++) h[i] = (unsigned)i * 0x85EBCA6Bu;

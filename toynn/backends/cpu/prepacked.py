@@ -69,8 +69,8 @@ def _rows_that_gain(form: int) -> int:
     Packing is work per weight, multiplying is work per weight and row. So the faster a product
     multiplies, the more rows gain (docs/performance.md, 5).
     """
-    floats, pairs, tiles = 128, 256, 1024
-    return floats if form == 0 else pairs if form == 1 else tiles
+    floats, pairs, tiles_and_quads = 128, 256, 1024
+    return floats if form == 0 else pairs if form == 1 else tiles_and_quads
 
 
 class Prepacked:
