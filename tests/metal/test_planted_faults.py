@@ -221,8 +221,8 @@ FAULTS = {
     "attention: rows behind T": (
         "attention",
         0,
-        "if (row >= T || column >= D) continue",
-        "if (column >= D) continue",
+        "if (row < T && column < D) dq",
+        "if (column < D) dq",
     ),
     "cached attention: keys that are not there": (
         "cached_attention",
@@ -335,7 +335,7 @@ FAULTS = {
     "cached attention: spans of one weight": (
         "cached_attention",
         0,
-        "const float weight = precise::exp(left[n * (D + 2) + D] - most);",
+        "const float weight = precise::exp(left[n * (E + 2) + E] - most);",
         "const float weight = 1.0f;",
     ),
     "cached attention: a span that nobody wrote": (

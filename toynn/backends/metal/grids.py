@@ -149,7 +149,6 @@ PASSES: dict[str, Passes] = {
         each(s["B"] * (s["T"] - 1) * s["C"], "_x"),
         each(s["T"] * s["C"] * max(s["has_dcls"], s["has_dpos"]), "_w"),
     ],
-    "columns.backward": _each("N", "H", "X"),
     "cross_entropy.backward": _rows,
     "cross_entropy.backward_dense": _rows,
     "cross_entropy.forward": _one_loss,
