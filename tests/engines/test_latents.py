@@ -7,8 +7,9 @@ import pytest
 from llamas import KINDS, config, make, shake
 from some_adapters import draw
 
+from toynn import ops
 from toynn.engines import LlamaSeqEngine, frozen
-from toynn.errors import GGUFError
+from toynn.errors import ConfigError, GGUFError
 from toynn.formats import gguf
 from toynn.session import Session
 
@@ -64,6 +65,17 @@ def test_an_adapter_of_the_matrix_that_queries_absorb(base, kind):
     expected = engine.logits(IDS)
     assert nmse(expected, frozen(base).logits(IDS)) > 1e-3
     assert nmse(read_by_one(engine), expected) < SAME
+
+
+@pytest.mark.parametrize("op", [ops.absorbed, ops.expanded])
+def test_heads_that_absorb_have_no_gradient(op):
+    session = Session()
+    x, w = session.parameter("x", (4, 6)), session.constant("w", (6, 3))
+    labels = session.input("labels", (4,), "i32")
+    arguments = (0, 3) if op is ops.absorbed else (0, 3, 3)
+    session.set_loss(ops.cross_entropy(session, op(session, x, w, 2, *arguments), labels))
+    with pytest.raises(ConfigError, match="absorb a matrix have no gradient: record keys"):
+        session.build_backward()
 
 
 def written(base, out, changes=(), without=(), tensors=None):

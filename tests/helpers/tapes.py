@@ -221,6 +221,14 @@ def columns(net):
     return ops.add(net.s, y, ops.columns(net.s, x, 0, C))
 
 
+def heads_of_columns(net, shared):
+    """Keys of two heads, of which a part is of one head or of each; and values behind them."""
+    s, x = net.s, ops.silu(net.s, net.activation(2 * 7))
+    rotated = ops.silu(s, net.activation(3 * shared))
+    keys = ops.joined(s, ops.head_columns(s, x, 2, 0, 4), rotated, 2, shared)
+    return ops.joined(s, keys, ops.head_columns(s, x, 2, 4, 3), 2, 2)
+
+
 def relu2(net):
     return ops.relu2(net.s, net.activation())
 
@@ -462,6 +470,8 @@ TAPES = {
     "taps-alone": (taps_alone,),
     "biased-taps": (biased_taps,),
     "columns": (columns,),
+    "heads-that-share-columns": (heads_of_columns, 1),
+    "heads-of-columns": (heads_of_columns, 2),
     "relu2": (relu2,),
     "delta": (delta, False),
     "delta-in-segments": (delta, True),

@@ -31,7 +31,7 @@ def assert_logits_agree(got, expected):
 
 
 #: What torch_llama computes; test_transformers.py has the others.
-OTHER = ("moe", "linear", "yarn", "qwen35")
+OTHER = ("moe", "linear", "yarn", "qwen35", "qwen3next")
 OWN = [
     kind
     for kind in KINDS

@@ -110,7 +110,7 @@ SETTINGS = {
 }
 
 
-PAIRS = [("llama", setting) for setting in SETTINGS if setting != "latents"]
+PAIRS = [("llama", setting) for setting in SETTINGS if setting not in ("latents", "mixer")]
 PAIRS += [("qwen2", "plain"), ("qwen3", "rslora"), ("gpt2", "plain"), ("gpt2", "attention")]
 PAIRS += [("smollm3", "rslora"), ("granite", "plain"), ("qwen3moe", "plain")]
 PAIRS += [("olmoe", "rslora"), ("granitemoe", "attention")]
