@@ -38,9 +38,10 @@ class Caches:
         self, name: str, batch: int, n_kv_heads: int, d_head: int, d_value: int | None
     ) -> ops.KVCache:
         """Return the cache of an attention; without ``d_value``, values are a part of keys."""
-        keys, values = ops.KVCache.shapes(batch, n_kv_heads, self.rows, d_head, d_value or 0)
-        kept = None if d_value is None else self._kept(f"{name}values", values)
-        return ops.KVCache(self._kept(f"{name}keys", keys), kept, self.past)
+        shapes = ops.KVCache.shapes(batch, n_kv_heads, self.rows, d_head, d_value or 0)
+        keys = self._kept(f"{name}keys", shapes[0])
+        values = None if d_value is None else self._kept(f"{name}values", shapes[1])
+        return ops.KVCache(keys, values, self.past)
 
     def ring(self, name: str, batch: int, width: int) -> Tensor:
         """Return the last rows (B, RING, C) of a convolution's input."""
