@@ -96,7 +96,7 @@ REFUSED = {
     "huge heads": (
         "llama",
         with_key("llama.attention.key_length", 2**40),
-        "heads of 1099511627776",
+        "a head of 1099511627776 channels",
     ),
     "yarn": ("llama", with_key("llama.rope.scaling.type", "longrope"), "yarn here; got 'longrope'"),
     "linear": ("llama", with_key("llama.rope.scaling.factor", -4.0), "factor must be a number > 0"),

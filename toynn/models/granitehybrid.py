@@ -125,9 +125,9 @@ class GraniteHybrid(GraniteMoE, Mamba):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def shape(self, hyper: Hyper) -> tuple[dict[str, Any], int]:
+    def shape(self, hyper: Hyper, **given: int) -> tuple[dict[str, Any], int]:
         """Return the sizes of a file's model, and the width of its heads."""
-        found, d_head = super().shape(hyper)
+        found, d_head = super().shape(hyper, **given)
         count, used = hyper.count(EXPERTS), hyper.count(USED)
         shared = hyper.whole(SHARED) if count else 0
         own = {"n_experts": count, "n_experts_used": used, "shared_d_ff": shared}

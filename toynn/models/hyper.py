@@ -118,16 +118,10 @@ class Hyper:
             "d_ff": self.file.metadata.get(f"{self.prefix}expert_feed_forward_length")
         }
         found = {
-            name: given[name] if name in given else self._size(key, usual.get(name))
+            name: given[name] if name in given else self.whole(key, usual.get(name))
             for key, name in SIZES.items()
         }
         return found | {"n_layers": self.layers, "vocab": self.vocabulary}
-
-    def _size(self, key: str, usual: int | None) -> int:
-        """Return a size; of one for each block the largest."""
-        if isinstance(self._get(key, usual), list | np.ndarray):
-            return max(self.counts(key, self.layers))
-        return self.whole(key, usual)
 
     def rows(self, name: str) -> int:
         """Return the number of rows of a tensor."""
@@ -223,14 +217,15 @@ def refuse(file: Source, what: str) -> NoReturn:
 
 
 def shape_of(
-    hyper: Hyper, queries: str, n_kv_heads: int | None = None, eps: str = EPS
+    hyper: Hyper, queries: str, n_kv_heads: int | None = None, eps: str = EPS, **given: int
 ) -> tuple[dict[str, Any], int]:
     """Return the fields of a configuration that give its shape, and the width of a head.
 
     ``queries`` names a tensor with at least one row for each channel of q. The number of heads of k
-    and v is read unless given. ``head_dim`` is None if a head is d_model / n_heads wide.
+    and v is read unless given; ``given`` sizes are not read. ``head_dim`` is None if a head is
+    d_model / n_heads wide.
     """
-    sizes = hyper.sizes()
+    sizes = hyper.sizes(**given)
     d_model, n_heads = sizes["d_model"], sizes["n_heads"]
     d_head = hyper.whole("attention.key_length", max(1, d_model // n_heads))
     if d_head > hyper.rows(queries):

@@ -130,14 +130,15 @@ class Mamba(Llama):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def shape(self, hyper: Hyper) -> tuple[dict[str, Any], int]:
-        """Return the sizes of a file's model, and the width of its heads."""
+    def shape(self, hyper: Hyper, **given: int) -> tuple[dict[str, Any], int]:
+        """Return the sizes of a file's model, and the width of its heads; see Hyper.sizes."""
         counts = hyper.counts(KV, hyper.layers)
         attends = [n for n, heads in enumerate(counts) if heads]
         if len({counts[n] for n in attends}) > 1:
             refuse(hyper.file, f"{hyper.prefix}{KV} must be 0, or one number; got {counts}")
         queries = f"blk.{attends[0]}.attn_q.weight" if attends else "token_embd.weight"
-        found, d_head = shape_of(hyper, queries, counts[attends[0]] if attends else 1, self.eps_key)
+        n_kv_heads = counts[attends[0]] if attends else 1
+        found, d_head = shape_of(hyper, queries, n_kv_heads, self.eps_key, **given)
         heads, inner = hyper.whole(HEADS), hyper.whole(INNER)
         if inner % heads:
             refuse(

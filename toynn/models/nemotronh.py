@@ -244,7 +244,7 @@ class NemotronH(Mamba):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def shape(self, hyper: Hyper) -> tuple[dict[str, Any], int]:
+    def shape(self, hyper: Hyper, **given: int) -> tuple[dict[str, Any], int]:
         """Return the sizes that a file says of a model, and the width of its heads."""
         widths = hyper.counts(_WIDTH, hyper.layers)
         kv = hyper.counts(KV, hyper.layers)
@@ -256,8 +256,8 @@ class NemotronH(Mamba):
             for heads, width, mixes in zip(kv, widths, mixing, strict=True)
         ]
         dense = [width for width, letter in zip(widths, letters, strict=True) if letter == "-"]
-        found, d_head = super().shape(hyper)
-        found |= {"kinds": "".join(letters), "d_ff": dense[0] if dense else 1}
+        found, d_head = super().shape(hyper, d_ff=dense[0] if dense else 1, **given)
+        found["kinds"] = "".join(letters)
         if "E" not in letters:
             return found, d_head
         hyper.expect(GATING, SCORES["sigmoid"])
