@@ -394,7 +394,10 @@ def test_predict_with_weights_that_overflow(run, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [("nothing", "cannot read: No such file"), (".", "expected a .safetensors file, or a folder")],
+    [
+        ("nothing", "cannot read: No such file"),
+        (".", "expected a .safetensors file, or a run folder"),
+    ],
 )
 def test_predict_without_a_model(model, message, run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -34,7 +34,7 @@ def test_what_was_held_back_comes_in_the_end():
 
 @pytest.mark.parametrize("bad", ["ab", [""], ["a", 3]])
 def test_bad_stop_texts(bad):
-    with pytest.raises(ConfigError, match="stop texts"):
+    with pytest.raises(ConfigError, match="stop must be a list of non-empty texts"):
         Stops(bad)
 
 

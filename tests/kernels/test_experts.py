@@ -96,7 +96,7 @@ def test_an_expert_out_of_range_is_refused(expert):
     message = rf"row 1: expert {expert} is outside 0\.\.2"
     refused("expert_rows.forward", message, slots, offsets, experts)
     p, w = np.ones((2, 3), np.float32), np.ones((2, 2), np.float32)
-    refused("routing.backward", message, p.copy(), w.copy(), p, w, experts)
+    refused("routing.backward", message, p.copy(), None, w.copy(), p, w, experts)
     slots[:] = [[0, 1], [2, 4]]
     x = np.ones((2, 5), np.float32)
     message = r"row 1: slot 4 is outside 0\.\.3"
