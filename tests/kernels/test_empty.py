@@ -43,10 +43,12 @@ def test_a_size_of_nothing(op, call, letter, n_threads, monkeypatch):
         arrays[name] = array.copy() if before == after else np.zeros(after, array.dtype)
     called = entry.invoke
 
-    def watched(capsule, addresses, *rest):
-        present = [each is not None for each in map(arrays.get, signature.tensors)]
-        assert all(address for address, there in zip(addresses, present, strict=True) if there)
-        called(capsule, addresses, *rest)
+    def watched(capsule, tensors, *rest):
+        given = map(arrays.get, signature.tensors)
+        for array, own in zip(tensors, given, strict=True):
+            assert (array is None) == (own is None)
+            assert array is None or array.ctypes.data
+        called(capsule, tensors, *rest)
 
     monkeypatch.setattr(entry, "invoke", watched)
     with suppress(ValueError):  # a size that must be 1 at least, or divides another one
