@@ -409,6 +409,26 @@ FOLDERS = {
         dict(per_layer_config={"1": {"sliding_window": 6}, "3": {"sliding_window": 6}}),
         "and nothing else; got",
     ),
+    "gemma4 other blocks": (
+        "gemma4",
+        dict(per_layer_config={"0": {"head_dim": 4}}),
+        r"per_layer_config must have the full_attention blocks, \['1', '3'\]; got \['0'\]",
+    ),
+    "gemma4 number of sizes": (
+        "gemma4",
+        dict(per_layer_config={"1": 3, "3": 3}),
+        "per_layer_config must have an object for each block; got",
+    ),
+    "gemma4 list of sizes": (
+        "gemma4",
+        dict(per_layer_config={"1": ["head_dim"], "3": ["head_dim"]}),
+        "per_layer_config must have an object for each block; got",
+    ),
+    "gemma4 list of blocks": (
+        "gemma4",
+        dict(per_layer_config=[{"head_dim": 4}]),
+        r"per_layer_config must be an object; got \[",
+    ),
     "gemma4 k as v": (
         "gemma4",
         dict(attention_k_eq_v=True),
@@ -859,6 +879,9 @@ def test_what_a_family_cannot_be():
         ("gemma4", {"n_experts": 4}, "experts need n_experts, n_experts_used of them and expert_d"),
         ("gemma4", {"k_as_v": 1}, "k_as_v must be True or False; got 1"),
         ("gemma4", {"window": 0}, "window must be a whole number >= 1; got 0"),
+        ("granitehybrid", {"shared_d_ff": 5}, "and 0 if it is 0; got n_experts 0, 0 and 5"),
+        ("granitehybrid", {"n_experts": 4, "n_experts_used": 2}, "got n_experts 4, 2 and 0"),
+        ("granitehybrid", {"n_experts": 4, "shared_d_ff": 5}, "got n_experts 4, 0 and 5"),
     ):
         with pytest.raises(ConfigError, match=message):
             config(kind, **sizes)
@@ -867,28 +890,40 @@ def test_what_a_family_cannot_be():
 
 
 def test_what_llama_cpp_does_not_load_is_not_written_and_what_it_changes_is_said(tmp_path):
-    for kind, sizes, message in (
-        ("qwen3next", {"normalized": False}, "reads qwen3next with normalized; got False"),
-        ("qwen35", {"delta_dim": 3}, r"delta_dim = delta_value_dim; got 3 and 4"),
-        ("granitehybrid", {"attention_blocks": (0, 1)}, "a state space in at least one block"),
+    for n, (kind, sizes, message) in enumerate(
         (
-            "gemma2",
-            {"query_scalar": 9.0, "score_cap": 1.0, "logit_cap": 1.0},
-            "query_scalar 4; got 9",
-        ),
-        ("seed_oss", {"mlp_bias": True}, "llama.cpp reads seed_oss without mlp_bias; got True"),
-        ("smollm3", FACTORS, r"llama.cpp reads smollm3 without rope_factors; got \(1.0, 4.0\)"),
-        ("starcoder2", {}, "llama.cpp reads starcoder2 with output_bias and mlp_bias"),
-        ("cohere2", {"window": 0}, "llama.cpp reads cohere2 with a window only; got 0"),
-        (
-            "gemma4",
-            {"n_layers": 4, "windowed": (False, True, True, False), "shared_kv": 1},
-            "gemma4 with block 1 with a window and 2 without, as the last that have k and v",
-        ),
+            ("qwen3next", {"normalized": False}, "reads qwen3next with normalized; got False"),
+            ("qwen35", {"delta_dim": 3}, r"delta_dim = delta_value_dim; got 3 and 4"),
+            ("granitehybrid", {"attention_blocks": (0, 1)}, "a state space in at least one block"),
+            (
+                "deepseek2",
+                {"n_kv_heads": 6},
+                "without q_rank if there are 27 blocks, else with it; got 0 and 2",
+            ),
+            (
+                "deepseek2",
+                {"n_kv_heads": 6, "n_layers": 27, "q_rank": 5},
+                "without q_rank if there are 27 blocks, else with it; got 5 and 27",
+            ),
+            (
+                "gemma2",
+                {"query_scalar": 9.0, "score_cap": 1.0, "logit_cap": 1.0},
+                "query_scalar 4; got 9",
+            ),
+            ("seed_oss", {"mlp_bias": True}, "llama.cpp reads seed_oss without mlp_bias; got True"),
+            ("smollm3", FACTORS, r"llama.cpp reads smollm3 without rope_factors; got \(1.0, 4.0\)"),
+            ("starcoder2", {}, "llama.cpp reads starcoder2 with output_bias and mlp_bias"),
+            ("cohere2", {"window": 0}, "llama.cpp reads cohere2 with a window only; got 0"),
+            (
+                "gemma4",
+                {"n_layers": 4, "windowed": (False, True, True, False), "shared_kv": 1},
+                "gemma4 with block 1 with a window and 2 without, as the last that have k and v",
+            ),
+        )
     ):
         with pytest.raises(ConfigError, match=f"export: .*{message}"):
             build(config(kind, **sizes)).export_gguf(tmp_path / "model.gguf")
-        build(config(kind, **sizes)).export_hf(tmp_path / kind) if kind != "smollm3" else None
+        build(config(kind, **sizes)).export_hf(tmp_path / str(n)) if kind != "smollm3" else None
     for changes in (
         {"kinds": "-*"},
         NEMOTRON_MOE | {"arch": "nemotron_h_moe", "n_layers": 4, "kinds": "ME-*"},

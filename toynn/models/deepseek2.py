@@ -175,6 +175,11 @@ class Latent(Llama):
         own |= {"KB": H * (cfg.nope_dim + cfg.value_dim)}
         return {**super().sizes(cfg, opts, n), **own}
 
+    def new_config(self, **shape: Any) -> Any:
+        """Return a configuration with a latent of q, where llama.cpp wants one."""
+        rank = 0 if shape["n_layers"] == _LITE else max(shape["d_model"] // 2, 1)
+        return super().new_config(**{"q_rank": rank} | shape)
+
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
@@ -214,10 +219,10 @@ class Latent(Llama):
 
     def check_gguf(self, cfg: Any) -> None:
         """Raise ConfigError for a model that llama.cpp does not read."""
-        if not cfg.q_rank and cfg.n_layers != _LITE:
+        if bool(cfg.q_rank) == (cfg.n_layers == _LITE):
             raise ConfigError(
-                f"export: llama.cpp reads {cfg.arch} without q_rank only with {_LITE} blocks; got "
-                f"{cfg.n_layers}"
+                f"export: llama.cpp reads {cfg.arch} without q_rank if there are {_LITE} blocks, "
+                f"else with it; got {cfg.q_rank} and {cfg.n_layers} blocks"
             )
         if not isclose(magnitude(cfg), 1, rel_tol=1e-6):
             raise ConfigError(

@@ -356,10 +356,16 @@ class Gemma4Files(Windowed):
                 given["num_key_value_heads"] = None
         else:
             full = [str(n) for n, window in enumerate(found[PATTERN]) if not window]
-            alike = isinstance(each, dict) and all(
-                value == each[full[0]] for value in each.values()
-            )
-            if not alike or sorted(each) != sorted(full) or not {*each[full[0]]} <= keys.keys():
+            if not isinstance(each, dict):
+                config.refuse(f"per_layer_config must be an object; got {each!r}")
+            if sorted(each) != sorted(full):
+                config.refuse(
+                    f"per_layer_config must have the full_attention blocks, {full}; got {[*each]}"
+                )
+            if not all(isinstance(value, dict) for value in each.values()):
+                config.refuse(f"per_layer_config must have an object for each block; got {each!r}")
+            alike = all(value == each[full[0]] for value in each.values())
+            if not alike or not each[full[0]].keys() <= keys.keys():
                 config.refuse(
                     "per_layer_config must say the same head_dim and num_key_value_heads of each "
                     f"full_attention block, and nothing else; got {each!r}"

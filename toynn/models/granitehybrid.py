@@ -58,7 +58,7 @@ class GraniteHybridConfig(GraniteMoEConfig, MambaConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_flags(self, "rotated")
-        if bool(self.n_experts) != bool(self.n_experts_used and self.shared_d_ff):
+        if {bool(self.n_experts_used), bool(self.shared_d_ff)} != {bool(self.n_experts)}:
             raise ConfigError(
                 f"{type(self).__name__}: n_experts_used and shared_d_ff must be at least 1 if "
                 f"n_experts is, and 0 if it is 0; got n_experts {self.n_experts}, "
@@ -118,9 +118,9 @@ class GraniteHybrid(GraniteMoE, Mamba):
         return bool(cfg.rotated)
 
     def new_config(self, **shape: Any) -> Any:
-        """Return a configuration in which every fourth block has attention, or the last one."""
+        """Return a configuration in which every fourth block has attention, or the last of more."""
         count = shape["n_layers"]
-        blocks = tuple(range(3, count, 4)) or (count - 1,)
+        blocks = tuple(range(3, count, 4)) or tuple(range(1, count))[-1:]
         return super().new_config(**{"attention_blocks": blocks} | shape)
 
     # -- Files ---------------------------------------------------------------------------------

@@ -233,9 +233,17 @@ class NemotronH(Mamba):
         return float(cfg.n_experts_used / max(cfg.n_experts, 1))
 
     def new_config(self, **shape: Any) -> Any:
-        """Return a configuration of state spaces, by turns with MLPs or experts, then attention."""
+        """Return a configuration of state spaces, by turns with MLPs or experts, then attention.
+
+        Raises ConfigError for one block with experts: llama.cpp wants a state space, too.
+        """
         mixes = self.architecture.endswith("_moe")
         turns, count = "ME" if mixes else "M-", shape["n_layers"]
+        if mixes and count < len(turns):
+            raise ConfigError(
+                f"{self.config_type.__name__}: n_layers must be at least {len(turns)} for "
+                f"{self.architecture}, for a state space and for experts; got {count}"
+            )
         kinds = "".join(turns[n % 2] for n in range(count))
         kinds = f"{kinds[:-1]}*" if count > 2 else kinds
         width = shape["d_ff"]
