@@ -26,8 +26,9 @@ needed = pytest.mark.skipif(
     reason="this CPU has no AVX512_VNNI or AVX_VNNI, or the ISA level in use is another",
 )
 #: Other levels that this CPU multiplies quads at.
-OTHERS = [kernels.load("matmul", level) for level in kernels.supported_levels()]
-OTHERS = [each for each in OTHERS if each.multiplies_quads() and each is not matmul]
+LEVELS = [name for name in kernels.built_levels() if name in kernels.supported_levels()]
+OTHERS = [kernels.load("matmul", name) for name in LEVELS if name != kernels.level]
+OTHERS = [module for module in OTHERS if module.multiplies_quads()]
 pytestmark = [pytest.mark.kernels]
 
 
