@@ -61,7 +61,7 @@ def words(name):
 def test_a_folder_without_a_tokenizer_says_what_to_do(name, capsys):
     assert main(words(name)) == 2
     error = capsys.readouterr().err
-    assert "expected tokenizer.json or tokenizer.model" in error and "by --tokenizer" in error
+    assert "expected tokenizer.json or tokenizer.model" in error and "with --tokenizer" in error
 
 
 @pytest.mark.parametrize("name", ["generate", "eval", "check", "lora", "convert", "info"])
@@ -128,7 +128,7 @@ def test_a_run_knows_its_tokenizer_and_its_base(tmp_path, monkeypatch, capsys):
     assert base["base_model_name_or_path"] == str(tmp_path / "bare")
     # a PEFT folder names its base, too
     assert main(["eval", "--adapter", "exported", "--data", rows]) == 2  # it names no tokenizer
-    assert "by --tokenizer" in capsys.readouterr().err
+    assert "with --tokenizer" in capsys.readouterr().err
 
 
 def test_a_base_that_is_gone_is_said(tmp_path, capsys):

@@ -72,7 +72,7 @@ def test_batches_of_many_sizes_need_the_memory_of_a_few(alive):
         counts.append(len(alive()))
     assert max(used[10:]) < 1.2 * used[9]
     assert max(counts[10:]) <= counts[9]
-    with pytest.raises(LifecycleError, match="and of 4 sizes"):
+    with pytest.raises(LifecycleError, match="and 4 sizes"):
         first.read({0: ids})
     assert lasting.past(0) == 20
     again = engine.batch_decoder(2, 100).read({0: ids, 1: ids[:2]})

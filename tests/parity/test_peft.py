@@ -149,7 +149,7 @@ def test_one_of_two_matrices_that_are_one_module_there(saved, use_dora, tmp_path
     adapters.write_peft(tmp_path / "adapter", adapter, base)
     theirs = logits_of(PeftModel.from_pretrained(model, tmp_path / "adapter").eval())
     assert_equal(fused_logits(base, adapter, tmp_path), theirs)
-    with pytest.raises(AdapterError, match=r"attn_gate\.weight: PEFT has its rows in an order"):
+    with pytest.raises(AdapterError, match=r"attn_gate\.weight: PEFT orders its rows by heads"):
         adapters.write_peft(tmp_path / "other", adapter)
     path = tmp_path / "adapter" / "adapter_model.safetensors"
     tensors = load_file(path)

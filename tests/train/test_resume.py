@@ -356,7 +356,7 @@ def test_a_run_that_was_stopped_is_extended_or_shortened_by_force(work, tmp_path
     out = tmp_path / "out"
     with pytest.raises(Stop):
         runs.trainer("gpt2", work, folder=out, on_step=stop_at(7)).fit()
-    with pytest.raises(CheckpointError, match="steps: 12 then, 8 now; make it so"):
+    with pytest.raises(CheckpointError, match="steps: 12 then, 8 now; change"):
         runs.trainer("gpt2", work, resume=out, steps=8).fit()
     shutil.copytree(out, tmp_path / "short")
     assert runs.trainer("gpt2", work, resume=out, steps=14).fit().iterations == 14
