@@ -14,7 +14,7 @@ def _inputs(
 ) -> dict[str, Array]:  # fmt: skip
     N = B * T
     a = -rng.uniform(0.001, 2, (V, 1)).astype(np.float32)
-    a[0] = -0.02  # of what a row writes, some is left after a whole chunk
+    a[0] = -0.05  # of what a row writes, some is left after a whole chunk
     arrays = {
         "x": normal(rng, N, V * E + 2 * G * D),
         "dt": normal(rng, N, V, scale=2),
