@@ -171,6 +171,33 @@ static void signals(void) { /* are the program's own threads' to handle, but for
 
 #endif
 
+static void recorded(void) { /* shares and pieces, alone without a worker; too many are counted */
+    long long numbers[256];
+    for (int alone = 1; alone >= 0; alone--) {
+        tn_recording to = {.numbers = numbers, .capacity = 256, .alone = alone};
+        REQUIRE(atomic_load(&tn_started) == 0);
+        tn_recorder = &to;
+        tn_begin_launch();
+        REQUIRE(call(4) == 4);
+        tn_end_launch("name", 7, 9);
+        tn_recorder = NULL;
+        const int pieces = alone ? 100 + 4 : 0; /* each share looks for one more */
+        const long long* end = numbers + 1 + TN_CALL_HEAD + 4 + pieces;
+        REQUIRE(to.size == end + 5 - numbers);
+        REQUIRE(numbers[0] == TN_BEGIN && numbers[1] == TN_CALL);
+        REQUIRE(numbers[2] == 4 && numbers[3] == pieces);
+        for (const long long* each = numbers + 4; each < end; each++)
+            REQUIRE(*each >= 0);
+        REQUIRE(end[0] == TN_LAUNCH && end[2] == 7 && end[3] == 9 && end[4] >= numbers[4]);
+    }
+    tn_recording full = {.numbers = numbers, .capacity = 20, .alone = true};
+    tn_recorder = &full;
+    REQUIRE(call(4) == 4 && full.size == TN_CALL_HEAD + 4 + 104);
+    REQUIRE(call(4) == 4 && full.size > full.capacity);
+    tn_recorder = NULL;
+    REQUIRE(call(4) == 4);
+}
+
 static void no_more_threads(void) {
 #ifdef TN_REFUSE
     REQUIRE(call(1 + TN_REFUSE) == 1 + TN_REFUSE && tn_refused() == 0);
@@ -188,7 +215,7 @@ static void no_more_threads(void) {
 int main(int count, char** words) {
     void (*cases[])(void) = {
         all_threads, many_calls, several_callers, fork_in_the_middle, signals,
-        no_more_threads,
+        recorded, no_more_threads,
     };
     REQUIRE(count == 2);
     alarm(300);

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hang import HANG
 
 from tests.sanitized import steady
-from toynn import _kernels
+from toynn import Session, _kernels, ops
+from toynn._kernels import pool
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions, options_of
 
@@ -18,6 +20,7 @@ CC = os.environ.get("CC", "cc").split()
 HEADERS = Path(_kernels.__file__).parent
 SYSTEM = HEADERS.parent / "system"  # platform.h
 CASES = ("all threads", "many calls", "several callers", "fork in the middle", "signals")
+CASES += ("recorded",)
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork") or shutil.which(CC[0]) is None, reason="needs fork and a C compiler"
@@ -169,6 +172,36 @@ def test_threads_that_the_system_refuses_are_said_once_and_asked_for_anew():
     words = [sys.executable, "-c", USE + REFUSED]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=HANG)
     assert done.returncode == 0, done.stderr
+
+
+def launch_of(n_threads, x, **recording):
+    """Return what silu computes, and what is recorded of it."""
+    session = Session(n_threads=n_threads)
+    given = session.input("x", x.shape)
+    found = session.output(ops.silu(session, given))
+    session.finalize_weights()
+    session.realize()
+    session.upload(given, x)
+    with pool.Recording(**recording) as recorded:
+        session.run()
+    (launch,) = recorded.launches()
+    return session.download(found), launch
+
+
+def test_shares_of_more_cores_than_there_are_computed_alone():
+    x = np.random.default_rng(0).standard_normal((700, 1000), np.float32)
+    expected, (name, nbytes, _, _, calls) = launch_of(1, x, alone=True)
+    assert (name, nbytes, calls) == ("silu.forward", 2 * x.nbytes, [])
+    found, (_, _, _, cpu, [(spent, shares, pieces)]) = launch_of(6, x, alone=True)
+    np.testing.assert_array_equal(found, expected)
+    assert len(shares) == 6 and 0 < sum(shares) <= spent <= cpu and not pieces
+
+
+def test_recordings_refuse():
+    with pool.Recording(), pytest.raises(RuntimeError, match="this thread records already"):
+        pool.Recording().__enter__()
+    with pytest.raises(ValueError, match="there is room for 3: record fewer runs"):
+        launch_of(2, np.zeros((700, 1000), np.float32), capacity=3)
 
 
 def test_options_take_as_many_threads_as_the_pool():

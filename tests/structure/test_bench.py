@@ -1,7 +1,7 @@
 """``toynn bench``: what its loops compute, what binds a kernel, what it prints; not how fast."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from toynn.cli import main
 from toynn.testing import limits, lora_step, roofline, steps
 from toynn.testing.cases import CASES
 from toynn.testing.limits import Limits, Rates
+from toynn.testing.scaling import Call, Launch, Machine, by_op, simulate
 
 GIGA = 10**9
 SMALL, LARGE = 2**20, 2**28
@@ -271,6 +272,75 @@ def test_a_roofline_is_the_sum_of_the_limits_of_nodes(machine):
     assert roofline.least_seconds(session, slow) == pytest.approx(flops / 1e9)
 
 
+# -- Scaling ---------------------------------------------------------------------------------------
+
+
+def parts_of(lost):
+    return {name: value for name, value in asdict(lost).items() if value}
+
+
+def test_a_launch_lasts_as_long_as_its_last_shares():
+    """Serial 10, then a call whose shares take 40 and 20, on cores that are called in 1 + 2."""
+    launch = Launch("op", 100, 10, (Call((40, 20)),))
+    assert launch.work == 70
+    found = simulate(launch, 60, Machine(2, (1.0, 2.0)))
+    expected = {"ideal": 30, "serial": 5, "uneven": 10, "hand_over": 3, "growth": 5}
+    assert parts_of(found) == expected and found.time == 10 + 3 + 40
+    slow = simulate(launch, 60, Machine(2, (1.0, 2.0), bandwidth=1e9))
+    assert parts_of(slow) == expected | {"memory": 47} and slow.time == 100
+    assert simulate(Launch("op", 0, 10), 10, Machine(5)).time == 10
+    assert simulate(Launch("op", 0, 0, (Call((8,)),)), 8, Machine(4)).uneven == 6
+    three = Launch("op", 0, 0, (Call((8, 8, 8)),))
+    assert parts_of(simulate(three, 24, Machine(3, (1.0, 2.0)))) == {"ideal": 8, "hand_over": 5}
+
+
+def test_who_is_free_first_takes_the_next_piece():
+    call = Call((10, 30), (10, 10, 10))
+    assert Machine(2).last(call) == 40
+    assert Machine(2, slow=1, pace=0.5).last(call) == 60
+    assert Machine(2, slow=2, pace=0.5).last(call) == 80
+    assert Machine(4, slow=2, pace=0.25).rate == 2.5
+
+
+def test_losses_of_ops_add_up_to_the_time():
+    one = [Launch("a", 0, 40), Launch("b", 0, 2), Launch("a", 0, 8)]
+    four = [
+        Launch("a", 0, 1, (Call((10, 10, 10, 11)),)),
+        Launch("b", 0, 2),
+        Launch("a", 0, 0, (Call((4, 4)),)),
+    ]
+    found = by_op(four, one, Machine(4, (0.0, 0.0)))
+    assert [*found] == ["a", "b"]
+    assert [found["a"].time, found["b"].time] == [1 + 11 + 4, 2]
+    assert found["a"].ideal == 12 and found["a"].growth == 0.5
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        by_op(four[:2], one, Machine(4))
+
+
+def test_a_table_of_cores(capsys, monkeypatch, tmp_path):
+    """Measured as far as this machine goes, then simulated; a row for each, and for ops."""
+    monkeypatch.setattr("toynn.cli._scaling.STEPS", {"small": "d64_L2_T32_B1"})
+    monkeypatch.setattr("toynn.cli._scaling.TRIES", 1)
+    monkeypatch.setattr("toynn.cli._scaling.TEXTS", 4)
+    small = lora_step.Shape(64, 1, 2, 1, 64, 96, True, 96)
+    monkeypatch.setitem(lora_step.SHAPES, "smollm2_135m_T256", small)
+    monkeypatch.setattr("toynn.cli._scaling.LORA_T", 96)
+    toynn.set_num_threads(1)
+    file = tmp_path / "b.json"
+    words = ["--scaling", "small,lora,generation,tokenizing", "--cores", "4", "--bandwidth", "50"]
+    assert main(["bench", *words, "--json", str(file)]) == 0
+    assert toynn.get_num_threads() == 1
+    out = capsys.readouterr().out
+    assert "memory 50 GB/s in all" in out and "2 cores at half the rate" in out
+    parts = json.loads(file.read_text())["scaling"]
+    assert [part["part"] for part in parts] == ["small", "lora", "generation", "tokenizing"]
+    for part in parts:
+        kinds = [(row["cores"], row["kind"]) for row in part["rows"]]
+        assert kinds == [(1, "measured"), (4, "simulated")]
+    assert {"matmul.forward", "adamw.step"} <= parts[0]["rows"][1]["ops"].keys()
+    assert parts[0]["rows"][0]["of_ideal"] == 1
+
+
 @pytest.mark.slow
 def test_compare_adds_pytorch(machine, capsys, monkeypatch):
     pytest.importorskip("torch", reason="PyTorch, the parity group, is not installed")
@@ -287,6 +357,12 @@ def test_compare_adds_pytorch(machine, capsys, monkeypatch):
         (["--only", "gelu", "--steps"], "--only is for the table of kernels"),
         (["--paste", "--steps"], "--paste goes without --only, --steps and --compare"),
         (["--paste", "--only", "gelu"], "--paste goes without --only, --steps and --compare"),
+        (["--scaling", "--steps"], "--scaling goes without --only, --steps, --compare, --paste"),
+        (["--scaling", "all"], "must be of step, small, lora, lora-1.1b, generation, tokenizing"),
+        (["--cores", "2"], "--cores and --bandwidth are for --scaling"),
+        (["--scaling", "--cores", "2,x"], "must be whole numbers between commas, such as 1,2,16"),
+        (["--scaling", "--cores", "0"], "must be numbers from 1 to 64; got '0'"),
+        (["--scaling", "--bandwidth", "nan"], "must be a number of gigabytes per second > 0"),
         (["--threads", "0"], "argument --threads: must be a whole number from 1"),
         (["--precision", "low"], "argument --precision: invalid choice: 'low'"),
         (["--json", "no/such/folder/a.json"], "no/such/folder/a.json"),

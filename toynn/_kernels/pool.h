@@ -29,6 +29,11 @@
    number. The other thread sets the number, then reads `asleep`. So at least one of them sees what
    the other wrote, and no thread sleeps through a call.
 
+   A thread may record its calls for a while (tn_recording): the CPU time of each share. If it records
+   `alone`, it computes all n shares itself, one after the other. So one core measures how a call
+   would be shared by any number of cores. What shares take one by one (tn_take) is then recorded
+   piece by piece, because share 0 takes it all.
+
    A forked child has no workers, only the thread that forked: it starts its own workers.
    Source of the hand-over: Dekker, in Dijkstra 1965, Cooperating sequential processes. */
 #ifndef TOYNN_POOL_H
@@ -188,7 +193,107 @@ static int tn_claim(int most, tn_worker** list) {
     return count;
 }
 
+/* What a thread records: rows of numbers, one after the other.
+
+       TN_BEGIN                                  a launch begins
+       TN_CALL m p cpu, m shares, p pieces       tn_run_on_threads
+       TN_LAUNCH name nbytes wall cpu            the launch ends
+
+   `cpu` is the caller's CPU time, its waiting included. All times are nanoseconds. */
+enum { TN_BEGIN = -1, TN_CALL = -2, TN_LAUNCH = -3, TN_CALL_HEAD = 4 };
+
+typedef struct {
+    long long* numbers;
+    ptrdiff_t size, capacity; /* beyond its capacity it only counts */
+    bool alone;
+    long long launched;       /* CPU time when the launch began */
+    long long taken;          /* alone: CPU time when the current piece was taken; 0: no piece */
+} tn_recording;
+
+/* A call whose shares are timed. */
+typedef struct {
+    tn_work_fn work;
+    void* task;
+    long long* spent;    /* m numbers */
+    tn_recording* alone; /* where pieces are noted, or NULL */
+} tn_timed;
+
+static _Thread_local tn_recording* tn_recorder; /* NULL: this thread records nothing */
+
+static inline void tn_note(tn_recording* to, long long number) {
+    if (to->size < to->capacity)
+        to->numbers[to->size] = number;
+    to->size++;
+}
+
+static inline void tn_begin_launch(void) {
+    tn_note(tn_recorder, TN_BEGIN);
+    tn_recorder->launched = tn_cpu_nanoseconds();
+}
+
+static inline void tn_end_launch(const char* name, long long nbytes, long long wall) {
+    const long long cpu = tn_cpu_nanoseconds() - tn_recorder->launched;
+    const long long row[] = {TN_LAUNCH, (ptrdiff_t)name, nbytes, wall, cpu};
+    for (int k = 0; k < 5; k++)
+        tn_note(tn_recorder, row[k]);
+}
+
+/* Note the current piece, which ends now. */
+static inline void tn_end_piece(tn_recording* to, long long now) {
+    if (to->taken)
+        tn_note(to, now - to->taken);
+    to->taken = 0;
+}
+
+static void tn_time_share(void* task, int i, int m) {
+    tn_timed* x = task;
+    const ptrdiff_t first = x->alone ? x->alone->size : 0;
+    long long spent = -tn_cpu_nanoseconds();
+    x->work(x->task, i, m);
+    const long long now = tn_cpu_nanoseconds();
+    spent += now;
+    if (x->alone) {
+        tn_end_piece(x->alone, now);
+        for (ptrdiff_t k = first; k < x->alone->size && k < x->alone->capacity; k++)
+            spent -= x->alone->numbers[k];
+    }
+    x->spent[i] = spent;
+}
+
+static void tn_share_out(tn_work_fn work, void* task, int n_threads);
+
+static void tn_record_call(tn_recording* to, tn_work_fn work, void* task, int n_threads) {
+    const ptrdiff_t size = to->size, head = TN_CALL_HEAD + n_threads;
+    to->size += head;
+    if (to->size > to->capacity) {
+        tn_share_out(work, task, n_threads);
+        return;
+    }
+    long long* row = to->numbers + size;
+    tn_timed timed = {work, task, row + TN_CALL_HEAD, to->alone ? to : NULL};
+    memset(row, 0, (size_t)head * sizeof(*row));
+    const long long before = tn_cpu_nanoseconds();
+    if (to->alone) {
+        tn_within = true;
+        for (int i = 0; i < n_threads; i++)
+            tn_time_share(&timed, i, n_threads);
+        tn_within = false;
+    } else
+        tn_share_out(tn_time_share, &timed, n_threads);
+    row[0] = TN_CALL;
+    row[1] = n_threads;
+    row[2] = to->size - size - head;
+    row[3] = tn_cpu_nanoseconds() - before;
+}
+
 static void tn_run_on_threads(tn_work_fn work, void* task, int n_threads) {
+    if (tn_recorder && !tn_within)
+        tn_record_call(tn_recorder, work, task, n_threads > 1 ? n_threads : 1);
+    else
+        tn_share_out(work, task, n_threads);
+}
+
+static void tn_share_out(tn_work_fn work, void* task, int n_threads) {
     tn_worker* team = NULL;
     const int m = n_threads < 2 || tn_within ? 1 : 1 + tn_claim(n_threads - 1, &team);
     int i = 0;
@@ -209,6 +314,11 @@ static void tn_run_on_threads(tn_work_fn work, void* task, int n_threads) {
 
 /* Take the number of the next task: 0, 1, 2 .., each handed to one thread. */
 static ptrdiff_t tn_take(ptrdiff_t* taken) {
+    if (tn_recorder && tn_recorder->alone) {
+        const long long now = tn_cpu_nanoseconds();
+        tn_end_piece(tn_recorder, now);
+        tn_recorder->taken = now;
+    }
     return atomic_fetch_add_explicit((_Atomic ptrdiff_t*)taken, 1, memory_order_relaxed);
 }
 

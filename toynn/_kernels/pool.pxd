@@ -3,3 +3,8 @@ ctypedef void (*work_fn)(void* task, int i, int m) noexcept nogil
 
 cdef void run_on_threads(work_fn work, void* task, int n_threads) noexcept nogil
 cdef Py_ssize_t take(Py_ssize_t* taken) noexcept nogil
+
+# What `toynn bench --scaling` records: see Recording.
+cdef bint recording() noexcept nogil
+cdef void begin_launch() noexcept nogil
+cdef void end_launch(const char* name, Py_ssize_t nbytes, long long wall) noexcept nogil

@@ -1,4 +1,6 @@
-from typing import Any
+from typing import Any, Self
+
+from typing_extensions import disjoint_base
 
 __pyx_capi__: dict[str, Any]
 __test__: dict[str, str]
@@ -6,3 +8,12 @@ MAX_THREADS: int
 
 def refused() -> int: ...
 def ask_again() -> None: ...
+
+@disjoint_base
+class Recording:
+    def __new__(cls, alone: bool = False, capacity: int = 4194304) -> Self: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def launches(
+        self,
+    ) -> list[tuple[str, int, int, int, list[tuple[int, list[int], list[int]]]]]: ...

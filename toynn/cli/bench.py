@@ -1,7 +1,7 @@
 """``toynn bench``: this machine's limits, and the speed of each kernel beside them."""
 
 import json
-from argparse import Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -15,11 +15,12 @@ from toynn import _kernels
 from toynn.backends.config import describe, show_config
 from toynn.backends.threads import get_num_threads, set_num_threads
 from toynn.cli._flags import add
+from toynn.cli._scaling import DEFAULT, PARTS, scaling
 from toynn.errors import ConfigError
 from toynn.formats.files import write_atomically
 from toynn.jobs.options import THREADS, named
 from toynn.numerics.precision import PRECISIONS, set_float32_matmul_precision
-from toynn.options import RecipeOptions
+from toynn.options import RecipeOptions, names_of
 
 if TYPE_CHECKING:  # the case table is imported only when it is needed
     from toynn.testing.limits import Limits
@@ -36,6 +37,8 @@ GOALS = {
     "gpt2_124m_T64_B4": (1.6, 2.0),
     LORA: (1.8, 1.8),
 }
+CORES = (1, 2, 4, 8, 16)
+MOST_CORES = 64  # scratch memory grows with them
 ROUNDS = 3  # turns of each contestant in a race of steps
 #: Kernels in a report to paste, by precision, and their shapes.
 PASTED: dict[str, Sequence[str]] = {
@@ -59,6 +62,11 @@ a Q8_0 file of SmolLM2-135M's shape. A step's roofline is the time of all its no
 beside it stands the goal, the largest ratio of a step to its roofline. --compare runs the steps of
 GPT-2 in PyTorch too, in turns. The time of a step on one thread is CPU time, so other load on the
 machine matters little. docs/performance.md says how to read the tables.
+
+With --scaling the rows are numbers of cores: how much faster is a part on more of them, and what is
+lost? Serial: one thread computes, the others wait. Uneven: shares are too few or unequal. Growth:
+all shares together take longer than on one thread. Memory: bytes take longer than all this. More
+cores than this machine has are simulated. Fewer are simulated too, which shows the error.
 
 --paste prints a report for an issue about speed: the processor, the build, the limits, and a few
 kernels at highest and at medium precision."""
@@ -85,6 +93,30 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="time the steps in turns with PyTorch (which must be installed)",
     )
+    scaling_: Any = parser.add_argument(
+        "--scaling",
+        metavar="PARTS",
+        nargs="?",
+        const=",".join(DEFAULT),
+        type=names_of(PARTS),
+        help=f"how parts scale with cores, comma-separated: {', '.join(PARTS)} (default: "
+        "all but lora-1.1b, which takes minutes)",
+    )
+    scaling_.words = PARTS
+    parser.add_argument(
+        "--cores",
+        metavar="N,N",
+        type=_cores,
+        default=CORES,
+        help="numbers of cores for --scaling (default 1,2,4,8,16)",
+    )
+    parser.add_argument(
+        "--bandwidth",
+        metavar="GB/S",
+        type=_bandwidth,
+        default=float("inf"),
+        help="memory of the simulated cores together for --scaling (default: no limit)",
+    )
     parser.add_argument(
         "--paste",
         action="store_true",
@@ -95,6 +127,30 @@ def add_parser(commands: Any) -> None:
     add(parser, replace(named(RecipeOptions, "precision"), choices=PRECISIONS, help=help_))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
     parser.set_defaults(run=run, saves="json")
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    """Read numbers of cores between commas; 1 is always one of them."""
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise ArgumentTypeError(
+            f"must be whole numbers between commas, such as 1,2,16; got {text!r}"
+        )
+    found = {1, *map(int, words)}
+    if min(found) < 1 or max(found) > MOST_CORES:
+        raise ArgumentTypeError(f"must be numbers from 1 to {MOST_CORES}; got {text!r}")
+    return tuple(sorted(found))
+
+
+def _bandwidth(text: str) -> float:
+    """Read gigabytes per second."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise ArgumentTypeError(f"must be a number of gigabytes per second > 0; got {text!r}")
+    return 1e9 * found
 
 
 def run(arguments: Namespace) -> int:
@@ -112,6 +168,12 @@ def run(arguments: Namespace) -> int:
         raise ConfigError("bench: --only is for the table of kernels, without --steps or --compare")
     if arguments.paste and (arguments.only or steps):
         raise ConfigError("bench: --paste goes without --only, --steps and --compare")
+    if arguments.scaling and (arguments.only or arguments.paste or steps or arguments.threads):
+        raise ConfigError(
+            "bench: --scaling goes without --only, --steps, --compare, --paste and --threads"
+        )
+    if not arguments.scaling and (arguments.cores, arguments.bandwidth) != (CORES, float("inf")):
+        raise ConfigError("bench: --cores and --bandwidth are for --scaling")
     if arguments.compare and find_spec("torch") is None:
         raise ConfigError("bench: --compare needs PyTorch (pip install torch); --steps does not")
     if arguments.json:
@@ -119,6 +181,10 @@ def run(arguments: Namespace) -> int:
     set_float32_matmul_precision(arguments.precision)
     if arguments.threads:
         set_num_threads(arguments.threads)
+    if arguments.scaling:
+        print(f"ISA level {_kernels.level}, precision {arguments.precision}\n")
+        parts = scaling(arguments.scaling.split(","), arguments.cores, arguments.bandwidth)
+        return _write(arguments.json, {"config": describe(), "scaling": parts})
     n_threads = get_num_threads()
     limits = measure(n_threads)
     report: dict[str, Any] = {"config": describe(), "limits": asdict(limits)}
@@ -144,8 +210,13 @@ def run(arguments: Namespace) -> int:
                 report["kernels"].append(asdict(row))
     if arguments.paste:
         print("```")
-    if arguments.json:
-        write_atomically(arguments.json, (json.dumps(report, indent=1) + "\n").encode())
+    return _write(arguments.json, report)
+
+
+def _write(path: Path | None, report: dict[str, Any]) -> int:
+    """Write the figures to a file if there is one; return the exit status."""
+    if path:
+        write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())
     return 0
 
 

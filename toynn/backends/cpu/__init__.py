@@ -155,6 +155,8 @@ class CPU(Backend):
                 self._worth(launch),
                 seconds(launch.flops, launch.nbytes),
                 kept.get(i, 0),
+                launch.kernel,
+                launch.nbytes,
             )
             if limit is not None:
                 place, size = address(limit.count), names.sizes.index(limit.size)

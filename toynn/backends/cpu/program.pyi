@@ -18,6 +18,8 @@ class CompiledProgram:
         max_threads: int,
         seconds: float,
         kept: int = 0,
+        name: str = "",
+        nbytes: int = 0,
     ) -> None: ...
     def limit(self, count: int, size: int, first: int, rows: int) -> None: ...
     def run(

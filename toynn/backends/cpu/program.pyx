@@ -9,6 +9,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strchr
 
 from toynn._kernels.abi cimport MAX_OPTIONS, MAX_SIZES, MAX_TENSORS, KernelArgs, kernel_fn
+from toynn._kernels.pool cimport begin_launch, end_launch, recording
 from toynn.backends.cpu.thread_count cimport ThreadCount
 
 cdef extern from "platform.h" nogil:
@@ -21,6 +22,8 @@ cdef enum:
 cdef struct Step:
     char segment
     kernel_fn kernel
+    const char* name       # in _names
+    Py_ssize_t nbytes
     KernelArgs args
     int policy             # Accumulate: never, always, or by micro-batch
     int max_threads        # as many as its work pays
@@ -39,6 +42,7 @@ cdef class CompiledProgram:
     cdef Py_ssize_t _size, _capacity
     cdef void* _workspace
     cdef object _buffers
+    cdef list _names
     cdef ThreadCount _count
     cdef long long _short_handed
 
@@ -48,7 +52,7 @@ cdef class CompiledProgram:
             raise MemoryError(f"cannot allocate a program of {capacity} kernel calls")
         self._capacity = capacity
         self._workspace = <void*>workspace
-        self._buffers = buffers
+        self._buffers, self._names = buffers, []
         self._count = ThreadCount(1)
 
     def __dealloc__(self):
@@ -58,11 +62,12 @@ cdef class CompiledProgram:
         raise TypeError("a compiled program holds addresses and cannot be pickled")
 
     def append(self, str segment, kernel, list addresses, tuple sizes, tuple options, int policy,
-               int max_threads, double seconds, size_t kept=0):
+               int max_threads, double seconds, size_t kept=0, str name="", Py_ssize_t nbytes=0):
         """Add one kernel call: the kernel's capsule, the addresses of its tensors (0: none).
 
         Its work pays for ``max_threads`` threads and takes one thread about ``seconds``. ``kept``
-        is the address for KernelArgs.kept, or 0.
+        is the address for KernelArgs.kept, or 0. Recordings tell its ``name``, and the ``nbytes``
+        that it moves.
         """
         if self._size == self._capacity:
             raise IndexError(f"program is full at {self._capacity} kernel calls")
@@ -74,6 +79,8 @@ cdef class CompiledProgram:
         cdef Step* step = &self._steps[self._size]
         cdef size_t address
         memset(step, 0, sizeof(Step))
+        self._names.append(name.encode("ascii"))
+        step.name, step.nbytes = <const char*>self._names[self._size], nbytes
         step.segment = ord(segment)
         step.kernel = <kernel_fn>PyCapsule_GetPointer(kernel, "toynn.kernel")
         for i in range(len(addresses)):
@@ -125,21 +132,28 @@ cdef class CompiledProgram:
     ) noexcept nogil:
         cdef Step* step
         cdef Py_ssize_t i, valid = 0
+        cdef bint recorded = recording()
         cdef long long before = nanoseconds(), after
         for i in range(first, end):
             step = &self._steps[i]
             if strchr(wanted, step.segment) == NULL:
                 continue
             step.args.accumulate = accumulate if step.policy == MICRO_BATCH else step.policy
-            step.args.n_threads = min(step.max_threads, self._count.size)
+            step.args.n_threads = min(
+                step.max_threads, self._count.full if recorded else self._count.size
+            )
             if step.count != NULL:
                 valid = max(0, min(step.rows, step.count[0] - step.first))
                 step.args.n[step.size] = valid * step.per_row
+            if recorded:
+                begin_launch()
             step.kernel(&step.args)
             after = nanoseconds()
+            if recorded:
+                end_launch(step.name, step.nbytes, after - before)
             step.calls += 1
             step.spent += after - before
-            if self._count.full > 1 and step.max_threads > 1 and (
+            if self._count.full > 1 and step.max_threads > 1 and not recorded and (
                 step.count == NULL or valid == step.rows
             ):
                 self._learn(step, after - before)

@@ -1,0 +1,213 @@
+"""How a call scales with cores, measured and simulated, and where the speed-up is lost.
+
+`record` runs a call on some cores and notes the CPU time of each share of each launch. Other load
+on the machine hardly matters to CPU times. Recorded `alone`, one core computes the shares of all
+cores, one after the other, cut as the kernels cut them. `simulate` then says how long cores that
+run at once would take:
+
+    time of a launch = max(serial + sum over calls (hand-over + last share), bytes / bandwidth)
+
+Cores of a simulated machine share neither caches nor, without a bandwidth, memory.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, field, fields
+from time import perf_counter, process_time, thread_time
+from typing import NamedTuple
+
+from toynn._kernels import pool
+from toynn.backends.threads import set_num_threads
+
+__all__ = [
+    "Call",
+    "Launch",
+    "Lost",
+    "Machine",
+    "by_op",
+    "on_cores",
+    "record",
+    "record_pieces",
+    "simulate",
+]
+
+
+#: A call of two threads takes 0.5 microseconds on a quiet machine (docs/performance.md). How it is
+#: divided is an estimate: two cache lines go from core to core for each further thread.
+HAND_OVER = (300.0, 200.0)
+
+
+class Call(NamedTuple):
+    """A call of the thread pool: nanoseconds of each share, and of the pieces that any may take."""
+
+    shares: tuple[int, ...]
+    pieces: tuple[int, ...] = ()
+
+
+class Launch(NamedTuple):
+    """A kernel call: bytes that it moves, nanoseconds on one thread, and calls of the pool."""
+
+    op: str
+    nbytes: int
+    serial: int
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def work(self) -> int:
+        """Nanoseconds of all threads together."""
+        return self.serial + sum(sum(call.shares) + sum(call.pieces) for call in self.calls)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Cores, the last ``slow`` of them at ``pace`` times the rate of the others.
+
+    ``hand_over`` is nanoseconds of a call of the pool by itself, and of each thread but one in it.
+    ``bandwidth`` is bytes per second of all cores together.
+    """
+
+    cores: int
+    hand_over: tuple[float, float] = HAND_OVER
+    bandwidth: float = float("inf")
+    slow: int = 0
+    pace: float = 0.5
+
+    @property
+    def rate(self) -> float:
+        """The work that all cores do in the time in which one that is not slow does 1."""
+        return self.cores - self.slow + self.slow * self.pace
+
+    def last(self, call: Call) -> float:
+        """Return nanoseconds until the last share is done; who is free first takes a piece."""
+        paces = [1.0 if i < self.cores - self.slow else self.pace for i in range(self.cores)]
+        free = [
+            (spent / pace, pace)
+            for spent, pace in zip((*call.shares, *[0] * self.cores), paces, strict=False)
+        ][: len(call.shares)]
+        heapq.heapify(free)
+        for piece in call.pieces:
+            at, pace = free[0]
+            heapq.heapreplace(free, (at + piece / pace, pace))
+        return max(at for at, _ in free)
+
+
+@dataclass
+class Lost:
+    """Nanoseconds of launches on some cores, and what they lose; ``ideal`` and losses add up."""
+
+    ideal: float = 0.0  # the time on one core / the rate of all
+    serial: float = 0.0  # what only one thread computes
+    uneven: float = 0.0  # shares too few, or unequal: threads wait for the last one
+    hand_over: float = 0.0  # threads are called, and waited for
+    growth: float = 0.0  # shares together take longer than one thread: repeated work, caches
+    memory: float = 0.0  # bytes at the bandwidth take longer than all this
+
+    @property
+    def time(self) -> float:
+        """Nanoseconds in all."""
+        return sum(astuple(self))
+
+    def __iadd__(self, other: "Lost") -> "Lost":
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        return self
+
+
+def simulate(launch: Launch, alone: int, machine: Machine) -> Lost:
+    """Return the time of a launch that is recorded with the machine's number of cores.
+
+    ``alone`` is its nanoseconds on one core.
+    """
+    lost = Lost(alone / machine.rate)
+    lost.serial = launch.serial * (1 - 1 / machine.rate)
+    for call in launch.calls:
+        ideal = (sum(call.shares) + sum(call.pieces)) / machine.rate
+        lost.uneven += machine.last(call) - ideal
+        if len(call.shares) > 1:
+            each, further = machine.hand_over
+            lost.hand_over += each + further * (len(call.shares) - 1)
+    lost.growth = (launch.work - alone) / machine.rate
+    lost.memory = max(0.0, 1e9 * launch.nbytes / machine.bandwidth - lost.time)
+    return lost
+
+
+def by_op(launches: Sequence[Launch], alone: Sequence[Launch], machine: Machine) -> dict[str, Lost]:
+    """Return the times of ops, the slowest first; ``alone`` are the launches on one core."""
+    found: defaultdict[str, Lost] = defaultdict(Lost)
+    for launch, one in zip(launches, alone, strict=True):
+        found[launch.op] += simulate(launch, one.work, machine)
+    return dict(sorted(found.items(), key=lambda each: -each[1].time))
+
+
+@dataclass
+class Recorded:
+    """Launches of a call on some cores, the least of some tries, and the best wall time."""
+
+    launches: list[Launch]
+    seconds: float = field(default=float("inf"))
+
+
+def record(call: Callable[[], object], cores: int, *, alone: bool, tries: int) -> Recorded:
+    """Return the launches of a call on up to ``cores`` threads, or as many shares ``alone``.
+
+    Each share has its least time over the tries. Programs must be compiled for as many threads
+    already, and the call must run the same launches each time.
+    """
+    set_num_threads(cores)
+    found: Recorded | None = None
+    for _ in range(tries):
+        with pool.Recording(alone) as recording:
+            start = perf_counter()
+            call()
+            seconds = perf_counter() - start
+        launches = [
+            Launch(
+                name,
+                nbytes,
+                max(0, cpu - sum(spent for spent, _, _ in calls)),
+                tuple(Call(tuple(shares), tuple(pieces)) for _, shares, pieces in calls),
+            )
+            for name, nbytes, _, cpu, calls in recording.launches()
+        ]
+        if found is None:
+            found = Recorded(launches, seconds)
+        else:
+            found.launches = list(map(_least, found.launches, launches))
+            found.seconds = min(found.seconds, seconds)
+    assert found is not None
+    return found
+
+
+def _least(one: Launch, other: Launch) -> Launch:
+    calls = zip(one.calls, other.calls, strict=True)
+    return Launch(
+        one.op,
+        one.nbytes,
+        min(one.serial, other.serial),
+        tuple(Call(*(tuple(map(min, *each)) for each in zip(a, b, strict=True))) for a, b in calls),
+    )
+
+
+def record_pieces(op: str, call: Callable[[], object], pieces: int, tries: int) -> Recorded:
+    """Record a call whose threads are another library's, which deals ``pieces`` like pieces.
+
+    This thread's CPU time is serial, that of others is shared out. Neither may be idle and spin.
+    """
+    turns = []
+    for _ in range(tries):
+        start, all_, own = perf_counter(), process_time(), thread_time()
+        call()
+        own, all_ = thread_time() - own, process_time() - all_
+        turns.append((perf_counter() - start, own, all_ - own))
+    seconds, serial, shared = map(min, zip(*turns, strict=True))
+    each = int(1e9 * shared / pieces)
+    return Recorded([Launch(op, 0, int(1e9 * serial), (Call((0,), (each,) * pieces),))], seconds)
+
+
+def on_cores(launches: Iterable[Launch], cores: int) -> list[Launch]:
+    """Return launches of `record_pieces` with a share on each of some cores."""
+    return [
+        each._replace(calls=tuple(Call((0,) * cores, call.pieces) for call in each.calls))
+        for each in launches
+    ]
