@@ -39,7 +39,7 @@ __all__ = [
     "unused_levels",
 ]
 
-#: The modules of each ISA level, lowest first. A folder may have none: another build left it.
+#: The modules of each ISA level, lowest first. A folder that another build left may have none.
 _modules = {
     level: {module.name for module in iter_modules([str(Path(__file__).parent / level)])}
     for level in ("generic", "avx2", "avx512", "amx", "neon")

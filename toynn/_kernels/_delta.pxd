@@ -8,9 +8,8 @@ which stay in L1 while it goes through the rows of a sequence:
             array. Columns that the state does not have are 0 there, and stay 0.
     step    takes one row (a token). First all that the state stores decays, by the row's decay.
             The state is asked for the value under the row's key. The share b of the difference to
-            the row's own value is written under that key. So the old value is unlearned while the
-            new one is learned. Then the state is asked for the value under the row's query: that
-            is the output.
+            the row's own value is written under that key: the new value replaces a part of the old
+            one. Then the state is asked for the value under the row's query: that is the output.
     store   copies the columns that exist back to a stored state.
 
 forward starts with zeros where a sequence begins, steps through all rows, and stores the state at
@@ -36,8 +35,8 @@ cdef enum:
 cdef struct Head:
     Py_ssize_t q, k, v
 
-# What a row gives to a head: the query (scaled) and the key, both normalised; v from the first
-# column of a task; the share of the state that stays, and the share of v that is learned.
+# What a head reads of a row: the query (scaled) and the key, both normalised; and v, from the first
+# column of a task on. ``decay`` is the share of the state that stays, b the share that is written.
 cdef struct Row:
     float[MOST] q
     float[MOST] k
@@ -52,7 +51,7 @@ cdef inline Py_ssize_t tasks(Py_ssize_t heads, Py_ssize_t E) noexcept nogil:
 cdef inline Head head_of(
     Py_ssize_t K, Py_ssize_t V, Py_ssize_t D, Py_ssize_t E, Py_ssize_t grouped, Py_ssize_t h
 ) noexcept nogil:
-    """Head h of v, and the one of q and k that it reads."""
+    """Where head h of v, and the head of q and k that it reads, begin in a row."""
     cdef Py_ssize_t q = (h // (V // K) if grouped else h % K) * D
     return Head(q, K * D + q, 2 * K * D + h * E)
 
@@ -103,7 +102,7 @@ cdef inline void store(
 cdef inline void step(
     float* y, float* after, const float* before, const Row* row, Py_ssize_t D, Py_ssize_t width
 ) noexcept nogil:
-    """Overwrite after (D, WIDE), which may be before, by one row; and y unless it is NULL."""
+    """Take one row: overwrite after (D, WIDE), which may be before, and y unless it is NULL."""
     cdef float[WIDE] u, o
     cdef float kept
     cdef Py_ssize_t i, e
@@ -130,7 +129,7 @@ cdef inline float row_backward(
     float* dq, float* dk, float* dv, float* db, float* R, const float* dy, const float* after,
     const float* before, const Row* row, Py_ssize_t D, Py_ssize_t width,
 ) noexcept nogil:
-    """Add to dq, dk and db, overwrite dv, make R that of the row before; return <R, P>."""
+    """Add to dq, dk and db, overwrite dv, turn R into R of the row before; return <R, P>."""
     cdef float[WIDE] out, du, rest, u, dm
     cdef float[LANES] lanes, more, total
     cdef float p, d, decay = row.decay, b = row.b

@@ -1,4 +1,4 @@
-"""Cross-entropy of logits that come in chunks of rows, of which one at a time is in memory.
+"""Cross-entropy of logits that come in chunks of rows. One chunk at a time is in memory.
 
     count     rows         = number of valid labels
     forward   losses[n]    = log sum_v e^x[n,v] - x[n,labels[n]]
@@ -7,13 +7,13 @@
     each      dlogits[n,v] = dlosses[n] (e^x[n,v] / sum_k e^x[n,k] - [v = labels[n]])
 
 x are the logits of N rows, V classes each. A row whose label is -100 is not valid: its loss and
-dlogits are 0. Without a valid row, loss is NaN. backward computes the losses of its rows too, while
-a row is in cache; they are forward's to the bit. So rows must be known before backward runs. each
-is the gradient of forward where every loss has a gradient of its own. float32, labels int32; losses
-and dlogits are overwritten; dlogits may be the logits.
+dlogits are 0. Without a valid row, loss is NaN. backward also computes the losses of its rows,
+while a row is in cache; they have the same bits as forward's. rows must be known before backward
+runs. each is the gradient of forward if every loss has its own gradient. float32, labels int32;
+losses and dlogits are overwritten; dlogits may be the logits.
 The Python calls refuse a label outside 0..V-1; a program's entries ignore such a row.
-Source: cross_entropy.pyx; that losses need no logits beyond a chunk: Hsu et al. 2024, Liger Kernel,
-arXiv:2410.10989, section 3.2.
+Sources: those of cross_entropy.pyx; chunks: Hsu et al. 2024, Liger Kernel, arXiv:2410.10989,
+section 3.2.
 """
 from libc.math cimport NAN, log
 from libc.string cimport memset

@@ -5,7 +5,7 @@
     dx[n,K+c]  = dy[n,c], and 0 elsewhere; if accumulate is set: dx[n,K+c] += dy[n,c]
 
 N rows of X columns, of which C from column K on are copied. float32, C-contiguous. dx is
-overwritten, or added to if accumulate is set: then other columns are not touched.
+overwritten. If accumulate is set, its C columns are added to, and the others are not touched.
 """
 from libc.string cimport memcpy, memset
 

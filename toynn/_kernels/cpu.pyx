@@ -177,8 +177,8 @@ def pairs_unit():
 def int8_unit(int units):
     """Return the unit that multiplies 8-bit integers in a build for AVX2 or neon; "" if none.
 
-    ``units`` is TN_UNITS of dot_int8.h, what the build has besides: 0 nothing, 1 AVX_VNNI,
-    2 AVX512_VNNI, 3 SDOT and SMMLA.
+    ``units`` is TN_UNITS of dot_int8.h: which other units the build has. 0 is none, 1 AVX_VNNI, 2
+    AVX512_VNNI, 3 SDOT and SMMLA.
     """
     if TN_ARM:
         if units != 3 or not tn_has_sdot():

@@ -4,11 +4,11 @@
     loss         = 1/rows sum_n sum_v p[n,v] (lse[n] - logits[n,v])
     dlogits[n,v] = dloss/rows (s[n] exp(logits[n,v] - lse[n]) - p[n,v]),   s[n] = sum_v p[n,v]
 
-p[n] is the one-hot row of labels[n], or labels[n] itself (_dense). rows counts the valid rows: not
-those labelled -100, nor all-zero dense ones, whose dlogits are 0. Without a valid row, loss is NaN.
-N rows, V classes; float32, labels int32 or float32. dlogits may be logits; no other aliasing.
-Saved for backward: lse (N,), rows (1,). The Python calls refuse a label outside 0..V-1. A program's
-caller has checked the labels; its entries ignore such a row.
+p[n] is the one-hot row of labels[n], or labels[n] itself (_dense). rows counts the valid rows. A
+row with the label -100, or a dense row of zeros, is not valid: its dlogits are 0. Without a valid
+row, loss is NaN. N rows, V classes; float32, labels int32 or float32. dlogits may be logits; no
+other aliasing. Saved for backward: lse (N,), rows (1,). The Python calls refuse a label outside
+0..V-1. A program's caller has checked the labels; its entries ignore such a row.
 Source: Bridle 1990; the shift by the row's maximum: Blanchard et al. 2021, IMA J. Numer. Anal. 41.
 """
 from libc.math cimport NAN, log
@@ -52,7 +52,7 @@ cdef inline double _dense_loss(
 cdef inline void _scaled_softmax(
     float* dx, const float* x, float lse, float scale, Py_ssize_t V
 ) noexcept nogil:
-    """dx[v] = scale exp(x[v] - lse), computed in dx alone: so it vectorises in place too."""
+    """dx[v] = scale exp(x[v] - lse). It works on dx alone, so it vectorises in place too."""
     cdef float* block
     cdef Py_ssize_t b, v, size
     for b in range((V + BLOCK - 1) // BLOCK):

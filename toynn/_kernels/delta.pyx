@@ -4,10 +4,10 @@
 
     q = q' / sqrt(q'.q' + eps) / sqrt(D)     k = k' / sqrt(k'.k' + eps)     b = 1 / (1 + e^-c[t])
 
-for each of V heads of values, of E columns; S (D,E) is 0 where a sequence begins. A row of x is q'
-of K heads of D, k' of as many, v of V heads of E; head h of V reads head h mod K, or, where heads
-are grouped, h // (V / K). Backward, from the last row to the first, with P = e^g S_{t-1},
-m = P^T k, u = b (v - m), and R = dL/dS_t:
+for each of V heads of values, of E columns; S (D,E) is 0 where a sequence begins. A row of x has q'
+of K heads of D, k' of K heads of D, and v of V heads of E. Head h of V reads head h mod K of q and
+k; if heads are grouped, it reads head h // (V / K). Backward goes from the last row to the first.
+Let P = e^g S_{t-1}, m = P^T k, u = b (v - m), and R = dL/dS_t:
 
     R  += q dy^T       du = R^T k          dv = b du         dm = -b du       db = du . (v - m)
     dq  = S_t dy       dk = R u + P dm     R <- R + k dm^T   dg = <R, P>      R <- e^g R
@@ -67,9 +67,9 @@ cdef void _forward(Forward* a) noexcept nogil:
 cdef inline void _block_backward(
     Backward* a, float* room, Py_ssize_t batch, Py_ssize_t h, Py_ssize_t e0
 ) noexcept nogil:
-    """For WIDE columns of a head of a sequence: write dv, add to dq, dk, dg and db.
+    """For WIDE columns of a head of a sequence: write dv; add to dq, dk, dg and db.
 
-    room has the state before L rows and after each of them, zeros, and R.
+    room has the states before the first of L rows and after each of them, a state of zeros, and R.
     """
     cdef Py_ssize_t T = a.T, S = a.S, K = a.K, V = a.V, D = a.D, E = a.E
     cdef Py_ssize_t L = a.L, X = a.X, n, t, i, begin

@@ -7,10 +7,10 @@
     backward  dx[n,c] = dy[n,c] m[c] r[c]
               dm[c]   = sum_n dy[n,c] x[n,c] r[c]
 
-squares (C,) = ||W[c]||^2 of the frozen matrix W (C,K); b (C,R) is B; p (R,C) = A W^T;
-g (R,R) = A A^T. So W + s B A is never computed. x (N,C) is (W + s B A) applied to N rows; m (C,)
-are the magnitudes; bias may be missing. Backward treats r as a constant (section 4.3 of the paper),
-so norms has no gradient. A norm of 0 gives r = 0. float32, norms computed in double; outputs never
+W (C,K) is the frozen matrix. squares (C,) has ||W[c]||^2; b (C,R) is B; p (R,C) is A W^T; g (R,R)
+is A A^T. So W + s B A is never computed. x (N,C) is (W + s B A) applied to N rows; m (C,) are the
+magnitudes; bias may be missing. Backward treats r as a constant (section 4.3 of the paper), so
+norms has no gradient. A norm of 0 gives r = 0. float32, norms computed in double; outputs never
 alias inputs. dx is overwritten; dm is overwritten, or added to if accumulate is set.
 Source: Liu et al. 2024, DoRA, arXiv:2402.09353, equations 5 and 11.
 """

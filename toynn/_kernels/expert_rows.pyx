@@ -6,8 +6,8 @@
 N rows, each sent to K of E experts. All arrays are i32: experts and slots (N,K), offsets (E+1,). So
 expert e has rows offsets[e] .. offsets[e+1] - 1, in their original order. slots and offsets are
 overwritten; they never alias experts. A counting sort on one thread: it takes as long as reading
-the numbers. The Python call refuses an expert outside 0..E-1. In a program routing.pyx makes the
-experts; its entry takes a wrong one for the nearest expert.
+the numbers. The Python call refuses an expert outside 0..E-1. In a program routing.pyx chooses the
+experts; the program's entry replaces a wrong number by that of the nearest expert.
 Source: Knuth, The Art of Computer Programming, vol. 3, 2nd ed. 1998, section 5.2, algorithm D.
 """
 from libc.string cimport memset

@@ -7,8 +7,8 @@
     do[n,h,d]   = dy s
     dx[n,h,1,d] = dy o s (1 - s),  dx[n,h,0,d] = 0
 
-N rows of H heads; a head of x has D channels of a query, then D of its gate. For queries it may be
-any two halves; part (0 or 1) says which one is taken. float32, C-contiguous; all outputs are
+N rows of H heads; a head of x has D channels of a query, then D of its gate. The entry queries
+takes either half of each head; part (0 or 1) says which. float32, C-contiguous; all outputs are
 overwritten. In place: y may be o, do may be dy.
 Source: Qiu et al. 2025, Gated Attention for Large Language Models, arXiv:2505.06708.
 """

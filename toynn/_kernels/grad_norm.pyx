@@ -3,11 +3,11 @@
     norm  = weight_inverse sqrt(sum_i g[i]^2)
     scale = weight_inverse min(1, max_norm / (norm + 1e-6))
 
-control = [max_norm, weight_inverse]. max_norm <= 0 means no clipping (the min is 1). weight_inverse
-is 1 over the weight of the sum that the gradients are, such as its tokens. scale is NaN if norm is
-not finite: AdamW then writes nothing. n elements, float32; outputs never alias inputs. Each block
-of 16384 elements is summed in 64 partial sums, the blocks in double: so the result is the same for
-any thread count.
+control = [max_norm, weight_inverse]. max_norm <= 0 means no clipping (the min is 1). The gradients
+g are sums, over tokens for example; weight_inverse, 1 / (number of tokens), turns them into means.
+scale is NaN if norm is not finite: AdamW then writes nothing. n elements, float32; outputs never
+alias inputs. Each block of 16384 elements is summed in 64 partial sums, and the blocks are added in
+double. So the result is the same for any thread count.
 
 The products that computed some gradients may have left sums of their squares, tile by tile, which a
 program keeps (_squares.pxd). Then this kernel reads only the other gradients, as one array. If a
@@ -54,7 +54,7 @@ cdef inline float _sum_squares(const float* g, Py_ssize_t n) noexcept nogil:
 cdef float _sum_others(
     const AllSquares* all, const float* g, Py_ssize_t n, Py_ssize_t first, Py_ssize_t last
 ) noexcept nogil:
-    """Sum the squares of elements first .. last - 1, counted without tensors with kept sums."""
+    """Sum the squares of elements first .. last - 1 of all gradients without kept sums."""
     cdef Py_ssize_t i, start = 0, end, passed = 0, count = 0 if all == NULL else all.count
     cdef float total = 0
     for i in range(count + 1):
@@ -120,7 +120,7 @@ cdef inline Py_ssize_t _tiles(Py_ssize_t N, Py_ssize_t K) noexcept nogil:
 
 
 cdef double _add_up(Forward* a, AllSquares* all) noexcept nogil:
-    """Return the sum of squares of gradients with kept sums; sum those that changed again."""
+    """Return the sum of squares of gradients with kept sums; renew sums that are not valid."""
     cdef Forward one = a[0]
     cdef Operand rows
     cdef Py_ssize_t i

@@ -13,9 +13,9 @@ r; all heads share both. w holds the rows of W_k and W_v, head by head. So score
 
     q . k = q_1 . W_k c + q_2 . r = (q_1 W_k) . c + q_2 . r          o = W_v sum_j p_j c_j
 
-Attention over a cache of latents therefore gives the same result as over keys and values: queries
-absorb W_k, and W_v expands the output. w may be of any type of _types.pxd. With G = 1 all heads
-share it. Arrays are float32 and C-contiguous; outputs are overwritten and alias no input.
+So attention over a cache of latents gives the same result as over keys and values. Queries absorb
+W_k before attention, and W_v expands its output. w may be of any type of _types.pxd. With G = 1 all
+heads share it. Arrays are float32 and C-contiguous; outputs are overwritten and alias no input.
 Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 """
 from libc.string cimport memcpy, memset

@@ -5,16 +5,16 @@
     y[n,h,j]   = x[n,h,j] c - x[n,h,k] s                  dx[n,h,j] =  dy[n,h,j] c + dy[n,h,k] s
     y[n,h,k]   = x[n,h,j] s + x[n,h,k] c                  dx[n,h,k] = -dy[n,h,j] s + dy[n,h,k] c
 
-Pair i of R/2 is the channels j, k = i, i + R/2 (half-split: NeoX, Hugging Face's Llama) or, when
-interleaved, 2i, 2i + 1 (the paper, GGUF's llama). Usually inverse_frequency[i] = base^(-2i/R).
-m is 1, except in models extended to a longer context. There m of q may grow with the position,
-which sharpens its scores. Only the first R <= D channels of a head and the first P heads are
-rotated. The others are copied (y = x, dx = dy), such as v in rows that hold q, k and v. N rows (B*T
-flattened), H heads, D channels per head. float32, C-contiguous; positions int32. In place: y may be
-x, dx may be dy. dx is overwritten. The angle is a double: in float32 it would be off by 5e-4
-radians at position 8192. Sources: Su et al. 2021, arXiv:2104.09864, section 3.4; magnitude: Ding et
-al. 2024 (LongRoPE), arXiv:2402.13753, section 3; growth: Nakanishi 2025, arXiv:2501.19399, as in
-Llama 4 and Ministral 3.
+Pair i of R/2 has the channels j, k = i, i + R/2 (half-split: NeoX, Hugging Face's Llama). If
+interleaved, it has j, k = 2i, 2i + 1 (the paper, GGUF's llama). Usually inverse_frequency[i] is
+base^(-2i/R). m is 1, except in models that were extended to a longer context. For q, m may grow
+with the position there, which sharpens the scores. Only the first R <= D channels of a head and the
+first P heads are rotated. The others are copied (y = x, dx = dy), such as v in rows that hold q, k
+and v. N rows (B*T flattened), H heads, D channels per head. float32, C-contiguous; positions int32.
+In place: y may be x, dx may be dy. dx is overwritten. The angle is a double: in float32 it would be
+off by 5e-4 radians at position 8192. Sources: Su et al. 2021, arXiv:2104.09864, section 3.4;
+magnitude: Ding et al. 2024 (LongRoPE), arXiv:2402.13753, section 3; growth: Nakanishi 2025,
+arXiv:2501.19399, as in Llama 4 and Ministral 3.
 """
 
 from libc.math cimport fabs, floor, log1p

@@ -15,10 +15,10 @@ With G groups of E / G experts, only experts of the L groups with the largest g 
 N rows, E experts, K of them chosen. p (N,E) are scores of at least 0, a softmax or a sigmoid of the
 router's logits; s is the scale. b (E,) balances loads and may be missing: it takes part in the
 choice, not in the weights. f (E,), a factor of each expert, may be missing: then it is 1. float32,
-experts int32, C-contiguous; nothing may share memory. All outputs are overwritten, but df is added
-to if accumulate is set; it may be missing. Saved for backward: weights and experts, which are
-outputs anyway. Neither the choice nor b has a gradient. NaN counts as larger than any number, so
-that a row with NaN shows it.
+experts int32, C-contiguous; nothing may share memory. All outputs are overwritten; df is added to
+instead if accumulate is set. df may be missing. Saved for backward: weights and experts, which are
+outputs anyway. Neither the choice nor b has a gradient. NaN counts as larger than any number, so a
+row with NaN gets a weight of NaN.
 Source: Shazeer et al. 2017, arXiv:1701.06538, section 2.1; with Z: Jiang et al. 2024,
 arXiv:2401.04088; with a sigmoid, b, s and groups: DeepSeek-AI 2024, arXiv:2412.19437, section
 2.1.2, and 2.1.3 of arXiv:2405.04434.
@@ -146,7 +146,7 @@ cdef inline void _row_backward(
 
 
 cdef inline void _factors(Backward* a) noexcept nogil:
-    """df, on one thread: there are few numbers."""
+    """Compute df, on one thread: it has few numbers."""
     cdef const int* experts
     cdef const float* p
     cdef float factor

@@ -1,19 +1,19 @@
 """A short convolution, alone or between two gates. LFM2 has it instead of most attention layers.
 
     u[t,c] = i[t,c] v[t,c]                              i, g, v: the thirds of row t of x (N,3C)
-    z[t,c] = b[c] + sum_k w[c,L-1-k] u[t-k,c]           k = 0 .. L-1, as far as the sequence begins
+    z[t,c] = b[c] + sum_k w[c,L-1-k] u[t-k,c]           k = 0 .. L-1, while t-k is in the sequence
     y[t,c] = g[t,c] z[t,c]
 
     dg = dy z        dz = dy g        du[t,c] = sum_k w[c,L-1-k] dz[t+k,c]      di = du v, dv = du i
     dw[c,L-1-k] = sum_t dz[t,c] u[t-k,c]                db[c] = sum_t dz[t,c]
 
 b may be missing, for 0. Without gates u = x (N,C) and y = z. P = 3 or 1 says how many parts of C
-channels a row of x has. N = B T rows: B sequences of T; C channels, L taps each. A row sees L rows
-of its sequence, or of its segment: first[i] is the first row of row i's segment, counted over all
+channels a row of x has. N = B T rows: B sequences of T; C channels, L taps each. A row sees up to L
+rows of its sequence or segment. first[i] is the first row of row i's segment, counted over all
 rows. float32, C-contiguous. dx is overwritten, dw and db overwritten or added to. Nothing is saved:
 u and z are recomputed.
-cached: the T rows follow past[b] earlier rows of each sequence. ring (B,R,C) has the last u: that
-of position p in row p mod R. The u of the T rows are added to it. No gradient.
+cached: the T rows follow past[b] earlier rows of each sequence. ring (B,R,C) holds the last rows of
+u, position p in row p mod R. The T new rows of u are written to it. No gradient.
 Source: Liquid AI 2025, arXiv:2511.23404, section 2; the convolution: Poli et al. 2023,
 arXiv:2302.10866.
 """

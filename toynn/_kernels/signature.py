@@ -10,7 +10,7 @@ from the shapes of the arrays. Sizes that no array shows, and options, come afte
 
     i32 ids[N]    int32; without a word in front of it a tensor is float32
     type w[N K]   quantized: the size ``type`` says which type its rows have
-    ;             what follows is saved for the backward
+    ;             the tensors that follow are saved for the backward
     ?             the tensor may be None: the kernel then gets NULL
     +             the kernel adds to it when told to accumulate, and otherwise overwrites it
     !             updated: the kernel reads it, then writes it

@@ -3,8 +3,8 @@
     S_t = e^(a p[t]) S_{t-1} + b[t] (p[t] x[t])^T        y[t] = S_t^T c[t] + s x[t]
     p[t] = log(1 + e^(dt[t] + bias))
 
-for each of V heads of E columns; S (D,E) is 0 where a sequence begins. A row of x is x of V heads
-of E, b of G groups of D, c of G groups of D; head h reads group h G / V. Each chunk has ROWS rows:
+for each of V heads of E columns; S (D,E) is 0 where a sequence begins. A row of x has x of V heads
+of E, b of G groups of D, and c of G groups of D. Head h reads group h G / V. A chunk has ROWS rows:
 
     M[t,i] = e^(a p[i+1] + .. + a p[t])    what is left at row t of what row i wrote, 0 for i > t
     W = M * C B^T        u = p x           m[t]: what is left at row t of the S before the chunk
@@ -16,7 +16,7 @@ Backward, from the last chunk to the first, with S before the chunk and R = dL/d
     dC = Z B + (m dY) S^T                  dB = Z^T C + (M[last] U) R^T
     dX = p dU + s dY                       R <- m[last] R + C^T (m dY)
     dp[t] = du . x + a g[t]                da = sum_t p[t] g[t]        ds = sum_t dy . x
-    g[t] = what rows t .. read of rows before t, and of S, and R of both: see _forgotten
+    g[t] = dL/d(a p[t]): from all that rows t .. get from rows before t, and from S; see _forgotten
 
 ddt = dp / (1 + e^-(dt + bias)), and dbias is its sum. All products of chunks are matrix products;
 their cost is linear in T. N = B T rows. first[i] is the first row of row i's segment, counted over
@@ -181,7 +181,7 @@ cdef inline void _add_upper(
 cdef inline void _weigh_rows(
     float* y, const float* x, Py_ssize_t ldx, const float* w, Py_ssize_t n, Py_ssize_t width
 ) noexcept nogil:
-    """y (n,width) = x, each row times a number."""
+    """y (n,width) = x (n,width), row t multiplied by w[t]."""
     cdef Py_ssize_t t, e
     for t in range(n):
         for e in range(width):
@@ -191,7 +191,7 @@ cdef inline void _weigh_rows(
 cdef inline void _scale_rows(
     float* y, const float* w, Py_ssize_t n, Py_ssize_t width
 ) noexcept nogil:
-    """The same, in place."""
+    """Multiply row t of y (n,width) by w[t]."""
     cdef Py_ssize_t t, e
     for t in range(n):
         for e in range(width):
@@ -399,13 +399,13 @@ cdef inline void _forgotten(
     float* g, Py_ssize_t V, const float* z, const float* w, const float* reads,
     const float* writes, float whole, Py_ssize_t n
 ) noexcept nogil:
-    """g of a chunk: the sum of all products of dy and y that have the row's decay as a factor.
+    """g of a chunk: for each row, the sum of all terms of dy . y with the row's decay as a factor.
 
     g[t] = sum of w z [i,j] over i >= t > j     rows from t on read rows before t
          + sum of reads[i] over i >= t          they read S
          + sum of writes[j] over j < t          what rows before t wrote is left in the next S
          + whole                                and S is
-    So no sum has terms that another sum would subtract again.
+    Nothing is added that would have to be subtracted again: so no digits are lost.
     """
     cdef float[ROWS] below
     cdef float kept = whole

@@ -37,7 +37,7 @@ cdef inline void _scale_row(float* x, float factor, Py_ssize_t n) noexcept nogil
 cdef inline void _multiply_pairs(
     float* y, Py_ssize_t ldy, const Operand* a, const Operand* b, Py_ssize_t K, bint add
 ) noexcept nogil:
-    """y (+)= a b in pairs: both sides are packed; a, of at most WIDTH rows, as a whole."""
+    """y (+)= a b in pairs. Both sides are packed; the rows of a (at most WIDTH) all at once."""
     cdef float a_buffer[WIDTH * KC]  # pairs take half of this; the last panel is a whole one
     cdef float b_buffer[NR * KC]
     cdef float* a_packed = aligned(a_buffer)
@@ -122,7 +122,7 @@ cdef inline void _add_columns(
 
 
 cdef inline void _cap_scores(float* p, float* slope, int n, float scale, float cap) noexcept nogil:
-    """p = cap tanh(scale p / cap) for n keys, up to a whole register; slope = 1 - tanh^2."""
+    """p = cap tanh(scale p / cap) for n keys, rounded up to registers; slope = 1 - tanh^2."""
     cdef int c
     cdef float factor = scale / cap
     for c in range(_whole(n)):
@@ -130,28 +130,28 @@ cdef inline void _cap_scores(float* p, float* slope, int n, float scale, float c
 
 
 cdef inline void _multiply_rows(float* x, const float* y, int n) noexcept nogil:
-    """x = x y for n keys, up to a whole register."""
+    """x = x y for n keys, rounded up to whole registers."""
     cdef int c
     for c in range(_whole(n)):
         x[c] *= y[c]
 
 
 cdef inline void _hide(float* p, Py_ssize_t n, float value) noexcept nogil:
-    """Set the first n keys, which are not seen, to a value."""
+    """Set the scores or weights of the first n keys, which are not visible, to a value."""
     cdef Py_ssize_t c
     for c in range(n):
         p[c] = value
 
 
 cdef inline void _scale_scores(float* p, int seen, int n, float scale) noexcept nogil:
-    """p = scale p for visible keys, -infinity for others of n, up to a whole register."""
+    """p = scale p for visible keys, else -infinity; n keys, rounded up to whole registers."""
     cdef int c  # as wide as a float, so that whole registers are compared
     for c in range(_whole(n)):
         p[c] = scale * p[c] if c < seen else <float>-INFINITY
 
 
 cdef inline void _weights(float* p, int seen, int n, float scale, float shift) noexcept nogil:
-    """p = exp(scale p - shift) for visible keys, 0 for others of n, up to a whole register."""
+    """p = exp(scale p - shift) for visible keys, else 0; n keys, rounded up to whole registers."""
     cdef int c
     cdef float weight
     for c in range(_whole(n)):
@@ -162,14 +162,14 @@ cdef inline void _weights(float* p, int seen, int n, float scale, float shift) n
 cdef inline void _score_gradients(
     float* ds, const float* p, int seen, int n, float scale, float delta
 ) noexcept nogil:
-    """ds = scale p (ds - delta) for visible keys, 0 for others of n, up to a whole register."""
+    """ds = scale p (ds - delta) for visible keys, else 0; n keys, rounded up to registers."""
     cdef int c
     for c in range(_whole(n)):
         ds[c] = scale * p[c] * (ds[c] - delta) if c < seen else <float>0.0
 
 
 cdef inline void _by_lane(float* y, const float* x, Py_ssize_t rows) noexcept nogil:
-    """y (V, WIDTH) = the transpose of x (rows, V): then sums over V are sums of registers."""
+    """y (V, WIDTH) = the transpose of x (rows, V). Then a sum over V is a sum of registers."""
     cdef Py_ssize_t r
     for r in range(_whole(rows) // V):
         transpose(y + r * V, WIDTH, x + r * V * V, V, rows - r * V)
@@ -247,9 +247,10 @@ cdef inline void backward_block(
     const float* q, const float* k, const float* v, const Sizes* s,
     Py_ssize_t i, Py_ssize_t j, bint add_to_keys,
 ) noexcept nogil:
-    """Add to dq, dk and dv what queries i .. and keys j .. give; the first keys overwrite dq.
+    """Add to dq, dk and dv what queries i .. and keys j .. give.
 
-    dq, dk and dv may be NULL: what only they need is not computed.
+    The first block of keys overwrites dq. dk and dv are overwritten unless add_to_keys is set. Each
+    of the three may be NULL: then it is not computed.
     """
     cdef float scores[WIDTH * WIDTH]
     cdef float gradients[WIDTH * WIDTH]

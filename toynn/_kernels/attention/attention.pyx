@@ -12,21 +12,21 @@
     with sinks:  lse[i] = log (exp(z[h]) + sum_j exp(s[i,j])),
                  dz[h] = - sum_bi exp(z[h] - lse[i]) delta[i]      (backward_sinks)
 
-for each of B sequences of T rows and each of H heads; q and k have D columns per head, v and o have
-E. KV heads of k and v serve H / KV query heads each. Scores are computed in blocks of BLOCK x
-BLOCK, which _visible.pxd draws. forward keeps a running maximum and sum per row; backward
-recomputes p from lse. q, k, v may be columns of one fused array, and dq, dk, dv of another; o, do
-are (B*T, H*E). Saved: o, lse (B,H,T). All outputs are overwritten (dz: or added to) and alias
-nothing. A sink, z (H,), is the score of a key without a value, which every row sees: the weight
-that it gets is lost. The gradients above hold with sinks, too.
+There are B sequences of T rows, and H heads. q and k have D columns per head, v and o have E. Each
+of KV heads of k and v serves H / KV query heads. Scores are computed in blocks of BLOCK x BLOCK,
+which _visible.pxd draws. forward keeps a running maximum and sum per row; backward recomputes p
+from lse. q, k, v may be columns of one fused array, and dq, dk, dv of another; o, do are (B*T,
+H*E). Saved: o, lse (B,H,T). All outputs are overwritten (dz: or added to) and alias nothing. A
+sink, z (H,), is the score of a key without a value, which every row sees. The weight of that key is
+lost. The gradients above hold with sinks, too.
 
-Causal rows may be cut into segments that do not see each other: first[i] (i32) is the first row of
+Causal rows may be cut into segments that do not see each other. first[i] (i32) is the first row of
 row i's segment, counted over all rows. Blocks begin where segments begin. So a segment has the same
 bits, and the same cost, as a separate sequence. Blocks of keys that a window hides from all queries
 of a block are skipped, so that time is linear in T.
 
-Precision "medium" rounds both factors of each product (p and ds too) to bfloat16, if the CPU
-multiplies pairs and the segment has more than SHORT rows. Sums, maxima and exp stay float32.
+Precision "medium" rounds both factors of each product, also p and ds, to bfloat16. The CPU must
+multiply pairs, and the segment have more than SHORT rows. Sums, maxima and exp stay float32.
 Sources: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2; windows: Beltagy et al.
 2020, arXiv:2004.05150; the cap: Gemma Team 2024, arXiv:2408.00118, section 2; sinks: Xiao et al.
 2023, arXiv:2309.17453, and OpenAI 2025, arXiv:2508.10925, section 2.
@@ -104,7 +104,7 @@ cdef inline float* _from(float* x, Py_ssize_t offset) noexcept nogil:
 cdef inline void _backward_head(
     Backward* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv, Py_ssize_t start
 ) noexcept nogil:
-    """For the segment that begins at ``start``: dk, dv of a head, dq of the heads it serves."""
+    """Compute dk and dv of a head, and dq of the heads it serves, for the segment at ``start``."""
     cdef Sizes one = _segment(s, a.first, batch * s.T, start, s.T)
     cdef Py_ssize_t group = s.H // s.KV, blocks = block_count(&one, one.T)
     cdef Py_ssize_t row = batch * s.T + start, i, j, g, h, i0

@@ -4,20 +4,20 @@
     s[t,j] = scale q[t] . kc[j]                          j <= past + t, past + t - window < j
     o[t]   = sum_j e^(s[t,j] - lse[t]) vc[j]             lse[t] = log sum_j e^(s[t,j])
 
-for each of B sequences and H heads; q and k have D columns per head, v and o have E. KV heads of k
-and v serve H / KV query heads each. vc (B, KV, S, E) has the values of a head row after row. kc
+There are B sequences and H heads. q and k have D columns per head, v and o have E. Each of KV heads
+of k and v serves H / KV query heads. vc (B, KV, S, E) has the values of a head row after row. kc
 (B, KV, S, D) has its keys in blocks of 64, transposed: (B, KV, S / 64, D, 64). So scores are sums
 over d of whole registers of keys, and q . k needs no sum across a register. Without v and vc the
-first E columns of keys are the values: so latents are cached once. past (B,) is how many rows of
-each sequence the caches hold. Rows from past + T on are neither read nor written. T = 1 is bound by
-memory bandwidth. So the heads that share k and v are the rows of one product, and spans of keys are
-separate tasks. Their results are merged,
+first E columns of keys are the values. So a latent is cached once, not twice. past (B,) is how many
+rows of each sequence the caches hold. Rows from past + T on are neither read nor written. T = 1 is
+bound by memory bandwidth. So the heads that share k and v are the rows of one product, and spans of
+keys are separate tasks. Their results are merged,
 
     o = sum_n e^(lse_n - lse) o_n                        lse = log sum_n e^(lse_n)
 
-over the spans n, which begin with the first block of keys that a window leaves. With a cap, s is
-cap tanh(scale q[t] . kc[j] / cap); with sinks z (H,), lse[t] = log (e^z[h] + sum_j e^s[t,j]).
-Outputs alias nothing; no gradient.
+over the spans n. The first span begins with the first block of keys that the window shows. With a
+cap, s is cap tanh(scale q[t] . kc[j] / cap); with sinks z (H,), lse[t] = log (e^z[h] + sum_j
+e^s[t,j]). Outputs alias nothing; no gradient.
 Source: Dao et al. 2023, Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html.
 """
 from libc.math cimport INFINITY
@@ -65,7 +65,7 @@ cdef inline Py_ssize_t _longest(const Forward* a, const Sizes* s) noexcept nogil
 cdef inline const float* _values(
     const Forward* a, const Sizes* s, Py_ssize_t head, Py_ssize_t row
 ) noexcept nogil:
-    """Where cached values of a head begin, from a row that begins a block: its keys, if shared."""
+    """Where cached values of a head begin, from a row that begins a block. If shared: its keys."""
     return a.kc + (head * s.S + row) * s.D if s.shared else a.vc + (head * s.S + row) * s.E
 
 

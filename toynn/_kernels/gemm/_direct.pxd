@@ -25,7 +25,7 @@ cdef inline void multiply_share(const Product* p, Py_ssize_t i, int shares) noex
         row, last = i * a.size // shares, (i + 1) * a.size // shares
         a.x += row * a.stride
         a.size = last - row
-    elif shares > 1:  # SKINNY: columns of B are contiguous, or one panel, which the last share has
+    elif shares > 1:  # SKINNY: B has contiguous columns, or one panel, which the last share takes
         column = panel_start(&p.b, i * panels(&p.b) // shares)
         b.x += column
         b.size = panel_start(&p.b, (i + 1) * panels(&p.b) // shares) - column
@@ -105,7 +105,7 @@ cdef inline void _gemv_columns(void* direct, Py_ssize_t first, Py_ssize_t last) 
 
 
 cdef inline void multiply_gemv(const Product* p, void* workspace, int n_threads) noexcept nogil:
-    """GEMV and GEMV_INT8: w is read once, in order, unpacked; that takes most of the time."""
+    """GEMV and GEMV_INT8: w is read once, in order. Reading takes most of the time."""
     cdef float* rounded = aligned(workspace)
     cdef Direct d = Direct(p, 0, rounded)
     if p.way == GEMV_INT8:

@@ -1,8 +1,8 @@
 """The inner layers of a matrix product, shared by matmul and attention: tiles of packed panels.
 
 Sums run over k in blocks that depend on K alone. So an element of C has the same bits whatever
-panels, buffers and threads compute it. Only this file, _panels.pxd, gemm.h, gemm_bf16.h,
-gemm_int8.h and gemm_amx.h know the layout of a packed panel and the tile that multiplies it.
+panels, buffers and threads compute it. The layout of packed panels is known only here, in
+_panels.pxd, and in gemm.h, gemm_bf16.h, gemm_int8.h and gemm_amx.h.
 """
 from toynn._kernels.gemm._panels cimport (
     KC, LINE, MR, NR, PAIRS, QUADS, SIDE, V, Form, Operand, aligned, blocks_of, is_floats, pack,
@@ -94,8 +94,8 @@ cdef inline void multiply_rows(
 ) noexcept nogil:
     """Rows of A times panel q of B, for up to KC terms from k on: float32 sums of floats.
 
-    A is read in place unless its terms are packed already. B is read in place if a tile's columns
-    are contiguous; otherwise they are packed here.
+    A is read in place unless a_packed has its terms. B is read in place if the columns of a whole
+    tile are side by side in memory; otherwise they are packed here.
     """
     cdef float buffer[NR * KC + LINE]
     cdef float* packed = aligned(buffer)

@@ -14,7 +14,7 @@ use.
     LOOP 1   panels of the streamed group
              a tile of C, in registers; after the last pass bias and activation
 
-PANELS_RESIDENT swaps LOOPs 4 and 3, so that a block of C stays in L2 through all passes.
+PANELS_RESIDENT swaps LOOPs 4 and 3: a block of C then stays in L2 through all passes.
 """
 
 from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate
@@ -32,7 +32,7 @@ cdef enum:
     RESIDENT = 3 << 18        # floats of a packed resident slice (3 MB): it stays in L3
     STREAMED = 3 << 15        # floats of a packed streamed group (384 KB): it stays in L2
     STREAMED_TILES = 5 << 16  # the same for tiles (1.25 MB): CPUs with AMX have 2 MB of L2
-    STREAMED_BESIDE_C = 5 << 15  # the same (640 KB) if a block of C is to stay in L2 beside it
+    STREAMED_BESIDE_C = 5 << 15  # the same (640 KB) if a block of C shares L2 with the group
 
 cdef struct Plan:
     const Operand* resident

@@ -5,10 +5,10 @@ says how far apart its rows (of A) or columns (of B) are, and how far apart succ
 is cut into panels as wide as the register tile of gemm.h. Panels of A have at most MR rows, and
 nearly the same height. Panels of B have NR columns; packing pads the last one with zeros.
 
-A product in bfloat16 packs both sides as pairs of terms (gemm_bf16.h), which are rounded here. For
-tiles, panels of both sides are 32 wide and hold one to three bfloat16 parts of each float, which
-are split here (gemm_amx.h). A product in 8 bits packs both sides as quads of codes, behind the
-scales of a pass (gemm_int8.h).
+Panels hold floats, or what packing makes of floats. A product in bfloat16 packs both sides as pairs
+of rounded terms (gemm_bf16.h). For tiles, panels of both sides are 32 wide, and packing splits each
+float into one to three bfloat16 parts (gemm_amx.h). A product in 8 bits packs both sides as quads
+of codes, behind the scales of a pass (gemm_int8.h).
 
 B may have any type of _types.pxd; its rows run along k or across it. It is dequantized while it is
 packed, a stretch of a row at a time. So only the panels in use are ever float32. Panels that share
@@ -92,7 +92,7 @@ cdef struct Operand:
     Type type
     Py_ssize_t row_bytes
     bint along_k         # a row is one column of B; otherwise it has the values of one k
-    const float* packed  # all of it in panels, see kept_start; NULL: it is packed when used
+    const float* packed  # prepacked panels of the whole side, see kept_start; NULL: none
     bint by_chance       # QUADS: rounded up or down by chance, not to the nearest code
 
 
@@ -192,8 +192,8 @@ cdef inline void _pack_floats(
 ) noexcept nogil:
     """y[k * width + i] = x[i * stride + k * k_stride] for the n rows that exist, 0 for the others.
 
-    One of the strides is 1. k must ascend: where a register is wider than y, the next k overwrites
-    its surplus.
+    One of the strides is 1. k must ascend: a register may be wider than a row of y, and the next k
+    overwrites the surplus.
     """
     cdef Py_ssize_t i, k, b, whole = kc // V
     if stride == 1 and n == width:
@@ -335,14 +335,14 @@ cdef inline void pack(
             start = panel_start(side, p)
             x = side.x + start * side.stride + (k + first) * side.k_stride
             width = min(_width(side), side.size - start)
-            if side.form == QUADS:  # B is quantized
+            if side.form == QUADS:  # this is A: with quads, B is never floats
                 pack_quads_a(at, x, width, side.stride, n, side.by_chance, start, k + first)
             else:
                 _pack_terms(at, side, x, width, side.stride, side.k_stride, n)
 
 
 cdef inline Py_ssize_t kept_floats(const Operand* side, Py_ssize_t K) noexcept nogil:
-    """Floats of a whole side in panels, of K terms."""
+    """Floats of all panels of a side, with K terms."""
     cdef Py_ssize_t most = terms_per_pass(side)
     return panels(side) * (K // most * panel_floats(side, most) + panel_floats(side, K % most))
 

@@ -1,8 +1,8 @@
 """Prepacked weights: a matrix w (N,K) in panels, operand B of a product, packed once for many runs.
 
-A program keeps the panels and passes them to a call by KernelArgs.kept. They are made for a number
-of rows, in the form that the product then uses: floats, or pairs or parts of bfloat16. A product
-that needs another form (with fewer rows, say) packs w itself.
+A program keeps the panels and passes them to a call by KernelArgs.kept. They have the form that a
+product with a certain number of rows uses: floats, pairs or parts of bfloat16, or 8-bit codes. A
+product that needs another form (with fewer rows, say) packs w itself.
 """
 from toynn._kernels.gemm._panels cimport Form, Operand
 from toynn._kernels.gemm._product cimport FORWARD, Entry, Product, weights_of
@@ -26,7 +26,7 @@ cdef inline Operand prepacked_operand(
 
 
 cdef inline Py_ssize_t terms_of(const Prepacked* its) noexcept nogil:
-    """Length of the sums: K where w is read along its rows, N across them."""
+    """Length of the sums: K if w is read along its rows, N if it is read across them."""
     return its.K if its.product == FORWARD else its.N
 
 

@@ -118,12 +118,13 @@ cdef inline void decide(
         medium, CPU gains by pairs                              PANELS           pairs of bfloat16
         all else                                                PANELS           float32
 
-    GEMV reads w once, in order. SKINNY and SMALL read both sides in place: SKINNY on all threads,
-    SMALL on one. If a side is a single panel, packing would take most of the time. So SKINNY packs
-    nothing: a thread takes a share of the longer side. "tiles" means the level amx. "int8" counts
-    as "medium" in all other rows. PANELS * is PANELS_RESIDENT if there are several passes, C would
-    not stay in L2 between them, and the smaller side with all its terms fits into L3. The choice
-    depends on sizes, type, precision and CPU alone, because the bits of the result depend on it.
+    GEMV reads w once, in order. SKINNY and SMALL pack nothing in advance: SKINNY runs on all
+    threads, SMALL on one. If a side is a single panel, packing would take most of the time. So with
+    SKINNY a thread takes a share of the longer side as it is. "tiles" means the level amx. "int8"
+    counts as "medium" in all other rows. PANELS * is usually PANELS. It is PANELS_RESIDENT on three
+    conditions: there are several passes, C does not stay in L2 between them, and all panels of the
+    smaller side fit into L3. The choice depends on sizes, type, precision and CPU alone, because
+    the bits of the result depend on it.
     """
     cdef Py_ssize_t M = p.a.size, N = p.b.size, K = p.K
     cdef bint small = M * N * K <= SMALL_TO, tiles = False

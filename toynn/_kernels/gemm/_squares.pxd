@@ -42,7 +42,7 @@ cdef inline Operand columns_of(Py_ssize_t K) noexcept nogil:
 
 
 cdef inline bint has_tiles(Py_ssize_t N, Py_ssize_t K) noexcept nogil:
-    """Whether dw (N,K) is more than one panel wide and high; if not, its product has no tiles."""
+    """Whether dw (N,K) has more than MR rows and V columns. Otherwise its product is SKINNY."""
     return N > MR and K > V
 
 

@@ -6,11 +6,14 @@ enum {
     TN_AHEAD = 4096  /* bytes ahead that w is prefetched: CPUs themselves stop at a page's end */
 };
 
-/* What the functions below compute, in plain C: the contribution of 256 terms, or of the first
-   `runs` blocks of 32 of them, to one element of y. c are codes of w, d and m their factors; q are
-   codes of x, s their scales and sum the scaled sums; a is Q6_K's, 1 for other types. Lane i of eight
-   begins with - m s sum q of block i, then adds the products of terms 4 i .. 4 i + 3 of every block.
-   The lanes are added to those of the 256 terms before; at the end tn_sum8 adds them up. */
+/* What the functions below compute, in plain C: what 256 terms, or their first `runs` blocks of 32,
+   add to one element of y.
+
+       w    codes c with factors d and m; Q6_K has a factor a, too, which is 1 for other types
+       x    codes q with scales s; `sum` has s times the sum of each block's codes
+
+   Lane i of eight begins with - m sum of block i, then adds the products of terms 4 i .. 4 i + 3 of
+   every block. These lanes are added to the lanes of earlier terms. At the end tn_sum8 adds them up. */
 static inline void tn_dot_256(float lane[8], int runs, const int* c, const int* a, const float* d,
                               const float* m, const int8_t* q, const float* s, const float* sum) {
     float part[8];
@@ -144,8 +147,8 @@ TN_INLINE __m256i tn_codes_q8_0(const uint8_t* w, int j) {
 
 /* -- Q4_K: w = d a c - m b ------------------------------------------------------------------- */
 
-/* scales: 4 of a and 4 of b in 6 bits each, one per byte. Then 4 bytes hold the lower 4 bits of the
-   other 4 of a and of b; their upper 2 bits are the top bits of the first 8 bytes. */
+/* scales, of 6 bits: the lower bits of bytes 0 to 3 are a[0..3], of bytes 4 to 7 b[0..3]. The upper 2
+   bits of these bytes belong to a[4..7] and b[4..7], whose lower 4 bits are in bytes 8 to 11. */
 TN_INLINE TN_F16C __m256 tn_d_q4_k(const uint8_t* w, __m256* m) {
     const tn_q4_k* block = (const tn_q4_k*)w;
     uint32_t s[3];
@@ -215,7 +218,7 @@ TN_INLINE __m256i tn_codes(int type, const uint8_t* w, int j) {
 
 /* TN_PRODUCTS multiplies 32 unsigned w by 32 signed x and adds the products by twos or by fours.
    TN_FOURS makes eight sums of four from them. TN_FACTOR(j) is a shuffle that picks number j of 8
-   shorts for each sum of TN_PRODUCTS. These are bytes 2 j and 2 j + 1 of each half of a register:
+   shorts for each sum of TN_PRODUCTS. Number j is bytes 2 j and 2 j + 1 of each half of a register:
    0x0100 + 0x0202 j. A byte 0x80 makes a zero. */
 
 /* With AVX2: 16 sums of two products as shorts. They are at most 2 * 128 * 127: no overflow. */

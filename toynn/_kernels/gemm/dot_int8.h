@@ -15,13 +15,14 @@
 
    Zeros pad the scales and the sums to whole groups of 8 blocks.
 
-   On x86-64, codes of up to 8 blocks of 32 are taken at a time. Their factors d fill a register, and
+   On x86-64, up to 8 blocks of 32 codes are taken at a time. Their factors d fill a register, and
    one or two instructions multiply each block. dot_int8.c includes dot_int8_rows.h twice: with
    vpdpbusd, for CPUs that have it, and with AVX2. On arm64, four rows of w are taken at a time.
    dot_neon.c includes dot_neon_rows.h three times: with smmla, with sdot, and with what all CPUs
-   have. All variants of an architecture add the same integers, and floats in the same order, so that
-   all of its CPUs give the same bits. Only these functions are compiled for instructions that not
-   all CPUs of a level have, not the module: their caller has checked the CPU (cpu.pyx). */
+   have. All variants of an architecture add the same integers, and floats in the same order, so
+   that all of its CPUs give the same bits. Only these functions are compiled for instructions that
+   not all CPUs of a level have; the rest of the module is not. Their caller has checked the CPU
+   (cpu.pyx). */
 #ifndef TOYNN_DOT_INT8_H
 #define TOYNN_DOT_INT8_H
 

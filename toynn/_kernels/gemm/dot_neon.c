@@ -6,10 +6,11 @@ enum {
     TN_AHEAD = 4096  /* bytes ahead that w is prefetched */
 };
 
-/* What the functions below compute, in plain C: the contribution of a block of 32 terms to one
-   element of y, block after block. c are codes of w (8 is subtracted for Q4_0, 32 for Q6_K), d and m
-   their factors; q are codes of x, s their scale and sum the scaled sum; a is Q6_K's, 1 for other
-   types. */
+/* What the functions below compute, in plain C: what a block of 32 terms adds to one element of y.
+
+       w    codes c, less 8 for Q4_0 and less 32 for Q6_K, with factors d and m; Q6_K has factors a,
+            too, which are 1 for other types
+       x    codes q with the scale s; `sum` is s times the sum of the codes */
 static inline float tn_dot_32(float y, const int* c, const int* a, float d, float m,
                               const int8_t* q, float s, float sum) {
     int products[2] = {0, 0}; /* integers, of at most 24 bits when they are multiplied by a */
@@ -111,9 +112,9 @@ TN_INLINE float32x4_t tn_halves(const uint8_t* const w[TN_ROWS], ptrdiff_t at) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(d)));
 }
 
-/* Q4_K's scales: 4 of a and 4 of b in 6 bits each, one per byte. Then 4 bytes hold the lower 4 bits of
-   the other 4 of a and of b; their upper 2 bits are the top bits of the first 8 bytes. Returns all
-   of a, then all of b. */
+/* Q4_K's scales, of 6 bits: the lower bits of bytes 0 to 3 are a[0..3], of bytes 4 to 7 b[0..3]. The
+   upper 2 bits of these bytes belong to a[4..7] and b[4..7], whose lower 4 bits are in bytes 8 to 11.
+   Returns all of a, then all of b. */
 TN_INLINE int8x16_t tn_scales_q4_k(const tn_q4_k* block) {
     uint32_t s[3];
     memcpy(s, block->scales, sizeof s);

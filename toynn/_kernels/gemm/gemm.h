@@ -1,11 +1,11 @@
 /* The register tile of a matrix product, and the transposition that packing needs.
 
    C[h, NR] (+)= A[h, kc] B[kc, NR]: h * 2 vectors of sums stay in registers while k runs. Each step
-   loads two vectors of B and broadcasts h numbers of A. Half a tile, one vector wide, serves if B
-   has no more columns: the last ones, a narrow head, an adapter of low rank. Strides of A and B are
-   free, so one body serves operands in place and packed ones, whose strides are constants. The body
-   is instantiated for each height h and both widths w (in vectors). The compiler keeps the sums in
-   registers only if it knows the length of the loops.
+   loads two vectors of B and broadcasts h numbers of A. Half a tile is one vector wide. It serves
+   if B has no more columns than that: at an edge, in a narrow head, in an adapter of low rank.
+   Strides of A and B are free, so one body serves operands in place and packed ones, whose strides
+   are constants. The body is instantiated for each height h and both widths w (in vectors). The
+   compiler keeps the sums in registers only if it knows the length of the loops.
    Written with the vector extensions of GCC and clang; other compilers get the same in plain C.
    gemm.c has the bodies: each level compiles them once, for all its modules (setup.py). */
 #ifndef TOYNN_GEMM_H
@@ -141,8 +141,8 @@ TN_INLINE void tn_exchange(tn_vec r[TN_V]) {
 }
 #endif
 
-/* y[k * y_k + i] = x[i * x_row + k] for TN_V values of k and of i; rows of x from `rows` on count
-   as 0. */
+/* y[k * y_k + i] = x[i * x_row + k] for TN_V values of k and of i. x has only `rows` rows; further
+   rows count as 0. */
 static inline void tn_transpose(float* y, ptrdiff_t y_k, const float* x, ptrdiff_t x_row,
                                 ptrdiff_t rows) {
     tn_vec r[TN_V];

@@ -10,7 +10,7 @@ _Thread_local uint32_t tn_tiles[8][16][16];
 #include <immintrin.h>
 #include <string.h>
 
-/* Eight tiles of 16 rows: 0 to 3 hold 32 x 32 sums, 4 and 5 one part of A, 6 and 7 one part of B.
+/* Eight tiles of 16 rows. Tiles 0 to 3 hold 32 x 32 sums; 4 and 5, one part of A; 6 and 7, one of B.
 
                       B   6 | 7
               A   4     0 | 1

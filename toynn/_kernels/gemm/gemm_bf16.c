@@ -48,8 +48,8 @@ TN_INLINE TN_BF16 void tn_round_rows(tn_vec r[16], const float* const row[16], p
     }
 }
 
-/* Columns that begin x_row apart, each with contiguous terms: in blocks of 16 x 16 pairs. Values of
-   columns that do not exist are not used; the last column is repeated for them. */
+/* Columns that begin x_row apart, each with contiguous terms: in blocks of 16 x 16 pairs. If fewer
+   than `width` columns exist, the last one is repeated; pairs of the repetitions are not used. */
 TN_INLINE TN_BF16 void tn_pairs_along(float* y, int width, const float* x, ptrdiff_t n,
                                       ptrdiff_t x_row, ptrdiff_t kc) {
     for (int i = 0; i < width; i += 16) {
@@ -84,8 +84,8 @@ TN_INLINE TN_BF16 void tn_pairs_across(float* y, int width, const float* x, ptrd
     }
 }
 
-/* Pairs must be written in order: where a register is wider than y, the next pair overwrites its
-   surplus. */
+/* Pairs must be written in order: a register may be wider than a row of y, and the next pair
+   overwrites the surplus. */
 TN_BF16 void tn_pack_pairs(float* y, int width, const float* x, ptrdiff_t n, ptrdiff_t stride,
                            ptrdiff_t k_stride, ptrdiff_t kc) {
     if (k_stride == 1) tn_pairs_along(y, width, x, n, stride, kc);

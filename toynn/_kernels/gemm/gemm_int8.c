@@ -113,8 +113,8 @@ TN_VNNI void tn_tile_quads(int h, ptrdiff_t quads, const float* a, const float* 
 
 /* -- Packing --------------------------------------------------------------------------------- */
 
-/* Scales s of n blocks whose largest magnitudes have these bits, and 1 / s; both are 0 if a block
-   counts as zeros. */
+/* Scales s of n blocks whose largest magnitudes have these bits, and 1 / s. If a block counts as
+   zeros, both are 0. If a block has NaN or infinity, s is NaN and 1 / s is 0. */
 static inline void tn_scales_of(float* scales, float* up, tn_ints bits, int n) {
     const float least = 1e-30f, finite = 3e38f;
     float most[TN_V];
@@ -145,8 +145,8 @@ TN_INLINE tn_vec tn_chances(ptrdiff_t row, ptrdiff_t k) {
     return __builtin_convertvector((tn_ints)h, tn_vec) * (1.0f / 65536) + (0.5f / 65536 - 0.5f);
 }
 
-/* Up to TN_V rows of A or columns of B, x_row apart, each with contiguous terms. Codes of those
-   that do not exist are not used; the last one that exists is repeated for them. */
+/* Up to TN_V rows of A or columns of B, x_row apart, each with contiguous terms. If n are fewer
+   than TN_V, the last one is repeated; codes of the repetitions are not used. */
 TN_INLINE TN_VNNI tn_ints tn_quads_along(float* scales, float* y, int is_a, const float* x,
                                          ptrdiff_t n, ptrdiff_t x_row, ptrdiff_t kc,
                                          int by_chance, ptrdiff_t first, ptrdiff_t k0) {

@@ -6,16 +6,17 @@
 
        s t sum_k q[k] r[k]        s, q of its row of A; t, r of its column of B
 
-   The sum is exact: it adds integers. A pass has at most 1024 terms, so that the sum is below 2^24 and
-   converts to float32 without loss. Rounding changes each number by at most s / 2. A block with NaN
-   or infinity gives NaN; a block whose numbers are all below 1e-30 counts as zeros.
+   The sum is exact: it adds integers. A pass has 256 terms. Even with 1024 terms the sum would be
+   below 2^24, so it converts to float32 without loss. Rounding changes each number by at most s /
+   2. A block with NaN or infinity gives NaN; a block whose numbers are all below 1e-30 counts as
+   zeros.
 
-   dy is rounded up or down by chance, so that it is right on average: most of its numbers are far
-   below the largest of their block, and rounding to the nearest code would make them all 0.
+   dy is rounded up or down by chance, so it is right on average. Most numbers of dy are far below
+   the largest of their block: rounding to the nearest code would make them all 0.
 
        q = nearest(x / s + u - 1/2)       u from 0 to 1, a hash of the number's row and term
 
-   This changes a number by less than s, and leaves a 0 as it is. The bits depend on nothing else.
+   This changes a number by less than s, and leaves a 0 as it is. No code depends on threads.
 
    vpdpbusd multiplies four unsigned bytes by four signed bytes and adds the products to an int32. So
    the codes of B are stored as r + 128, and the sums begin at -128 sum_k q[k]. A quad holds the codes
@@ -24,8 +25,8 @@
        A    TN_MR scales s | TN_MR times -128 sum_k q[k], int32 | quads of TN_MR rows, p after p
        B    TN_NR scales t | quads of TN_NR columns, p after p
 
-   Only these functions are compiled for AVX512_VNNI or AVX_VNNI, not the module: their caller has
-   checked that the CPU has it.
+   Only these functions are compiled for AVX512_VNNI or AVX_VNNI; the rest of the module is not.
+   Their caller has checked that the CPU has the unit.
    Source: rounding by blocks with a scale as in Dettmers et al. 2022, LLM.int8(), arXiv:2208.07339,
    section 2; the shift of one side by 128 as in Khudia et al. 2021, FBGEMM, arXiv:2101.05615; rounding
    of gradients by chance as in Gupta et al. 2015, arXiv:1502.02551; the hash is Wellons' lowbias32. */
@@ -53,7 +54,7 @@ TN_LINKED void tn_tile_quads(int h, ptrdiff_t quads, const float* a, const float
                              ptrdiff_t ldc, int add);
 
 /* Round n rows of A, of kc contiguous terms, into a panel. Terms that do not exist get the code 0.
-   By chance: the rows are those from `row` on, and the terms those from k on, of all of A. */
+   If by_chance is set, `row` and k say which row and term of all of A the first ones are. */
 TN_LINKED void tn_pack_quads_a(float* y, const float* x, ptrdiff_t n, ptrdiff_t stride, ptrdiff_t kc,
                                int by_chance, ptrdiff_t row, ptrdiff_t k);
 

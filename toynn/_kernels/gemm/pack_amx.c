@@ -4,9 +4,9 @@
 #if TN_TILES
 #include "bf16.h"
 
-/* Round to bfloat16 in the upper half, ties away from 0: two instructions with the mask that takes
-   it. The difference to x is exact, as with ties to even. Infinity stays infinity. NaN may not stay
-   NaN, but a tile with NaN is multiplied as floats. */
+/* Round to bfloat16, ties away from 0. The result is the upper half; the caller masks out the rest.
+   Both take two instructions. The difference to x is exact, as with ties to even. Infinity stays
+   infinity. NaN may not stay NaN, but a tile with NaN is multiplied as floats. */
 TN_INLINE __m512i tn_upper(__m512 x) {
     return _mm512_add_epi32((__m512i)x, _mm512_set1_epi32(0x8000));
 }
@@ -47,11 +47,11 @@ TN_INLINE __m512 tn_half(int i, int along, int whole, const float* x, ptrdiff_t 
     return along ? tn_terms(at, whole, i < n ? kc : 0) : tn_terms(at, whole, i < kc ? n : 0);
 }
 
-/* Pack 16 rows of A or columns of B by 32 terms, of which n and kc exist (all if `whole`), into one
-   tile for each of several parts. `along`: the terms of a row or column are contiguous, and rows or
-   columns are x_step apart; otherwise the other way round. Any two terms may make a pair if both
-   sides agree. Here they are p and p + 16, so that two registers make a part lane by lane. Floats are
-   transposed before they are split.
+/* Pack 16 rows of A or columns of B by 32 terms into one tile for each of several parts. n rows or
+   columns and kc terms exist (all if `whole`). `along`: the terms of a row or column are
+   contiguous, and rows or columns are x_step apart; otherwise the other way round. Any two terms
+   may make a pair if both sides agree. Here they are p and p + 16, so that two registers make a
+   part lane by lane. Floats are transposed before they are split.
    Returns the largest magnitudes as bits, which are ordered as the numbers are; NaN is the largest. */
 TN_INLINE __m512i tn_split_tile(float* y, int parts, int is_a, int along, int whole,
                                 const float* x, ptrdiff_t n, ptrdiff_t x_step, ptrdiff_t kc) {

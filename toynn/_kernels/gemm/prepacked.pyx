@@ -2,9 +2,9 @@
 
     pack    panels = w, as matmul.forward or matmul.backward_input packs it
 
-``product`` says which of the two, ``form`` what the panels are made of: floats, the bfloat16 pairs
-or parts, or the 8-bit codes that the product multiplies. The panels are, bit for bit, what the
-product would pack by itself. _panels.pxd describes their layout.
+``product`` says which of the two. ``form`` says what the panels hold: floats, pairs or parts of
+bfloat16, or 8-bit codes. The panels are, bit for bit, those that the product would pack itself.
+_panels.pxd describes their layout.
 Source: packing in advance, as in Khudia et al. 2021, FBGEMM, arXiv:2101.05615, section 3.
 """
 from toynn._kernels.gemm._panels cimport (
@@ -54,8 +54,9 @@ cdef void _pack(Pack* a) noexcept nogil:
 def form(str product, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision, int type=0):
     """Return the form in which a product packs w (N,K) for M rows in a precision; None if unpacked.
 
-    0 is floats, 1 pairs of bfloat16, 2 to 4 one to three parts of bfloat16 for tiles, 5 quads of
-    8-bit codes. Raises ValueError for sizes at which the bytes of x, w or y cannot be counted.
+    Form 0 is floats; 1, pairs of bfloat16; 2, 3 and 4, one, two and three parts of bfloat16 for
+    tiles; 5, quads of 8-bit codes. Raises ValueError for sizes at which the bytes of x, w or y
+    cannot be counted.
     """
     for name, shape in (("x", (M, K)), ("w", (N, K)), ("y", (M, N))):
         countable("prepacked.form", name, shape)

@@ -49,10 +49,10 @@ static inline float tn_float(uint32_t bits) {
 static inline float tn_first_of(uint32_t pair) { return tn_float(pair << 16); }
 static inline float tn_second_of(uint32_t pair) { return tn_float(pair & 0xFFFF0000u); }
 
-/* Tile c += tile a times tile b, TDPBF16PS: row m of a has terms in pairs, and row k of b has the
-   k-th pair of each column. Terms with even and with odd numbers are summed separately, by
-   multiply-adds; then the two sums are added, and the result is added to c. All round to nearest even.
-   Subnormal operands and results count as 0: here because the caller flushes them (fpstate.h). */
+/* TDPBF16PS: tile c += tile a times tile b. Row m of a has its terms in pairs. Row k of b has pair
+   k of each column. Terms with even and with odd numbers are summed separately, by multiply-adds;
+   then the two sums are added, and the result is added to c. All round to nearest even. Subnormal
+   operands and results count as 0: here because the caller flushes them (fpstate.h). */
 static inline void tn_tile_multiply(int c, int a, int b) {
     const int pairs = tn_shapes.row_bytes[a] / 4, columns = tn_shapes.row_bytes[c] / 4;
     for (int m = 0; m < tn_shapes.rows[c]; m++) {

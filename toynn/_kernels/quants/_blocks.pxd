@@ -15,9 +15,9 @@ q[j] is the code of element j: signed in Q8_0, unsigned in the other types.
 low: the lower 4 bits of the codes; bits 0..3 of the 16 bytes are elements 0..15, bits 4..7 are
 elements 16..31. high: bit j of the four bytes is bit 4 of q[j]. All numbers are little-endian.
 
-No product rounds: 11 bits of a float16 and 8 of a code fit into the 24 of a float32. So fused
-multiply-adds change nothing. No step here reads or makes a subnormal float32, except that BF16
-copies them as integers. So the bits are the same whether the caller flushes denormals or not.
+No product rounds: a float16 has 11 bits and a code 8; a float32 has 24. So fused multiply-adds
+change nothing. No step here reads or makes a subnormal float32, except that BF16 copies them as
+integers. So the bits are the same whether the caller flushes denormals or not.
 Source: ggml-common.h and dequantize_row_* of ggml-quants.c in ggml; the GGUF specification.
 """
 cimport cython

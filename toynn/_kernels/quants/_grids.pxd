@@ -10,15 +10,14 @@ number j % 8 of a row (j % 4 in IQ3, whose rows have four). It is negative if it
     IQ3_XXS     98  d, 64 of low, 8 times: 4 of seven          y[j] = d (a[s] + 1/2) / 2 g[j]
     IQ3_S      110  d, 64 of low, 8 of high, 32 signs, 4 of a  y[j] = d (2 a[s] + 1) g[j]
 
-low: the lower 8 bits of the number of a row. high: its upper bits, two (IQ2_S) or one (IQ3_S) for
-each row of a run of 32; the lowest bits belong to the first row.
+low: the lower 8 bits of the number of a row. high: the upper bits of these numbers. A byte serves a
+run of 32, with two bits a row in IQ2_S and one in IQ3_S; the lowest bits belong to the first row.
 seven: four times 7 sign bits for 8 elements, with a[s] above them. The eighth sign makes the number
 of minus signs even. a: bits 0..3 of a byte come first.
 
-No product rounds: 11 bits of a float16, 5 of a scale and 6 of a number fit into the 24 of a
-float32. No step reads or makes a subnormal. All rows of a block are written before one is used. A
-row is narrower than a register, and a load that spans several stores waits until they have left
-the CPU's store buffer.
+No product rounds: a float16 has 11 bits, a scale 5 and a number 6; a float32 has 24. No step reads
+or makes a subnormal. All rows of a block are written before one is used. A row is narrower than a
+register, and a load that spans several stores waits until they have left the CPU's store buffer.
 Source: ggml-common.h and dequantize_row_iq* of ggml-quants.c in ggml.
 """
 cimport cython

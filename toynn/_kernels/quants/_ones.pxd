@@ -7,9 +7,10 @@ its sign bit is set. a[s] has 3 bits for each sub-block of 32 elements (IQ1_S) o
     IQ1_S     50  d, 32 of low, 8 words of high and a  y[j] = d (2 a[s] + 1) (g[j] +- 1/8)
     IQ1_M     56  32 of low, 16 of high, 4 words of a  y[j] = d (2 a[s] + 1) (g[j] +- 1/8)
 
-low: the lower 8 bits of the number of a row. high: its upper 3 bits. In IQ1_S a word has four of
-them, with a[s] and one sign above. In IQ1_M a byte has two of them, each with a sign above. a: in
-IQ1_M a word has four of them, with 4 bits of d above; the first word has the lowest bits of d.
+low: the lower 8 bits of the number of a row. high: its upper 3 bits. In IQ1_S a word has these bits
+of four rows, with a[s] and one sign above. In IQ1_M a byte has these bits of two rows, each with a
+sign above. In IQ1_M a word has a[s] of four sub-blocks, with 4 bits of d above. The first word has
+the lowest bits of d.
 
 No product rounds, and no step reads or makes a subnormal: see _grids.pxd. 8 (g +- 1/8) is an
 integer. Codebook rows hold 8 g + 8; adding 2 for + 1/8 makes every number 9 too large.

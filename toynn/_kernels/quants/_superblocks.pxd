@@ -18,11 +18,12 @@ low: the lower 4 bits of the codes. In Q4_K and Q5_K bits 0..3 of 32 bytes are s
 bits 4..7 its elements 64..127.
 pairs: the lower 2 bits of the codes. A half block has 32 bytes; their lowest two bits belong to its
 first 32 elements, the next two to the next 32. Bits 4 and 5 of Q6_K are stored in the same way, in
-high. high of Q3_K and Q5_K: bit j // 32 of byte j % 32 is the upper bit of q[j] (bit 2 in Q3_K, bit
-4 in Q5_K). b and a: the upper and lower half of a byte. scales: see scales_k; for Q3_K scales_q3_k.
+high. high of Q3_K and Q5_K: the upper bit of q[j] (bit 2 in Q3_K, bit 4 in Q5_K) is bit j // 32 of
+byte j % 32. b and a: the upper and lower half of a byte. scales: see scales_k; for Q3_K
+scales_q3_k.
 
-No product rounds: 11 bits of a float16, 7 of a scale and 6 of a code fit into the 24 of a float32.
-No step reads or makes a subnormal. Source: ggml-common.h and ggml-quants.c in ggml.
+No product rounds: a float16 has 11 bits, a scale 7 and a code 6; a float32 has 24. No step reads or
+makes a subnormal. Source: ggml-common.h and ggml-quants.c in ggml.
 """
 cimport cython
 from libc.stdint cimport int8_t, uint8_t, uint32_t

@@ -1,7 +1,8 @@
 """Blocks whose 4-bit codes are indices of a table: bytes in, float32 out.
 
 d is a float16, e the exponent of a float (E8M0), f a small float (E4M3, no sign). q[j] is the
-table's number for the code of element j; s is the sub-block of j (of 32 in IQ4_XS, 16 in NVFP4).
+table's number for the code of element j. s is the sub-block of j; it has 32 elements in IQ4_XS, 16
+in NVFP4.
 
     type    elements  bytes  in this order                          element j
     IQ4_NL        32     18  d, 16 of codes                         y[j] = d q[j]
@@ -11,11 +12,11 @@ table's number for the code of element j; s is the sub-block of j (of 32 in IQ4_
 
 codes: bits 0..3 of 16 bytes are elements 0..15 of 32, bits 4..7 are elements 16..31. In NVFP4, bits
 0..3 of 8 bytes are elements 0..7 of 16, bits 4..7 elements 8..15. The table has FP4 numbers twice
-as large, so their factors are halved. a[s]: the lower 4 bits are half of byte s // 2 of low, the
-upper 2 are bits 2 s and 2 s + 1 of the 16 of high.
+as large, so their factors are halved. The lower 4 bits of a[s] are half of byte s // 2 of low; the
+upper 2 are bits 2 s and 2 s + 1 of high.
 
-No product rounds: 11 bits, 5 of a scale and 7 of a number fit into the 24 of a float32. Only MXFP4
-has subnormal numbers. It makes them as integers, whether the caller flushes denormals or not.
+No product rounds: a float16 has 11 bits, a scale 5 and a number 7; a float32 has 24. Only MXFP4 has
+subnormal numbers. It makes them as integers, whether the caller flushes denormals or not.
 Source: ggml-common.h, ggml-impl.h, ggml-quants.c in ggml; OCP Microscaling Formats v1.0, 5.3 and 6.
 """
 from libc.stdint cimport int8_t, int32_t, uint8_t

@@ -8,8 +8,8 @@ d is a float16, the last two bytes of a block; q[j] is the code of element j.
 
 A byte x of TQ1_0 stands for the fraction x / 256, whose digits to the base of 3 are q. The first
 digit is the integer part of 3 x / 256, the next that of 3 (3 x modulo 256) / 256, and so on. The
-first digits of bytes 0..31 are elements 0..31, their second digits 32..63, and so on. The digits of
-bytes 32..47 are elements 160..175, 176..191, ..; of the last four bytes 240..243, 244..247, ..
+first digits of bytes 0..31 are elements 0..31, their second digits 32..63, and so on. The first
+digits of bytes 32..47 are elements 160..175, and those of bytes 48..51 are elements 240..243.
 pairs: as in Q2_K (_superblocks.pxd). Their codes go up to 3, which gives 2 d.
 Source: ggml-common.h and dequantize_row_tq* of ggml-quants.c in ggml.
 """

@@ -1,8 +1,8 @@
 """The table of types in which a row of a matrix may be stored, and how a row becomes floats.
 
-A row is a whole number of blocks, one after another: row r of a matrix (N,K) begins
-r * row_bytes(type, K) bytes after the first row. A type with blocks of 256 has a function for runs
-of 32 values of one block; the others have a function for whole blocks of a row.
+A row is a whole number of blocks, one after another. Row r of a matrix (N,K) begins r *
+row_bytes(type, K) bytes after the first row. A type with blocks of 256 has a function that
+dequantizes runs of 32 values of one block. The function of another type dequantizes whole blocks.
 """
 from libc.stdint cimport uint8_t
 
