@@ -140,20 +140,26 @@ def test_it_renders_as_transformers_does(make):
     )
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    thoughts = ({"reasoning": "a"}, {"thinking": "b"}, {"reasoning_content": "c", "reasoning": "d"})
+    talk = TALK[1:4] + [TALK[4] | thought for thought in thoughts]
     for template in (
         CHATML,
         LLAMA2,
         "  {% for m in messages %}\n  {{- m.content }}\n{% endfor %}\n",
+        "{{ ['é<'] | tojson(ensure_ascii=False) }}{{ {'b': 'é', 'a': [1]} | tojson(True, 1) }}"
+        "{{ {'b': 2, 'a': [1]} | tojson(separators=(',', ':'), sort_keys=True) }}",
+        "{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{{ m.reasoning }}"
+        "{% endfor %}",
     ):
         for prompt in (False, True):
             (expected,), _ = render_jinja_template(
-                conversations=[TALK[1:]],
+                conversations=[talk],
                 chat_template=template,
                 add_generation_prompt=prompt,
                 bos_token="<bos>",
                 eos_token="<eos>",
             )
-            assert make(template).chat(TALK[1:], prompt) == expected
+            assert make(template).chat(talk, prompt) == expected
 
 
 @pytest.mark.parametrize("prompt", [False, True])

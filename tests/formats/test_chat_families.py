@@ -1,9 +1,10 @@
-"""Masks of conversations by the templates of seven families: answers have loss.
+"""Masks of conversations by the templates of families: answers have loss, and nothing else.
 
 Where TRL is installed the templates are those that the models come with, as it ships them (in
 trl/chat_templates; SmolLM2's is not among them). Beside them, and where it is not, the essential
 text of them: roles, thoughts, the ends of turns. Qwen3 leaves out the thoughts of answers once
-another question follows. Of gpt-oss and Qwen3.5 there is only what TRL ships.
+another question follows. Of gpt-oss and Qwen3.5 there is only what TRL ships. The templates of
+newer families, with thoughts and calls, are those of helpers/templates.py.
 """
 
 import re
@@ -11,9 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from vocabs import CONTROL, bpe_file
+from templates import AGENT, TOOLS
+from templates import FAMILIES as NEWER
+from vocabs import CONTROL, USER_DEFINED, bpe_file
 
-from toynn.errors import GGUFError
 from toynn.formats.tokenizer import Tokenizer
 
 for library in ("tokenizers", "jinja2"):
@@ -167,13 +169,15 @@ def make(tmp_path, request):
     return make
 
 
-def of_template(tmp_path, text, **ends):
+def of_template(tmp_path, text, *controls, plain=(), **ends):
     """A tokenizer of a file with this template and every family's control tokens.
 
-    ``ends``: further tokens that end turns, by their names in the file: eot, eom.
+    ``controls``: further ones. ``plain``: user-defined tokens. ``ends``: further tokens that end
+    turns, by their names in the file: eos, eot, eom.
     """
     path, keys = tmp_path / "chat.gguf", {"tokenizer.chat_template": text}
-    specials = [(token, CONTROL) for token in dict.fromkeys((*CONTROLS, *HARMONY, *ends.values()))]
+    names = dict.fromkeys((*CONTROLS, *HARMONY, *ends.values(), *controls))
+    specials = [(token, CONTROL) for token in names] + [(token, USER_DEFINED) for token in plain]
     plain = Tokenizer.from_gguf(bpe_file(path, specials=specials, keys=keys))
     ids = {name: plain.encode(token, parse_special=True)[-1] for name, token in ends.items()}
     keys |= {f"tokenizer.ggml.{name}_token_id": id for name, id in ids.items()}
@@ -184,13 +188,18 @@ def shown(tokenizer, turns, trained=True):
     return [tokenizer.decode(ids, special=True) for ids, learn in turns if learn == trained]
 
 
+def learned(tokenizer, turns):
+    """The texts with loss, without the line break that a template may write behind them."""
+    return [text.removesuffix("\n") for text in shown(tokenizer, turns)]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("system", [False, True])
 def test_every_answer_is_learned_and_nothing_else(make, family, system):
     tokenizer, end = make(family), FAMILIES[family][1]
     talk = [{"role": "system", "content": "Be brief."}, *TALK] if system else TALK
     turns = tokenizer.encode_turns(talk)
-    answers = [text.strip("\n") for text in shown(tokenizer, turns)]
+    answers = learned(tokenizer, turns)
     thought = "<think>\n\n</think>\n\n" if family == "qwen3" else ""
     eos = "\n<eos>" if family == "phi3" else ""  # behind the last turn
     assert answers == [f"Zork.{end}", f"A robot.{end}", f"{thought}Of dust.{end}{eos}"]
@@ -210,7 +219,7 @@ def test_thoughts_that_are_dropped_are_not_learned_and_the_last_ones_are(make):
     assert answers[1].strip("\n") == "<think>\nsecond\n</think>\n\nA robot.<|im_end|>"
 
 
-def test_thoughts_between_calls_that_are_rewritten_are_refused_by_number(make):
+def test_thoughts_between_calls_are_learned_as_the_template_rewrites_them(make):
     tokenizer = make("qwen3")
     think = "<think>\nhm\n</think>\n\n"
     talk = [
@@ -221,9 +230,25 @@ def test_thoughts_between_calls_that_are_rewritten_are_refused_by_number(make):
         {"role": "user", "content": "More."},
         {"role": "assistant", "content": "Three."},
     ]
-    with pytest.raises(GGUFError, match="cannot tell which part message 3 is"):
-        tokenizer.encode_turns(talk)
-    assert len(shown(tokenizer, tokenizer.encode_turns(talk[:4]))) == 2
+    end, none = "<|im_end|>", "<think>\n\n</think>\n\n"
+    told = [f"One.{end}", f"Two.{end}", f"{none}Three.{end}"]
+    assert learned(tokenizer, tokenizer.encode_turns(talk)) == told
+    told = [f"{think}One.{end}", f"{think}Two.{end}"]
+    assert learned(tokenizer, tokenizer.encode_turns(talk[:4])) == told
+
+
+@pytest.mark.parametrize("family", NEWER)
+def test_thoughts_and_calls_of_newer_families(tmp_path, family):
+    """A template may leave thoughts out of answers before the last question; its prompt has one."""
+    new = NEWER[family]
+    plain = () if family == "olmo3" else ("<think>", "</think>")
+    tokenizer = of_template(tmp_path, new.text, *new.controls, plain=plain, **new.ends)
+    for talk, expected in ((AGENT[:5], new.thoughts), (AGENT, new.learned)):
+        turns = tokenizer.encode_turns(new.talk(talk), TOOLS)
+        assert tuple(learned(tokenizer, turns)) == expected
+        assert all(tokenizer.eog & {*ids[-2:]} for ids, trained in turns if trained)
+        masked = "".join(shown(tokenizer, turns, trained=False))
+        assert [masked.count(text) for text in ("Be brief.", "Dust?", "much")] == [1, 1, 1]
 
 
 def test_an_end_of_turn_in_a_text_ends_no_turn(make):
@@ -246,7 +271,7 @@ def test_tools_are_given_to_the_template(make):
     turns = tokenizer.encode_turns(talk, tools)
     assert '"name": "dust"' in shown(tokenizer, turns, trained=False)[0]
     called = '<tool_call>\n{"name": "dust", "arguments": {}}\n</tool_call><|im_end|>'
-    assert shown(tokenizer, turns)[0].strip("\n").endswith(called)
+    assert learned(tokenizer, turns)[0].endswith(called)
 
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -331,7 +356,7 @@ def test_answers_of_glm_end_with_the_token_that_begins_the_next_message(tmp_path
 
 
 @pytest.mark.parametrize("family", ["qwen3.5", "qwen3.5-brief"])
-def test_qwen35_learns_one_answer_and_refuses_rewritten_ones_by_number(tmp_path, family):
+def test_answers_of_qwen35_are_learned_as_the_template_writes_them(tmp_path, family):
     """Its prompt opens a thought, which answers before the last question are written without."""
     tokenizer = of_template(tmp_path, shipped(ALONE[family]))
     (asked,), (answer,) = (
@@ -342,6 +367,6 @@ def test_qwen35_learns_one_answer_and_refuses_rewritten_ones_by_number(tmp_path,
         opened, rest = opened + rest, ""
     assert asked.endswith(f"<|im_start|>assistant\n{opened}")
     assert answer == f"{rest}Zork.<|im_end|>\n"
-    for talk, number in ((TALK, 1), ([SYSTEM, *TALK], 2)):
-        with pytest.raises(GGUFError, match=f"cannot tell which part message {number} is"):
-            tokenizer.encode_turns(talk)
+    for talk in (TALK, [SYSTEM, *TALK]):
+        told = ["Zork.<|im_end|>", "A robot.<|im_end|>", f"{rest}Of dust.<|im_end|>"]
+        assert learned(tokenizer, tokenizer.encode_turns(talk)) == told

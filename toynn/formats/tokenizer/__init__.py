@@ -348,14 +348,14 @@ class Tokenizer:
         """Return the ids of a whole conversation in parts; the assistant's parts are `trained`.
 
         An answer begins where the template's text for the messages before it ends, with a
-        generation prompt. It ends where the text for the messages up to it ends. A template may
-        write an answer differently when messages follow (without its thoughts, say); then it ends
-        after the first token that ends a turn. ``tools`` are descriptions of functions for the
-        template.
+        generation prompt; or with the part of the prompt that the whole text has, too, since a
+        prompt may open a thought that old answers do not have. It ends where the text for the
+        messages up to it ends. A template may write an answer differently when messages follow
+        (without its thoughts, say); then it ends after the first token that ends a turn. ``tools``
+        are descriptions of functions for the template.
 
-        Raises GGUFError for a template that rewrites the messages before an answer. Raises
-        DataError for text that is not Unicode, and for a role that neither toynn nor the template
-        knows.
+        Raises GGUFError for a template in whose text an answer cannot be found. Raises DataError
+        for text that is not Unicode, and for a role that neither toynn nor the template knows.
         """
         return self._conversations.turns((messages, tools))
 

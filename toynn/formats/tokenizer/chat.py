@@ -26,6 +26,8 @@ __all__ = ["ChatTemplate", "Message", "Renderers", "needed"]
 
 QUOTED = re.compile(r"""(["'])([\w-]+)\1""")
 Message = Mapping[str, Any]  # role and content at least
+#: What data sets call a thought; templates read the first, gpt-oss's the second.
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 #: Limits of rendering one conversation: seconds of the CPU, bytes of the process, characters of the
 #: text. The limit is CPU time and not wall time, which would depend on how busy the machine is. The
@@ -84,7 +86,7 @@ class ChatTemplate:
         strings, numbers, lists, mappings.
         """
         try:
-            text, *others = self._run([dict(message) for message in messages], beginnings, tools)
+            text, *others = self._run([_thinking(each) for each in messages], beginnings, tools)
         except _Failed as error:
             raise GGUFError(
                 f"{self._path}: tokenizer.chat_template refuses the conversation: {error}"
@@ -104,6 +106,13 @@ class ChatTemplate:
         except (TypeError, ValueError, RecursionError) as error:
             raise DataError(f"messages: expected plain values; {error}") from error
         return _renderer().ask(frame)
+
+
+def _thinking(message: Message) -> Message:
+    """Return a message whose thought has the names that templates read, as transformers does."""
+    thought = next((message[key] for key in THOUGHTS if message.get(key) is not None), None)
+    named = {"thinking": thought, **message, "reasoning_content": thought}
+    return dict(message) if thought is None else named
 
 
 class _Failed(Exception):

@@ -102,9 +102,11 @@ def _now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
+) -> str:
     """Return plain JSON: Jinja's own filter escapes it for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 def _generation() -> type:

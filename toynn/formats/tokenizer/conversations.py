@@ -9,6 +9,7 @@ all cores, and their texts encoded together.
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from toynn.errors import DataError, GGUFError
@@ -107,34 +108,73 @@ class Conversations:
         whole, begun = self._template().render_beginnings(
             messages, [(len(messages), False), *borders], talk[1]
         )
-        for index, begin, end in zip(answers, begun[::2], begun[1::2], strict=True):
-            upto = end[0] if end[1] else self._end_behind(whole, begin[0])[1]
-            if not begin[1] or not ends[-1] <= begin[0] <= upto:
+        behind = 0  # of the previous answer
+        for index, (at, begins), end in zip(answers, begun[::2], begun[1::2], strict=True):
+            if not begins:
+                at = self._begin_of(whole, ends[-1], (messages[:index], talk[1]), behind)
+            upto = end[0] if end[1] else self._end_behind(whole, at)[1]
+            if not ends[-1] <= at <= upto:
                 raise GGUFError(
                     f"{self._vocab.path}: tokenizer.chat_template: cannot tell which part "
                     f"message {index} is: the template writes the messages up to it differently "
                     f"when others follow; split the conversation after its first answer, or "
                     f"train on text"
                 )
-            ended = self._end_behind(whole, begin[0])
+            behind = index + 1
+            ended = self._end_behind(whole, at)
             if upto == len(whole) and ended[0] < 0:
                 whole += self._next_begins("tool" if messages[index].get("tool_calls") else "user")
-                ended = self._end_behind(whole, begin[0])
+                ended = self._end_behind(whole, at)
             if ended[0] == upto:  # the next message's first token ends this one
                 upto = ended[1]
-            for at in (begin[0], upto):
-                texts.append(whole[ends[-1] : at])
-                ends.append(at)
+            else:  # a token that a template writes behind the end is not the answer's
+                found = [mark.end() for mark in self._ends.finditer(whole, at, upto)]
+                upto = found[-1] if found and whole[found[-1] : upto].strip() else upto
+            for border in (at, upto):
+                texts.append(whole[ends[-1] : border])
+                ends.append(border)
         return _Rendered([*texts, whole[ends[-1] :]], guard)
+
+    def _begin_of(self, whole: str, end: int, before: Talk, behind: int) -> int:
+        """Return where an answer begins, if the text does not begin with its prompt; else -1.
+
+        The generation prompt may open a thought that the template leaves out of old answers. Then
+        the answer begins behind the special tokens and lines of the prompt that the text has, too.
+        The template may also leave thoughts out of earlier answers. So the messages since the
+        previous answer are looked for where it ends: at ``end`` of the text, and before message
+        ``behind``.
+        """
+        messages, tools = before
+        borders = [(len(messages), True), (len(messages), False), (behind, False)]
+        asked, ((plain, begins), *earlier) = self._template().render_beginnings(
+            messages, borders if behind else borders[:2], tools
+        )
+        marks = [mark.end() for mark in self._marks.finditer(asked, plain)]
+        marks = marks if plain < len(asked) else [plain]
+        since = at = 0
+        if begins and earlier and not whole.startswith(asked[:plain]):
+            since, begins = earlier[0]
+            ended = self._ends.match(asked, since)  # a message's first token may end the answer
+            since = ended.end() if ended else since
+            at = whole.find(asked[since : min(marks, default=plain)], end)
+            begins &= at >= 0 and not whole[end:at].strip()
+        had = [mark for mark in marks if begins and whole.startswith(asked[since:mark], at)]
+        return at + max(had) - since if had else -1
 
     def _end_behind(self, text: str, begin: int) -> tuple[int, int]:
         """Return begin and end of the first token after ``begin`` that ends a turn; else -1."""
-        found = [
-            (at, at + len(end))
-            for end in (self._vocab.tokens[id] for id in self._vocab.eog)
-            if (at := text.find(end, begin)) >= 0
-        ]
-        return min(found, default=(-1, -1))
+        found = self._ends.search(text, max(begin, 0))
+        return found.span() if found else (-1, -1)
+
+    @cached_property
+    def _ends(self) -> re.Pattern[str]:
+        """Find tokens that end a turn."""
+        return _any_of(self._vocab.tokens[id] for id in self._vocab.eog)
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        """Find special tokens and ends of lines."""
+        return _any_of([*(text for text, _ in self._vocab.specials), "\n"])
 
     def _next_begins(self, role: str) -> str:
         """Return the token that begins a message after an answer, if it ends a turn; else ""."""
@@ -226,16 +266,22 @@ class Conversations:
         guard = next((guard for guard in GUARDS if guard not in said), None)
         if guard is None:
             raise DataError("a conversation contains every one of U+FDD0 to U+FDEF")
-        longest_first = re.compile("|".join(re.escape(text) for text in texts))
+        controls = _any_of(texts)
 
         def broken(value: Any) -> Any:
             if isinstance(value, str):
-                return longest_first.sub(lambda found: guard.join(found[0]) + guard, value)
+                return controls.sub(lambda found: guard.join(found[0]) + guard, value)
             if isinstance(value, Mapping):
                 return {key: broken(part) for key, part in value.items()}
             return [broken(part) for part in value] if isinstance(value, list) else value
 
         return [broken(message) for message in messages], guard
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return what finds any of some texts, of two that begin together the longer one."""
+    listed = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, listed)) if listed else "(?!)")
 
 
 def _is_text(part: tuple[Any, bool]) -> bool:
