@@ -154,7 +154,7 @@ def test_what_computes_all_rows_refuses_fewer():
         ConfigError, match=r"class_token.forward: it computes all rows, but not all"
     ):
         ops.class_token(s, x, s.input("cls", (2,)), s.input("pos", (3, 2)))
-    with pytest.raises(ConfigError, match="attention: rows that may be fewer are one sequence"):
+    with pytest.raises(ConfigError, match="attention: a count may limit the rows of one sequence"):
         ops.attention(s, x, x, x, batch=2, n_heads=1)
 
 

@@ -1,9 +1,8 @@
 """Recompute what the backward pass reads, instead of keeping it.
 
-Activation checkpointing runs a block's forward nodes once more, right before its backward.
-
-So the forward pass keeps only the input of a block. The same kernels recompute the rest from the
-same numbers, so the bits are the same. The planner frees the first copies early.
+Activation checkpointing runs a block's forward nodes once more, right before its backward. So the
+forward pass keeps only the input of a block, and the planner can reuse the memory of the rest. The
+same kernels recompute the rest from the same numbers, so the bits are the same.
 Source: Chen et al. 2016, arXiv:1604.06174.
 
 Even without checkpointing, a product's backward pass recomputes an input that is the output of a
@@ -18,8 +17,8 @@ from toynn.graph.tape import Node, Tensor
 
 __all__ = ["cheap", "needed_by", "reading", "repeated"]
 
-#: Flops of a reader for each number that it reads, above which recomputing the number is
-#: cheap: a product with more than 512 outputs. A GELU then takes less than 1% of a step.
+#: Recomputing an input is cheap if its reader takes more flops than this for each of its numbers:
+#: a product with more than 512 outputs does. A GELU then takes less than 1% of a step.
 CHEAP = 1024
 
 

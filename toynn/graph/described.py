@@ -30,7 +30,7 @@ def described(tape: Tape, places: Mapping[Tensor, Place]) -> dict[str, Any]:
 
     ``tensors`` lists each tensor once; elsewhere a tensor is its index in that list. A tensor is
     live from node ``first`` to node ``last``. ``arena`` has the bytes of the tape's own tensors,
-    the bytes live at each node, and the node where they are most (``peak``).
+    the bytes live at each node, and the node with the most live bytes (``peak``).
     """
     numbers = numbered(tape)
     lives = tape.lives()

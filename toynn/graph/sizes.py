@@ -141,7 +141,7 @@ def _typed(
 
 
 def fill(what: str, signature: Signature, sizes: dict[str, int], options: dict[str, Any]) -> None:
-    """Add the sizes and options that have defaults. Raises ConfigError for one without."""
+    """Add missing sizes and options from their defaults. Raises ConfigError if there is none."""
     for name in signature.given:
         values = options if name in signature.options else sizes
         if name in values:

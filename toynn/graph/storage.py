@@ -41,7 +41,7 @@ class Storage:
         self.mapped: set[Tensor] = set()
         self._memories: list[
             NDArray[np.uint8]
-        ] = []  # of callers; kept alive, as addresses are names
+        ] = []  # of callers; kept alive, since buffers are named by address
 
     def declare(self, name: str, shape: tuple[int, ...], role: Role, dtype: str = "f32") -> Tensor:
         """Return a new tensor with the next place in its region.

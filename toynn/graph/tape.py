@@ -54,8 +54,8 @@ class Op:
     gradient
         ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
     adds
-        Its one output is the gradient of an activation, and the kernel adds to it when told to
-        accumulate. All other outputs that a kernel adds to are gradients of weights.
+        Set if the kernel's one output is the gradient of an activation, to which it adds when told
+        to accumulate. In other ops, outputs that the kernel adds to are gradients of weights.
     recompute
         ``recompute(node)`` returns a node that cheaply recomputes the output of ``node`` from what
         its backward reads anyway, or None: see checkpointing.py.
@@ -76,7 +76,7 @@ class Op:
     updates: bool = False  # whether it belongs to segment U
     adds: bool = False
     nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
-    straight_through: bool = False  # its output's gradient is taken for its input's
+    straight_through: bool = False  # the gradient of its output serves as that of its input
     recompute: Callable[["Node"], "Node | None"] | None = None
     rows: str = ""
     segments: str = ""
@@ -356,7 +356,7 @@ class Tape(Shown):
             raise ConfigError(f"{op.kernel}: {root.name} was recorded on another tape")
 
     def _pass_on_rows(self, node: Node) -> None:
-        """Give what a node writes as many valid rows as what it reads."""
+        """Give the tensors that a node writes as many valid rows as those that it reads."""
         leader = node.leader
         if leader is None:
             for tensor in node.inputs:
@@ -375,10 +375,10 @@ class Tape(Shown):
                 tensor.valid = leader.valid_rows
 
     def supersede(self, nodes: Sequence[Node]) -> bool:
-        """Move nodes to segment E, the last of which computes the loss; say whether that was done.
+        """Move nodes, the last of which computes the loss, to E; return whether they were moved.
 
-        Not where the loss is not the tape's, or a node of F reads it. If it was, segment B must
-        compute the loss too.
+        They stay if their loss is not the tape's, or if a node of F reads it. If they were moved,
+        segment B must compute the loss, too.
         """
         (loss,) = nodes[-1].outputs
         if loss is not self.loss or any(

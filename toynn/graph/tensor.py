@@ -90,7 +90,7 @@ class Tensor:
         return Tensor(f"{self.name}[{first}:{last}]", shape, self.role, self.dtype, self, offset)
 
     def at(self, offset: int) -> "Tensor":
-        """Return a handle on the elements from ``offset`` on; shape and row stride stay its own.
+        """Return a handle on the elements from ``offset`` on, with the same shape and row stride.
 
         Only for ops that are told how many columns to read, such as attention.
 

@@ -64,15 +64,15 @@ def matrix(op: str, x: Tensor) -> tuple[int, int]:
 
 
 def itself(node: Node) -> Node:
-    """For Op.recompute: the node's backward reads all of its inputs too."""
+    """For Op.recompute: run the node again, whose backward reads all of its inputs anyway."""
     return node
 
 
 def by_names(backward: Op) -> Rule:
-    """Return the rule of an op whose backward kernel has the same names, gradients with a d.
+    """Return the rule of an op whose backward kernel has the same names, with a d for gradients.
 
-    ``dy`` is the gradient of the op's first output. The backward may read any tensor of the op; it
-    writes gradients of the op's inputs.
+    ``dy`` is the gradient of the op's first output. The backward may read any tensor of the op. It
+    writes the gradients of inputs: ``dx`` for ``x``.
     """
 
     def rule(back: Backward, node: Node, dy: Tensor) -> None:

@@ -73,11 +73,12 @@ def attention(
     sinks
         (H,): one more score in every row of a head, of a key without a value.
     first
-        i32 (B T,), for segments that do not see each other: for each row the first row of its
+        i32 (B T,), for segments that do not see each other. It has the first row of each row's
         segment, as an index into all B T rows.
     cache
-        The rows are the next T of their sequences. They see all rows in the cache, and are added
-        to it. This is causal, float32 in any precision, without gradient, and without segments.
+        The rows are the next T of their sequences. They see all rows in the cache, and are added to
+        it. Such attention is causal, in float32 in any precision, and has no gradient and no
+        segments.
 
     Raises ConfigError if a count limits the rows of several sequences.
     """
@@ -85,7 +86,12 @@ def attention(
     N, columns = matrix("attention", q)
     fused, shared = k is None, k is not None and v is None
     D = columns // (H + 2 * KV if fused else H)
-    require(N % batch == 0 and H % KV == 0, "attention", f"rows in {batch} sequences, KV | H", q)
+    require(
+        N % batch == 0 and H % KV == 0,
+        "attention",
+        f"rows of {batch} sequences, and n_kv_heads that divides {H}; it is {KV}",
+        q,
+    )
     if k is None:
         require(columns == (H + 2 * KV) * D, "attention", f"q, k, v of {H} + 2 x {KV} heads", q)
         k, v, E = q.at(H * D), q.at((H + KV) * D), D
@@ -101,7 +107,7 @@ def attention(
     require(sinks is None or sinks.shape == (H,), "attention", f"sinks ({H},)", q, sinks)
     T = N // batch
     if q.root.valid is not None and batch != 1:
-        raise ConfigError("attention: rows that may be fewer are one sequence, in segments")
+        raise ConfigError("attention: a count may limit the rows of one sequence; got several")
     if first is not None:
         fits = causal and cache is None and first.shape == (N,) and first.dtype == "i32"
         require(fits, "attention", f"causal, without a cache, first ({N},) of i32", q, first)
@@ -171,7 +177,7 @@ def _backward_products(sizes: Sizes) -> int:
 
 
 def _keys(sizes: Sizes) -> int:
-    """Return how many keys a row sees; if ``past`` is unknown, the cache is taken as half full."""
+    """Return how many keys a row sees. Without ``past``, the cache counts as half full."""
     keys = sizes["past"] + sizes["T"] if "past" in sizes else sizes["S"] // 2
     window = sizes.get("window", 0)
     return min(keys, window + sizes["T"]) if window else keys

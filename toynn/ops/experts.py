@@ -4,8 +4,8 @@
     h = experts(s, dispatch(s, x, routes), w, routes)          one row for each copy of a row of x
     y = combine(s, weigh(s, h, routes), routes)
 
-Between dispatch and combine, rows are sorted by expert. There is room for all N K copies; if not
-all rows of x are valid, only the first ones are used.
+Between dispatch and combine, rows are sorted by expert. There is room for all N K copies. If not
+all rows of x are valid, only a part of this room is used, from its start on.
 """
 
 from dataclasses import dataclass
@@ -58,8 +58,8 @@ def route(
 ) -> Routes:
     """Record the k experts of each row: those with the largest scores p (N, E) + b (E,).
 
-    ``groups`` (G, L): experts form G groups, and only those of L groups can be chosen: the groups
-    with the largest sum of their two largest scores.
+    ``groups`` (G, L): the experts form G groups. A group's score is the sum of its two largest
+    scores. Only experts of the L groups with the largest scores can be chosen.
 
     p is a softmax or a sigmoid of a router's logits. The weight of a copy is its p times ``scale``.
     With ``normalized``, p is first divided by the sum over the k experts plus ``eps``. With ``f``

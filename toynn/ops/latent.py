@@ -6,7 +6,7 @@
     k . q = (q_1 W_k) . c + r . q_2           q_1 W_k = absorbed(s, q_1, w, H, 0, P + E)
     o = W_v c                                 expanded(s, c, w, H, P, E)
 
-Generation uses the latter two in place of the former: so the cache holds only c and r.
+Training uses the first two. Generation uses the last two instead, so the cache holds only c and r.
 """
 
 from toynn.errors import ConfigError
@@ -26,7 +26,7 @@ def head_columns(s: Recorder, x: Tensor, n_heads: int, first: int, width: int) -
 
 
 def placed(s: Recorder, x: Tensor, n_heads: int, first: int, width: int) -> Tensor:
-    """Record heads of ``width`` columns, 0 but for x (N, H D) from ``first`` on. No gradient."""
+    """Record heads of ``width`` columns: x (N, H D) from ``first`` on, else 0. No gradient."""
     return s.tape.record(COLUMNS_BACKWARD, {"dy": x}, H=n_heads, W=width, first=first).output
 
 
@@ -43,8 +43,8 @@ def absorbed(
 ) -> Tensor:
     """Record x_h w_h (N, H C) for each head of x (N, H D); see the kernel. No gradient.
 
-    w (H ``rows``, C) has ``rows`` for each head, of which w_h is D from ``first`` on; ``shared``:
-    it has them once.
+    w (H ``rows``, C) has ``rows`` rows for each head. w_h is D of these, from ``first`` on. If
+    ``shared``, w (``rows``, C) serves all heads.
     """
     D, G = _width("absorbed", x, n_heads), 1 if shared else n_heads
     fits = w.shape[0] == G * rows and 0 <= first <= rows - D

@@ -29,10 +29,10 @@ ROWS = 512
 
 
 def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
-    """Record the mean cross-entropy () over the rows of logits (N, V) with loss.
+    """Record the mean cross-entropy () over the valid rows of logits (N, V).
 
-    labels: i32 (N,), -100 for a row without loss; or dense f32 (N, V), all zero for a row without
-    loss.
+    labels: i32 (N,), or dense f32 (N, V). A row with the label -100, or with dense labels of 0
+    only, is not valid.
 
     Raises ConfigError for labels that are not an input.
     """
@@ -46,10 +46,10 @@ def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def valid_rows(s: Recorder, labels: Tensor, V: int) -> tuple[Tensor, Tensor]:
-    """Record the rows of labels i32 (N,) that have loss; return their indices and labels, (N,).
+    """Record the valid rows of labels i32 (N,); return their indices and labels, (N,) each.
 
-    The valid rows of both are those with loss. ``V`` is the number of classes. Raises ConfigError
-    unless labels are an input.
+    As many rows of both are valid as there are valid labels. ``V`` is the number of classes. Raises
+    ConfigError unless labels are an input.
     """
     (N,) = labels.shape
     require(labels.dtype == "i32", "valid_rows", f"labels ({N},) of i32", labels)
@@ -93,8 +93,8 @@ def linear_cross_entropy(
 
     x (N, C), w (V, C) and b (V,) are as in ``linear``. labels i32 (N,) are -100 for a row without
     loss. The default of ``rows`` is ``chunk_rows(N, V)``. In training the backward pass computes
-    the loss too: for each chunk the logits, losses and gradients, its part of dw, and its rows of
-    dx. See segment E in tape.py.
+    the loss, too. It does everything for one chunk at a time: logits, losses and their gradients, a
+    part of dw, rows of dx. See segment E in tape.py.
 
     Raises ConfigError for labels that are not an input, or rows below 1.
     """
@@ -124,7 +124,7 @@ def linear_cross_entropy(
         part = {"losses": losses.rows(first, end), "labels": labels.rows(first, end)}
         s.tape.record(CHUNK, {**part, "logits": logits})
         recorded.append(s.tape.nodes[start:])
-    # The rule needs the chunks, which are not the node's inputs: so this op serves only this loss.
+    # The rule needs the chunks, which are not inputs of the node. So this op serves only this loss.
     op = replace(MEAN, gradient=partial(_chunked_gradient, recorded))
     return s.tape.record(op, {"loss": loss, "losses": losses, "rows": count}).output
 
@@ -134,8 +134,8 @@ def _chunked_gradient(
 ) -> None:
     """Recompute each chunk's logits, and from them its losses and gradients at once.
 
-    So if nothing else depends on the loss, the forward's chunks are only for evaluation. Products
-    write their own rows of dx, and add to dw one after the other.
+    So the forward's chunks serve only evaluation, unless something else depends on the loss. Each
+    product writes its own rows of dx. The products add to dw one after the other.
     """
     inputs = [step["x"].root for step in chunks[0] if step.op is LINEAR]
     d_inputs = {x: back.new(x) for x in inputs if back.wants(x)}

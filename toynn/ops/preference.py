@@ -30,7 +30,7 @@ def token_losses(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
 def token_sums(s: Recorder, losses: Tensor, bounds: Tensor) -> Tensor:
     """Record sums (S, 2) of losses (N,) over each sequence's prompt and completion.
 
-    bounds, an i32 input (2 S + 1,): the beginning of each part, and the end of the last one.
+    bounds, an i32 input (2 S + 1,), has the first row of each part, and the end of the last part.
     """
     fits = bounds.dtype == "i32" and bounds.role is Role.INPUT
     require(fits, "token_sums", "bounds (2 S + 1,), an input of i32", losses, bounds)

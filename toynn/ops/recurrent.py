@@ -50,22 +50,22 @@ def delta(
 ) -> Tensor:
     """Record y (B T, V E), the outputs of the gated delta rule; see the kernel.
 
-    x (B T, 2 K D + V E) holds q and k of K heads, and v of V heads. g and c are (B T, V): e^g is
-    the share of the state that is kept, sigmoid(c) the share of v that is written. Head h of v
-    reads head h mod K of q and k, or with ``grouped`` h // (V / K). ``first`` is as in
+    x (B T, 2 K D + V E) holds q and k of K heads, and v of V heads. g and c are (B T, V). e^g is
+    the share of the state that is kept; sigmoid(c) is the share of v that is written. Head h of v
+    reads head h mod K of q and k; with ``grouped``, it reads head h // (V / K). ``first`` is as in
     ``attention``. With a ``state`` (B, V, D, E), ``past`` and ``count`` i32 (B,), the first
-    ``count`` rows are the next of their sequences; this has no gradient and no segments. Raises
-    ConfigError if a count limits the rows of several sequences.
+    ``count`` rows are the next of their sequences. A state allows no gradient and no segments.
+    Raises ConfigError if a count limits the rows of several sequences.
     """
     N, X = matrix("delta", x)
     _, V = matrix("delta", g)
     K, D = n_k_heads, d_k
     E = (X - 2 * K * D) // V
     fits = E >= 1 and 2 * K * D + V * E == X and V % K == 0 and D <= MOST and N % batch == 0
-    require(fits, "delta", f"x of {K} heads of {D} (at most {MOST}) twice, and {V} more", x, g)
+    require(fits, "delta", f"x: q, k of {K} heads of {D} (at most {MOST}), v of {V}", x, g)
     T = N // batch
     if x.root.valid is not None and batch != 1:
-        raise ConfigError("delta: rows that may be fewer are one sequence, in segments")
+        raise ConfigError("delta: a count may limit the rows of one sequence; got several")
     tensors: dict[str, Tensor | None] = {"x": x, "g": g, "c": c}
     if state is not None and past is not None and count is not None:
         require(first is None, "delta", "no segments over a state", state, first)
@@ -99,7 +99,7 @@ def ssd(
     """Record y (B T, V E), the outputs of a selective state space; see the kernel.
 
     x (B T, V E + 2 G D) holds x of V heads, and b and c of G groups. dt (B T, V) and bias (V,) give
-    the step size, a (V, 1), below 0, the rate of decay, skip (V, 1) the factor of x that is added
+    the size of a row's step. a (V, 1), below 0, is the rate of decay. skip (V, 1) times x is added
     to y. ``first``, and ``state`` (B, V, D, E) with ``past`` and ``count`` (B,), are as in
     ``delta``. Raises ConfigError if a count limits the rows of several sequences.
     """
@@ -107,9 +107,9 @@ def ssd(
     _, V = matrix("ssd", dt)
     G, D = n_groups, d_state
     fits = V % G == 0 and X > 2 * G * D and (X - 2 * G * D) % V == 0 and N % batch == 0
-    require(fits, "ssd", f"x of heads, {V} in {G} groups, and twice {G} x {D}", x, dt)
+    require(fits, "ssd", f"x: {V} heads in {G} groups, then b and c of {G} x {D}", x, dt)
     if x.root.valid is not None and batch != 1:
-        raise ConfigError("ssd: rows that may be fewer are one sequence, in segments")
+        raise ConfigError("ssd: a count may limit the rows of one sequence; got several")
     T = N // batch
     tensors: dict[str, Tensor | None] = {"x": x, "dt": dt, "a": a, "bias": bias, "skip": skip}
     if state is not None and past is not None and count is not None:
@@ -126,11 +126,11 @@ def ssd(
 
 
 def _no_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    raise ConfigError("states that are kept have no gradient: record the rule without to train")
+    raise ConfigError("an op over a kept state has no gradient: record it without one to train")
 
 
 def _forward(sizes: Sizes) -> int:
-    """Count 7 for each number of a state: it is shrunk, read, written and read again."""
+    """Count 7 for each number of a state: it shrinks, is read, written and read again."""
     each = 7 * sizes["D"] * sizes["E"] + 3 * EXP
     return each * sizes["B"] * sizes["T"] * sizes["V"]
 
@@ -142,7 +142,7 @@ def _backward(sizes: Sizes) -> int:
 
 
 def _chunks(sizes: Sizes, triangles: int, states: int, of_groups: int) -> int:
-    """Count the products of chunks of 64 rows: of triangles, and with states; those of groups."""
+    """Count the products of chunks of 64 rows: of triangles and with states, and of groups."""
     T, E, D = (sizes[name] for name in "TED")
     rows = min(T, CHUNK)
     of_heads = sizes["V"] * (triangles * rows * E + 2 * states * D * E + 3 * EXP)

@@ -82,12 +82,12 @@ def rope(
 
 
 def class_token(s: Recorder, x: Tensor, cls: Tensor, pos: Tensor) -> Tensor:
-    """Record y (B T, C): per picture cls (C,) and its T - 1 rows of x; plus pos (T, C)."""
+    """Record y (B T, C) = (cls (C,), then T - 1 rows of x) + pos (T, C), for each picture."""
     return s.tape.record(CLASS_TOKEN, {"x": x, "cls": cls, "pos": pos}).output
 
 
 def _rotations(sizes: Sizes) -> int:
-    """Count 6 for each pair of each rotated head, and once 26 for a cosine and a sine."""
+    """Count 6 for a pair in each rotated head, and 26 for its cosine and sine in all heads."""
     return (6 * sizes["P"] + 26) * sizes["N"] * sizes["R"] // 2
 
 

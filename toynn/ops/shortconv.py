@@ -8,7 +8,7 @@ from toynn.ops._shape import Recorder, Sizes, by_names, matrix, require
 
 __all__ = ["RING", "shortconv"]
 
-RING = 128  # rows of each sequence that are kept: a run's, and one for each tap
+RING = 128  # rows of a ring, for each sequence: those of a run and the L - 1 before them
 
 
 def shortconv(
@@ -24,9 +24,9 @@ def shortconv(
 ) -> Tensor:
     """Record y (B T, C) = g conv(b v) for x (B T, 3 C), whose thirds are b, g and v; w (C, L).
 
-    For x (B T, C) it is conv(x). conv is a weighted sum of L rows of a channel, plus b (C,) if
+    For x (B T, C), y is conv(x). conv is a weighted sum of L rows of a channel, plus b (C,) if
     given; see the kernel. ``first`` is as in ``attention``. With a ``ring`` (B, RING, C) and
-    ``past`` i32 (B,), the rows are the next T of their sequences; this has no gradient and no
+    ``past`` i32 (B,), the rows are the next T of their sequences. A ring allows no gradient and no
     segments. Raises ConfigError if a count limits the rows of several sequences.
     """
     N, columns = matrix("shortconv", x)
@@ -36,7 +36,7 @@ def shortconv(
     require(b is None or b.shape == (C,), "shortconv", f"a bias ({C},)", b)
     T = N // batch
     if x.root.valid is not None and batch != 1:
-        raise ConfigError("shortconv: rows that may be fewer are one sequence, in segments")
+        raise ConfigError("shortconv: a count may limit the rows of one sequence; got several")
     if ring is None or past is None:
         y = s.tape.record(SHORTCONV, {"x": x, "w": w, "b": b, "first": first}, B=batch).output
         if first is not None:

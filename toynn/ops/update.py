@@ -10,7 +10,7 @@ __all__ = ["adamw_step", "grad_norm"]
 def grad_norm(s: Recorder, norm: Tensor, factor: Tensor, every: Tensor, control: Tensor) -> None:
     """Record the norm of all gradients, and the factor that AdamW multiplies them by.
 
-    control (2,): the norm to clip to (0: no clipping), and 1 / the weight of all micro-batches.
+    control (2,): the norm to clip to (0: no clipping), and 1 / (sum of the micro-batches' weights).
     """
     tensors = {"norm": norm, "scale": factor, "g": every, "control": control}
     s.tape.record(GRAD_NORM, tensors)
