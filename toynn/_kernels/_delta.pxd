@@ -8,8 +8,8 @@ which stay in L1 while it goes through the rows of a sequence:
             array. Columns that the state does not have are 0 there, and stay 0.
     step    takes one row (a token). First all that the state stores decays, by the row's decay.
             The state is asked for the value under the row's key. The share b of the difference to
-            the row's own value is written under that key: the new value replaces a part of the old
-            one. Then the state is asked for the value under the row's query: that is the output.
+            the row's own value is written under that key. So the new value replaces a part of the
+            old one. The output is the value that the state then has under the row's query.
     store   copies the columns that exist back to a stored state.
 
 forward starts with zeros where a sequence begins, steps through all rows, and stores the state at

@@ -30,9 +30,9 @@
    the other wrote, and no thread sleeps through a call.
 
    A thread may record its calls for a while (tn_recording): the CPU time of each share. If it records
-   `alone`, it computes all n shares itself, one after the other. So one core measures how a call
-   would be shared by any number of cores. What shares take one by one (tn_take) is then recorded
-   piece by piece, because share 0 takes it all.
+   `alone`, it computes all n shares itself, one after the other. So one core measures how any
+   number of cores would share a call. Shares may also take pieces of work, one by one (tn_take).
+   Share 0 then takes all pieces, so each piece is timed by itself.
 
    A forked child has no workers, only the thread that forked: it starts its own workers.
    Source of the hand-over: Dekker, in Dijkstra 1965, Cooperating sequential processes. */

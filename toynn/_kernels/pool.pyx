@@ -96,9 +96,10 @@ cdef class Recording:
     def launches(self):
         """Return (name, nbytes, wall, cpu, calls) of each launch; times are nanoseconds.
 
-        A call is (cpu, shares, pieces): what the caller spent, waiting included; what each share
-        took; and, alone, what each piece took that a share would have taken from the rest. Call it
-        while the programs that ran still exist. Raises ValueError if the recording is full.
+        A call is (cpu, shares, pieces). cpu is the caller's CPU time, waiting included; shares has
+        the CPU time of each share. If the recording is ``alone``, pieces has the CPU time of each
+        piece that shares take one by one. Call this while the programs that ran still exist. Raises
+        ValueError if the recording is full.
         """
         cdef Py_ssize_t i = 0, m, p
         cdef long long* at = self._to.numbers

@@ -73,7 +73,7 @@ class Place:
 class RowLimit:
     """The number of valid rows, known at run time: ``count`` less ``first``, from 0 to ``rows``.
 
-    The kernel gets a smaller ``size``: the same multiple of that number as it is of ``rows``.
+    The kernel gets a smaller ``size``: its number for each of ``rows``, times the valid rows.
     """
 
     count: Place  # of an i32 that is written before the kernel runs
@@ -187,7 +187,7 @@ class Feed(Protocol):
     """Copies all inputs of a step at once."""
 
     def put(self, arrays: Sequence[Any]) -> bool:
-        """Copy an array to each input. If one may not be right, return False and copy none."""
+        """Copy an array to each input. If any of them may be wrong, return False and copy none."""
 
 
 @runtime_checkable
@@ -229,7 +229,7 @@ class Backend(Protocol):
         """Return read-only bytes, such as a mapped file, as a buffer: in place if possible."""
 
     def scratch(self, launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
-        """Return the bytes of own memory that a program of these launches would have."""
+        """Return the bytes that a program of these launches would allocate for itself."""
 
     def compile(
         self,

@@ -1,9 +1,15 @@
 """The number of threads: the one place that decides it.
 
-The first of these counts: the session's own number (``n_threads``), ``set_num_threads``,
-TOYNN_NUM_THREADS, OMP_NUM_THREADS, this process's share of the cores if several train together, the
-physical cores that it may use. A kernel gets fewer threads if its work does not pay for waking them
-(cpu/work.py). A program gets fewer while other processes want the cores (cpu/thread_count.pyx).
+The first of these that is set counts:
+
+- the session's own number (``n_threads``);
+- the number given to ``set_num_threads``;
+- TOYNN_NUM_THREADS, then OMP_NUM_THREADS;
+- this process's share of the cores, if several processes train together;
+- the physical cores that this process may use.
+
+A kernel gets fewer threads if its work does not pay for waking them (cpu/work.py). A program gets
+fewer while other processes want the cores (cpu/thread_count.pyx).
 """
 
 import os

@@ -121,8 +121,8 @@ cdef inline void decide(
     GEMV reads w once, in order. SKINNY and SMALL pack nothing in advance: SKINNY runs on all
     threads, SMALL on one. If a side is a single panel, packing would take most of the time. So with
     SKINNY a thread takes a share of the longer side as it is. "tiles" means the level amx. "int8"
-    counts as "medium" in all other rows. PANELS * is usually PANELS. It is PANELS_RESIDENT on three
-    conditions: there are several passes, C does not stay in L2 between them, and all panels of the
+    counts as "medium" in all other rows. PANELS * is PANELS, or PANELS_RESIDENT on three
+    conditions. There are several passes; C does not stay in L2 between them; all panels of the
     smaller side fit into L3. The choice depends on sizes, type, precision and CPU alone, because
     the bits of the result depend on it.
     """

@@ -12,11 +12,12 @@ have backward_weight sum the squares of dw by tile (_squares.pxd).
 For forward and backward_input w may have any type of _types.pxd. A quantized w is dequantized
 while it is packed; the results are, bit for bit, those of its float32 values.
 
-"medium" rounds both sides to bfloat16 while they are packed, if multiplies_pairs(). Products of 16
-rows of x or fewer by w in Q4_0, Q8_0, Q4_K or Q6_K differ: "medium" rounds x to 8 bits, if
+"medium" rounds both sides to bfloat16 while they are packed, if multiplies_pairs(). Products of up
+to 16 rows of x by w in Q4_0, Q8_0, Q4_K or Q6_K differ. For them "medium" rounds x to 8 bits, if
 multiplies_int8() (dot_int8.h). At the level amx each precision packs one to three bfloat16 parts of
-each float (gemm_amx.h). "int8" is like "medium", except for quantized w: if multiplies_quads(),
-both sides are rounded to 8 bits while they are packed (gemm_int8.h). All else is float32.
+each float (gemm_amx.h). "int8" is like "medium", except for quantized w. Then, if
+multiplies_quads(), both sides are rounded to 8 bits while they are packed (gemm_int8.h). All else
+is float32.
 Source: Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454.
 """
 from toynn._kernels.gemm._int8 cimport HAS_INT8, UNITS_OF_BUILD

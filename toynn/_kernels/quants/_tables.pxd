@@ -12,8 +12,8 @@ in NVFP4.
 
 codes: bits 0..3 of 16 bytes are elements 0..15 of 32, bits 4..7 are elements 16..31. In NVFP4, bits
 0..3 of 8 bytes are elements 0..7 of 16, bits 4..7 elements 8..15. The table has FP4 numbers twice
-as large, so their factors are halved. The lower 4 bits of a[s] are half of byte s // 2 of low; the
-upper 2 are bits 2 s and 2 s + 1 of high.
+as large, so their factors are halved. The lower 4 bits of a[s] are one half of byte s // 2 of low.
+The upper 2 bits are bits 2 s and 2 s + 1 of high.
 
 No product rounds: a float16 has 11 bits, a scale 5 and a number 7; a float32 has 24. Only MXFP4 has
 subnormal numbers. It makes them as integers, whether the caller flushes denormals or not.

@@ -106,7 +106,7 @@ class CPU(Backend):
         return HostBuffer(array)
 
     def scratch(self, launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
-        """Return the scratch bytes of the kernel that needs most, and of squares for the norm."""
+        """Return the scratch bytes of the kernel that needs the most, plus those of the squares."""
         return self._most(launches) + Squares(launches).nbytes
 
     def _most(self, launches: Sequence[Launch]) -> int:

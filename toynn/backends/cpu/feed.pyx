@@ -1,8 +1,8 @@
 """The feed: all inputs of a step, checked and copied in one call.
 
-A tiny step takes less time than a few calls of NumPy. Inputs are nearly always right, so one pass
-over each array only finds out whether it is; if all are, a second pass copies them. Otherwise
-nothing is copied, and the caller checks the inputs with NumPy, to say what is wrong.
+A tiny step takes less time than a few calls of NumPy. Inputs are nearly always right. So a first
+pass only checks whether all arrays are; if they are, a second pass copies them. Otherwise nothing
+is copied, and the caller checks the inputs with NumPy, to say what is wrong.
 """
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, Py_buffer, PyBuffer_Release, PyObject_GetBuffer,

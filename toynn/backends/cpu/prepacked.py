@@ -66,8 +66,8 @@ def key_of(launch: Launch, prepack: str) -> Key | None:
 def _rows_that_gain(form: int) -> int:
     """Return the most rows of x at which prepacking still saves about 5 % of a product.
 
-    Packing is work per weight, multiplying is work per weight and row. So the faster a product
-    multiplies, the more rows gain (docs/performance.md, 5).
+    Packing is work per weight; multiplying is work per weight and row. So the faster a product
+    multiplies, the more rows it takes until packing no longer matters (docs/performance.md, 5).
     """
     floats, pairs, tiles_and_quads = 128, 256, 1024
     return floats if form == 0 else pairs if form == 1 else tiles_and_quads

@@ -26,13 +26,13 @@ class Part(NamedTuple):
     """A gradient whose squares are summed by the last product that writes it."""
 
     launch: int  # the number of the product
-    first: int  # the element of all gradients with which it begins
+    first: int  # its first element, counted over all gradients
     N: int
     K: int
 
     @property
     def tiles(self) -> int:
-        """How many sums there are; 0 if the product leaves none."""
+        """The number of sums; 0 if the product leaves none."""
         return int(grad_norm.tiles(self.N, self.K))
 
 

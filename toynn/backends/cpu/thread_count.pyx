@@ -10,7 +10,7 @@ cimport cython
 cdef enum:
     WINDOW = 20_000_000      # nanoseconds of work that judge a size: several time slices
     SHORTEST = 100_000_000   # nanoseconds of slow work before the next trial
-    RARELY = 16              # times as many if all threads together are as fast as usual
+    RARELY = 16              # times as long a wait if all threads together are as fast as usual
 
 cdef double LONGEST = 3e9  # the wait doubles after each useless trial, up to this
 cdef double USUAL = 1.25  # work that takes up to this times as long as usual counts as usual

@@ -6,9 +6,15 @@
 A shader says ``[[buffer(RmsnormForward::x)]]``: the enumerators number the buffers of the entry.
 They are its tensors in the order of the signature, then the struct itself, then scratch memory.
 
-A struct holds, in this order: ``seed`` in 64 bits, if it is one of the sizes; the other sizes; the
-options; ``has_X`` for each tensor X that may be missing; and ``accumulate``. All but the seed take
-4 bytes. The shader's declaration and the bytes that Python packs are made from the same list.
+A struct holds, in this order:
+
+- ``seed`` in 64 bits, if it is one of the sizes;
+- the other sizes, then the options;
+- ``has_X`` for each tensor X that may be missing;
+- ``accumulate``.
+
+All but the seed take 4 bytes. The shader's declaration and the bytes that Python packs are made
+from the same list.
 """
 
 import struct

@@ -120,7 +120,7 @@ def _attention_backward(s: Sizes) -> list[Pass]:
 
 
 def _spans(s: Sizes) -> int:
-    """Return in how many spans a cache is read: one, if rows and heads alone are enough groups."""
+    """Return in how many spans a cache is read: one if rows and heads make enough groups."""
     return 1 if s["B"] * s["T"] * s["H"] > CROWD else _over(s["S"], KEYS)
 
 
@@ -134,7 +134,8 @@ def _cached(s: Sizes) -> list[Pass]:
     return [store, Pass("_spans", groups, (GROUP, 1, 1)), each(count * s["H"] * s["E"], "_merge")]
 
 
-#: The passes, in order, of each entry that does not just use a thread per number of its output.
+#: The passes of an entry, in order. An entry that is not listed has a thread per element of its
+#: first output.
 PASSES: dict[str, Passes] = {
     "attention.backward": _attention_backward,
     "attention.backward_sinks": lambda s: [rows(s["H"])],

@@ -210,5 +210,5 @@ class MetalProgram:
         return [(int(n), int(ns)) for n, ns in zip(calls, spent, strict=True)]
 
     def notes(self) -> Mapping[str, int]:
-        """Return how many of these nanoseconds are shares of runs' times, not measured: all."""
+        """Return how many nanoseconds of ``times`` are estimated shares of runs: all of them."""
         return {"shared out by work": sum(spent for _, spent in self.times())}

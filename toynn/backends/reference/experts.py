@@ -19,9 +19,10 @@ def routing(
     scale: float,
     eps: float,
 ) -> Outputs:
-    """Compute f times the scores p of the K experts with the largest p + b, over their sum + eps.
+    """Compute weights scale f p / (sum p + eps) of the K experts with the largest p + b.
 
-    Only the L of G groups whose two largest p + b have the largest sums are considered.
+    A group's score is the sum of its two largest p + b. Only the L of G groups with the largest
+    scores are considered. The divisor is 1 unless ``normalized``.
     """
     scores = p if b is None else p + b
     if L < G:
@@ -47,9 +48,10 @@ def routing_backward(
     scale: float,
     eps: float,
 ) -> Outputs:
-    """Compute dp. For c / Z, with chosen c and Z = eps + sum(c), it is (g - <g, c> / Z) / Z.
+    """Compute dp of the chosen: (g - <g, c> / Z) / Z, with c their p and Z = eps + sum(c).
 
-    df is the sum of what f multiplies, by expert.
+    g = scale f dweights. Unless ``normalized``, dp is g. df[e] is the sum of scale dweights c / Z
+    over the copies of expert e.
     """
     chosen = np.take_along_axis(p, experts, axis=1)
     total = chosen.sum(axis=1, keepdims=True) + eps if normalized else 1

@@ -137,7 +137,7 @@ def rope_backward(
 
 
 def _shifted(u: Array, k: int, B: int, T: int, first: Array | None) -> Array:
-    """Return for each row the row k before it, or 0 if that belongs to another sequence."""
+    """Return for each row the row k before it; 0 if that row belongs to another sequence."""
     rows = np.arange(B * T)
     starts = rows // max(T, 1) * T if first is None else first
     seen = rows - k >= starts
@@ -163,7 +163,7 @@ def shortconv(
 def shortconv_backward(
     dy: Array, x: Array, w: Array, b: Array | None, B: int, T: int, first: Array | None, P: int
 ) -> Outputs:
-    """Compute dw = sum_t dz[t] u[t-k], and dx from du: each dz is added to its u."""
+    """Compute dw = sum_t dz[t] u[t-k], du (tap k of dz[t] adds to du[t-k]), and dx from du."""
     i, g, v = _gates(x, P)
     z, du, dw = np.zeros_like(g) + (0 if b is None else b), np.zeros_like(g), np.zeros_like(w)
     rows = np.arange(B * T)
@@ -206,7 +206,7 @@ def class_token(x: Array, cls: Array, pos: Array, B: int) -> Outputs:
 
 @kernel("class_token.backward")
 def class_token_backward(dy: Array, B: int, T: int) -> Outputs:
-    """Compute dx = dy without its first rows, dcls = the sum of those, dpos = sum_b dy[b]."""
+    """Compute dpos = sum_b dy[b], dcls = sum_b dy[b, 0], and dx = the other rows of dy."""
     C = dy.shape[1]
     dy = dy.reshape(B, T, C)
     dx = dy[:, 1:].reshape(B * (T - 1), C)

@@ -8,18 +8,18 @@
 //   dq[i] = scale sum_j ds[i,j] k[j]           dk[j] = scale sum_i ds[i,j] q[i]
 //   dv[j] = sum_i p[i,j] do[i]
 //
-// for each of B sequences of T rows and each of H heads; q and k have D columns per head, v and o have E. KV heads
-// of k and v serve H / KV query heads each. Rows of q, k, v (and of dq, dk, dv) are ldq, ldk, ldv apart; o, do are
+// There are B sequences of T rows, and H heads. q and k have D columns per head, v and o have E. Each of KV heads
+// of k and v serves H / KV query heads. Rows of q, k, v (and of dq, dk, dv) are ldq, ldk, ldv apart; o, do are
 // (B*T, H*E). Scores are stored in tiles of LINE x LINE (heads.metal). forward: a group for LINE queries of a head
 // goes over the keys, with a running maximum and sum per row. backward: a line per row computes delta. A group for
 // LINE queries computes dq. A group for LINE keys computes dk and dv, over the queries of all heads that they
 // serve. Outputs that are not wanted are not computed. A group has the sums of WIDE columns; if there are more,
 // other groups recompute the scores for the other columns. Saved: o, lse (B,H,T).
 //
-// Causal rows may come in segments, which do not see each other: first[i] is the first row of row i's segment,
-// counted over all rows. A window of 0 means none. With a cap, s[i,j] is cap tanh(s[i,j] / cap), and ds[i,j] has
-// its slope, 1 - (s[i,j] / cap)^2, as a factor. A sink is one more score of each row of a head, for a key without
-// a value: its gradient is - sum_i e^(sink - lse[i]) delta[i]. All products are float32, in every precision.
+// Causal rows may come in segments, which do not see each other. first[i] is the first row of row i's segment,
+// counted over all rows. A window of 0 means none. With a cap, s[i,j] is cap tanh(s[i,j] / cap), and ds[i,j] is
+// multiplied by the slope, 1 - (s[i,j] / cap)^2. A sink is one more score of each row of a head, for a key without
+// a value. Its gradient is - sum_i e^(sink - lse[i]) delta[i]. All products are float32, in every precision.
 // Source: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2.
 #include "heads.metal"
 

@@ -4,17 +4,17 @@
 //   s[t,j] = scale q[t] . kc[j]                          j <= past + t, and past + t - window < j
 //   o[t]   = sum_j e^(s[t,j] - lse[t]) vc[j]             lse[t] = log sum_j e^(s[t,j])
 //
-// for each of B sequences and H heads; q and k have D columns per head, v and o have E. KV heads of k and v serve
-// H / KV query heads each. The caches are (B, KV, S, D) and (B, KV, S, E); without v and vc the first E columns of
-// keys are the values. past (B,) is how many rows of each sequence they hold. Rows from past + T on are neither
-// read nor written. First a thread for each number adds k and v to the caches. Then a group for each row and head
-// takes GROUP keys at a time, a thread per key, and keeps a running maximum and sum. For the values, a line of
-// threads takes LINE columns of a share of the keys; lines that share columns add up at the end. A group has WIDE
-// columns; if E is larger, other groups recompute the scores for the other columns. Windows, caps and sinks are
-// those of attention.metal. No gradient.
+// There are B sequences and H heads. q and k have D columns per head, v and o have E. Each of KV heads of k and v
+// serves H / KV query heads. The caches are (B, KV, S, D) and (B, KV, S, E). Without v and vc the first E columns
+// of keys are the values. past (B,) is how many rows of each sequence the caches hold. Rows from past + T on are
+// neither read nor written. First a thread for each number adds k and v to the caches. Then a group for each row
+// and head takes GROUP keys at a time, a thread per key, and keeps a running maximum and sum. For the values, a
+// line of threads takes LINE columns of a part of the keys. At the end the sums of lines with the same columns are
+// added up. A group has WIDE columns; if E is larger, other groups recompute the scores for the other columns.
+// Windows, caps and sinks are those of attention.metal. No gradient.
 //
 // If rows and heads are few, groups go over spans of KEYS keys. They leave their results in scratch, for each
-// row, head and span: D columns, then the maximum and the sum. A thread for each output merges them:
+// row, head and span: E columns, then the maximum and the sum. A thread for each output merges them:
 //
 //   o = sum_n e^(most_n - most) o_n / sum_n e^(most_n - most) sum_n       most = max_n most_n
 //
@@ -41,7 +41,7 @@ kernel void cached_attention_forward_store(
     if (args.has_v && d < E) vc[to * E + d] = v[(b * T + t) * args.ldv + g * E + d];
 }
 
-// Add one more score to a row, whose value is 0.
+// Add one more score to a row: that of a key whose value is 0.
 static inline void sink(thread float& most, thread float& sum, thread float& out, float score) {
     const float top = max(most, score), shrunk = precise::exp(most - top);
     sum = sum * shrunk + precise::exp(score - top);
@@ -54,9 +54,9 @@ struct Seen {
     float most, sum, out;
 };
 
-// Keys `begin` .. `end` - 1 of a head (K, V) for one row q, and columns from c0 on of V, of E columns, with rows
-// ldv apart. `tile` has room for GROUP (DEEP + 1) numbers, P and part for GROUP. out is complete in the threads of
-// the first lines, one thread per column.
+// Attend one row q to keys `begin` .. `end` - 1 of a head (K, V), for the columns of V from c0 on. V has E columns,
+// and its rows are ldv apart. `tile` has room for GROUP (DEEP + 1) numbers, P and part for GROUP. out is complete
+// in the threads of the first lines, one thread per column.
 static inline Seen attend(device const float* q, device const float* K, device const float* V, uint D, uint E, uint ldv,
                           float scale, float cap, uint begin, uint end, uint c0, threadgroup float* tile,
                           threadgroup float* P, threadgroup float* part, uint tid) {

@@ -1,4 +1,4 @@
-// Cross-entropy of logits that come in chunks of rows, of which one at a time is in memory.
+// Cross-entropy of logits that come in chunks of rows. One chunk at a time is in memory.
 //
 //   count     rows         = number of valid labels
 //   forward   losses[n]    = log sum_v e^x[n,v] - x[n,labels[n]]
@@ -7,8 +7,7 @@
 //
 // x are the logits of N rows, a group each, V classes. A row whose label is -100 is not valid: its loss and
 // dlogits are 0. Without a valid row, loss is NaN. dlogits may be the logits. count and mean use one group.
-// Source: cross_entropy.metal; that losses need no logits beyond a chunk: Hsu et al. 2024, Liger Kernel,
-// arXiv:2410.10989, section 3.2.
+// Sources: those of cross_entropy.metal; chunks: Hsu et al. 2024, Liger Kernel, arXiv:2410.10989, section 3.2.
 #include "logits.metal"
 
 kernel void chunked_cross_entropy_count(

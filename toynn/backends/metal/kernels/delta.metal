@@ -4,17 +4,18 @@
 //
 //   q = q' / sqrt(q'.q' + eps) / sqrt(D)     k = k' / sqrt(k'.k' + eps)     b = 1 / (1 + e^-c[t])
 //
-// for each of V heads of values, of E columns; S (D,E) is 0 where a sequence begins. A row of x is q' of K heads
-// of D, k' of as many, v of V heads of E; head h of V reads head h mod K, or, where heads are grouped, h / (V / K).
-// Backward, from the last row to the first, with P = e^g S_{t-1}, m = P^T k, u = b (v - m), and R = dL/dS_t:
+// for each of V heads of values, of E columns; S (D,E) is 0 where a sequence begins. A row of x has q' of K heads
+// of D, k' of K heads of D, and v of V heads of E. Head h of V reads head h mod K of q and k; if heads are grouped,
+// it reads head h / (V / K). Backward goes from the last row to the first. Let P = e^g S_{t-1}, m = P^T k,
+// u = b (v - m), and R = dL/dS_t:
 //
 //   R  += q dy^T         du = R^T k            dv = b du         dm = -b du         db = du . (v - m)
 //   dq  = S_t dy         dk = R u + P dm       R <- R + k dm^T   dg = <R, P>        R <- e^g R
 //
 // and dc = db b (1 - b); dq' = r (dq - q^ (q^ . dq)) of q = r q', q^ = q without 1 / sqrt(D). Saved: states
-// (B,V,S,D,E), the state before every L-th row. forward, cached: a thread for each column of a state, which no other
-// thread uses. backward: a group for each head of q and k takes the heads that read it one after the other. For sums
-// over the rows of a state a thread has columns; for sums over columns it has rows.
+// (B,V,S,D,E), the state before every L-th row. forward, cached: a thread for each column of a state; no other
+// thread uses that column. backward: a group for each head of q and k takes the heads that read it, one by one. For
+// sums over the rows of a state a thread has columns; for sums over columns it has rows.
 // D at most GROUP. Formulas: delta.pyx. Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464, section 3.
 
 constant constexpr float EPS = 1e-6f;

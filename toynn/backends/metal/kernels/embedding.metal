@@ -4,9 +4,9 @@
 //   dw[v,c] = sum of dy[n,c] over the n with ids[n] = v
 //
 // N ids, a table of V rows, C channels. For forward w may have any type of quantized.metal: a thread takes RUN
-// elements of a row. Backward: dw is first cleared, unless it is added to. Then the group of the first row with
-// an id adds up all rows with that id, in order, so that no two groups write to the same row of dw. An id
-// outside 0..V-1 is skipped: y gets zeros, dw nothing.
+// elements of a row. Backward: dw is first cleared, unless it is added to. Then one group writes each row of dw:
+// the group of the first row with that id. It adds up all rows with the id, in order. An id outside 0..V-1 is
+// skipped: y gets zeros, dw nothing.
 // Source: the lookup table of Bengio et al. 2003, A Neural Probabilistic Language Model, section 2.
 #include "quantized.metal"
 

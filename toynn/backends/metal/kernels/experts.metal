@@ -6,10 +6,10 @@
 //   backward_bias     db[e,n]   = sum_r dy[r,n]            offsets[e] <= r < offsets[e+1]
 //
 // M rows, sorted by expert, of which the first offsets[E] exist; E experts of N outputs and K inputs. w may have
-// any type of quantized.metal. A group computes TILE x TILE results (products.metal). For y and dx it goes over
-// all experts with rows in its tile, and writes for each expert only that expert's rows. So infinities and NaN in
-// other matrices do not reach them. For dw a group has one expert. If there are few rows (forward_gemv), a line of
-// threads computes one output. Precision "medium" (rough) means the same as in matmul.metal.
+// any type of quantized.metal. A group computes TILE x TILE results (products.metal). For y and dx it goes over all
+// experts with rows in its tile, and writes for each expert only that expert's rows. So infinities and NaN of other
+// experts' matrices do not reach these rows. For dw a group has one expert. If there are few rows (forward_gemv), a
+// line of threads computes one output. Precision "medium" (rough) means the same as in matmul.metal.
 // Source: Gale et al. 2022, MegaBlocks, arXiv:2211.15841, section 4.
 #include "products.metal"
 

@@ -1,9 +1,9 @@
-// Shared by the attention kernels: which keys a row sees, the cap of scores, tiles of rows of one head in
-// threadgroup memory, and their products.
+// Shared by the attention kernels: which keys a row sees, the cap of scores, and products of tiles. A tile holds
+// rows of one head in threadgroup memory.
 //
-// A group has GROUP threads: 8 lines of LINE. A tile is LINE x LINE numbers, rows SPAN apart. Of a product of two
-// tiles, the thread of line l and place p has four numbers: rows l, l + 8, l + 16, l + 24 of column p. So a line
-// has whole rows, and line_sum and line_max go along a row.
+// A group has GROUP threads: 8 lines of LINE. A tile is LINE x LINE numbers, rows SPAN apart. In a product of two
+// tiles, the thread of line l and place p has four numbers of column p. They are in rows l, l + 8, l + 16, l + 24.
+// So a line has whole rows, and line_sum and line_max go along a row.
 
 constant constexpr uint SPAN = LINE + 1;
 constant constexpr uint LINES = GROUP / LINE;
@@ -11,8 +11,8 @@ constant constexpr uint OWN = LINE / LINES;  // rows of a thread
 constant constexpr uint WIDE = 128;          // columns of a head whose sums a group holds; grids.py knows it too
 constant constexpr uint PARTS = WIDE / LINE;
 
-// The first key that row i sees, if its segment begins at row `from`. A window is the last keys up to the row's
-// own; 0 means no window.
+// The first key that row i sees, if its segment begins at row `from`. `window` counts the keys that a row sees, up
+// to its own; 0 means no window.
 static inline uint first_key(uint i, uint from, uint window) {
     return window != 0 && i + 1 > window ? max(from, i + 1 - window) : from;
 }

@@ -6,10 +6,10 @@
 //
 // M rows, N outputs, K inputs; a group of PRODUCT threads for TILE x TILE results (products.metal). y is
 // overwritten; dx and dw are overwritten, or added to. w may have any type of quantized.metal: it is dequantized
-// when it is copied to threadgroup memory. If x has few rows (forward_gemv), threads have nothing to share. Then a
-// line of threads computes one output, and reads its row of w once.
-// With precision "medium" (the functions named rough) that copy rounds both sides to bfloat16, if Metal has the
-// type. Sums are float32. So a result is off by about 2^-9 of its terms' size.
+// when it is copied to threadgroup memory. If x has few rows (forward_gemv), a tile would be mostly empty. Then a
+// line of threads computes one output, and reads its row of w once. With precision "medium" (the functions named
+// rough), copying to threadgroup memory rounds both sides to bfloat16, if Metal has the type. Sums are float32. So
+// a result is off by about 2^-9 of its terms' size.
 // Source: products.metal.
 #include "activations.metal"
 #include "products.metal"

@@ -1,7 +1,7 @@
 // The types in which a row of a matrix may be stored, by their GGUF numbers: bytes in, float32 out.
 //
-// A row is a whole number of blocks, one after another. d and m are float16, q[j] is the code of element j,
-// a[s] and b[s] small integers of sub-block s; all numbers are little-endian.
+// A row is a whole number of blocks, one after another. d and m are float16. q[j] is the code of element j. a[s]
+// and b[s] are small integers of sub-block s. All numbers are little-endian.
 //
 //   type      of bytes  in this order                            element j
 //   F32    0   1     4  a float32                                the same number
@@ -33,10 +33,10 @@
 //
 // toynn/_kernels/quants describes where the bits of a code are: _blocks.pxd, _superblocks.pxd, _tables.pxd,
 // _ternary.pxd, _ones.pxd, _grids.pxd. g are numbers of the codebooks (IQ1 and so on), which are constants of the
-// library (codebooks.py): rows of 8 bytes, or of 4 (IQ3); IQ1 has eight times the number, plus 8. Elements come in
-// runs of RUN, which share a scale in every type. A run begins at a multiple of RUN. Rows of F32, F16 and BF16 may
-// have any length; elements after a row's end are 0. Bytes are read one by one, since blocks may have any address.
-// No product rounds: 11 bits of a float16, 7 of a scale and 6 of a code fit into 24.
+// library (codebooks.py). Their rows have 8 bytes (IQ3: 4). The codebook IQ1 holds 8 g + 8. Elements come in runs
+// of RUN, which share a scale in every type. A run begins at a multiple of RUN. Rows of F32, F16 and BF16 may have
+// any length; elements after a row's end are 0. Bytes are read one by one, since blocks may have any address. No
+// product rounds: a float16 has 11 bits, a scale 7 and a code 6; a float32 has 24.
 // Source: ggml-common.h and ggml-quants.c in ggml; the GGUF specification.
 #include "codebooks.metal"
 
@@ -66,7 +66,8 @@ static inline int scale_q3_k(device const uchar* raw, uint s) {
     return int(low | (raw[8 + s % 4] >> s / 4 * 2 & 3) << 4) - 32;
 }
 
-// y = scale (q - offset) + least for RUN codes q: some bits of a byte of low, below one or two bits of a byte of high.
+// y = scale (q - offset) + least for RUN codes q. A code is some bits of a byte of low, and above them one or two
+// bits of a byte of high.
 static inline void codes(thread float* y, device const uchar* low, uint shift, uint mask, float scale, int offset,
                          float least) {
     for (uint i = 0; i < RUN; ++i) y[i] = scale * float(int(low[i] >> shift & mask) - offset) + least;
@@ -80,7 +81,7 @@ static inline void codes(thread float* y, device const uchar* low, uint shift, u
     }
 }
 
-// Q5_0 and Q5_1: run r of a block; bit j of the four bytes of high is bit 4 of code j.
+// Run r of a block of Q5_0 or Q5_1. Bit j of the four bytes of high is bit 4 of code j.
 static inline void codes_5(thread float* y, device const uchar* high, uint r, float scale, int offset, float least) {
     const uint bits = word(high + 2 * r);
     for (uint i = 0; i < RUN; ++i) {

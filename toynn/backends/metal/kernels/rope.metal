@@ -5,14 +5,16 @@
 //   y[n,h,j]   = x[n,h,j] c - x[n,h,k] s                  dx[n,h,j] =  dy[n,h,j] c + dy[n,h,k] s
 //   y[n,h,k]   = x[n,h,j] s + x[n,h,k] c                  dx[n,h,k] = -dy[n,h,j] s + dy[n,h,k] c
 //
-// Pair i of R/2 is the channels j, k = i, i + R/2 (half-split) or, when interleaved, 2i, 2i + 1. N rows, H heads.
-// One thread rotates pair i of the first P heads of a row, and copies channels 2i and 2i + 1 that are not rotated.
+// Pair i of R/2 has the channels j, k = i, i + R/2 (half-split). If interleaved, it has j, k = 2i, 2i + 1. N rows,
+// H heads. A thread takes pair i of a row: it rotates the pair in the first P heads. In the other heads, and for i
+// from R/2 on, it copies channels 2i and 2i + 1.
 // In place: y may be x, dx may be dy.
 // Source: Su et al. 2021, arXiv:2104.09864, section 3.4.
 
 // cos and sin of position x frequency within 2e-7, for positions below 2^24. Metal has no double, and in float32
-// the product would be off by 5e-4 at position 8192. So it is hi + lo, exactly, and pi/2 has three parts, whose sum
-// is right to 2^-75. Then angle = k pi/2 + r with |r| <= pi/4, and the Taylor series of r.
+// the product would be off by 5e-4 at position 8192. So the product is two floats, hi + lo, whose sum is exact.
+// pi/2 is three floats, whose sum is right to 2^-75. Then angle = k pi/2 + r with |r| <= pi/4, and the Taylor
+// series of r.
 static inline float2 cos_sin(float position, float frequency) {
     const float hi = position * frequency;
     const float lo = fma(position, frequency, -hi);

@@ -7,8 +7,8 @@
 //   dp[n,e]        = 0                                                  for the others
 //   df[e]          = sum of s dw[n,j] p[n,e] / Z[n]                     over the n, j with e_j = e
 //
-// With G groups of E / G experts, only experts of L groups are chosen: those whose two largest p + b have the
-// largest sums.
+// With G groups of E / G experts, a group's score is the sum of its two largest p + b. Only experts of the L groups
+// with the largest scores are chosen.
 //
 // N rows, a thread each, for df an expert each; E experts, K of them chosen; b and f may be missing. NaN counts as
 // larger than any number.

@@ -1,7 +1,7 @@
 // A short convolution, alone or between two gates.
 //
 //   u[t,c] = i[t,c] v[t,c]                              i, g, v: the thirds of row t of x (N,3C)
-//   z[t,c] = b[c] + sum_k w[c,L-1-k] u[t-k,c]           k = 0 .. L-1, as far as the sequence begins
+//   z[t,c] = b[c] + sum_k w[c,L-1-k] u[t-k,c]           k = 0 .. L-1, while t-k is in the sequence
 //   y[t,c] = g[t,c] z[t,c]
 //
 //   dg = dy z        dz = dy g        du[t,c] = sum_k w[c,L-1-k] dz[t+k,c]      di = du v, dv = du i
@@ -9,7 +9,7 @@
 //
 // b may be missing, for 0. Without gates u = x (N,C) and y = z; a row of x has P = 3 or 1 parts of C channels.
 // A thread for each channel of a row; dw: a thread for each tap of a channel, over all rows. cached: a thread for
-// each channel of a sequence, over its T rows; a ring of R rows has the last u. Formulas: shortconv.pyx.
+// each channel of a sequence, over its T rows. A ring of R rows holds the last rows of u. Formulas: shortconv.pyx.
 // Source: Liquid AI 2025, arXiv:2511.23404, section 2.
 
 // How many rows the convolution of a row sees, with the row itself.

@@ -3,17 +3,19 @@
 //   S_t = e^(a p[t]) S_{t-1} + b[t] (p[t] x[t])^T        y[t] = S_t^T c[t] + s x[t]
 //   p[t] = log(1 + e^(dt[t] + bias))
 //
-// for each of V heads of E columns; S (D,E) is 0 where a sequence begins. A row of x is x of V heads of E, b of G
-// groups of D, c of as many; head h reads group h G / V. Backward, from the last row to the first, R = dL/dS_t:
+// for each of V heads of E columns; S (D,E) is 0 where a sequence begins. A row of x has x of V heads of E, b of G
+// groups of D, and c of G groups of D. Head h reads group h G / V. Backward goes from the last row to the first,
+// with R = dL/dS_t:
 //
 //   R  += c dy^T             dc = S_t dy          db = R (p x)         dx = p R^T b + s dy
 //   g   = <R, e^(a p) S_{t-1}>                    dp = x . R^T b + a g        R <- e^(a p) R
 //   da  = sum_t p g          ds = sum_t dy . x    ddt = dp / (1 + e^-(dt + bias)), dbias its sum
 //
-// Row by row: the chunks of ssd.pyx are for caches and the tiles of products. forward, cached: a thread for each column
-// of a state, which no other thread uses. backward: the same for S before each CHUNK rows; then a group for each group
-// of heads, which it takes one after the other. For sums over the rows of a state a thread has columns; for sums over
-// columns it has rows. Formulas: ssd.pyx. Source: Dao & Gu 2024, arXiv:2405.21060.
+// The rows are computed one by one: the chunks of ssd.pyx only pay with a CPU's caches and tiles of products.
+// forward, cached: a thread for each column of a state; no other thread uses that column. backward: the same for S
+// before each CHUNK rows; then a group for each group of heads, which takes its heads one by one. For sums over the
+// rows of a state a thread has columns; for sums over columns it has rows. Formulas: ssd.pyx. Source: Dao & Gu
+// 2024, arXiv:2405.21060.
 
 constant constexpr uint CHUNK = 64;
 
