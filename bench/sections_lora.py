@@ -69,6 +69,32 @@ def precisions(n_threads: int, rounds: int, only: str) -> None:
             print(f"  {who:26}{best[who]:9.3f}/{usual[who]:8.3f}{ratios:>16}", flush=True)
 
 
+def blocks(n_threads: int, rounds: int, only: str) -> None:
+    """Race LoRA steps of all blocks, of the last 8 and of the last one; of LoRA-FA, too.
+
+    On one thread it is CPU time, so that a busy machine will do.
+    """
+    toynn.set_num_threads(n_threads)
+    for name, shape in tuning.SHAPES.items():
+        if only not in name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            tuning.write_file(path := Path(folder) / "base.gguf", shape)
+            calls, peaks = {}, {}
+            for number, fixed in product((None, 8, 1), (False, True)):
+                who = f"{'all' if number is None else number}{', LoRA-FA' * fixed}"
+                kind = {"num_layers": number, "use_lorafa": fixed}
+                recipe = tuning.recipe_over(path, shape, kind=kind)
+                peaks[who] = recipe.engine.session.memory().peak
+                calls[who] = tuning.toynn_calls(recipe, shape)["toynn"]
+            best, usual = best_and_usual(race(calls, rounds, clock_of(n_threads)))
+        print(f"{name:24}{'peak, MB':>10}{'s, best/median':>18}{'time / all':>14}")
+        for who in calls:
+            ratios = "/".join(f"{of[who] / of['all']:.2f}" for of in (best, usual))
+            row = f"  {who:22}{peaks[who] / 1e6:10.1f}{best[who]:9.3f}/{usual[who]:8.3f}"
+            print(f"{row}{ratios:>14}", flush=True)
+
+
 def experts(n_threads: int, rounds: int, only: str) -> None:
     """Race LoRA steps over a mixture with the dense model of the active size and with PEFT.
 

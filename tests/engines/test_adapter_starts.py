@@ -92,14 +92,22 @@ def test_what_is_written_has_twice_the_rank_and_is_of_the_base_as_it_is(base, us
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"init": "peft", "use_dora": True, "targets": "all-linear"}]
+    "settings",
+    [
+        {"use_lorafa": True},
+        {"init": "peft", "use_dora": True, "targets": "all-linear"},
+        {"init": "peft", "use_dora": True, "use_lorafa": True, "num_layers": 1, "targets": "q"},
+    ],
 )
 def test_a_snapshot_goes_on_with_the_same_bits(base, settings):
     one, other = begun(base, **settings), begun(base, **settings)
     steps = [(*draw(seed=k), HP.hp(k + 1), k == 0) for k in range(4)]
     for ids, labels, hp, is_first in steps[:2]:
         one.step(ids, None, labels, hp, is_first)
-    for tensor in other.engine.starts.values():  # as if another machine had found them
+    for name, tensor in other.engine.tensors.items():  # as if another machine had drawn them
+        if name.endswith(("lora_a", "lora_b")):
+            other.engine.session.upload(tensor, np.zeros(tensor.shape))
+    for tensor in other.engine.starts.values():
         other.engine.session.upload(tensor, np.zeros(tensor.shape))
     other.restore(one.snapshot())
     for ids, labels, hp, is_first in steps[2:]:

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from llamas import EXPERTS
 from lora_bases import (
     ARCHS,
     T,
@@ -130,6 +131,58 @@ def test_no_gradient_of_a_frozen_weight_is_computed(llama):
     only_last = make(llama, targets="blk.1.ffn_down").engine.session.tape.nodes
     kernels = [node.op.kernel for node in only_last if node.segment == "B"]
     assert kernels.count("matmul.backward_input") == 2  # the head, and B
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_below_the_lowest_adapter_nothing_is_kept_or_differentiated(tmp_path, checkpointing):
+    base = write_base(tmp_path / "base.gguf", n_layers=4)
+    peaks = []
+    for number in (4, 2, 1):
+        recipe = make(base, num_layers=number, targets="q", checkpointing=checkpointing)
+        peaks.append(recipe.engine.session.memory().activations)
+        tape, below = recipe.engine.session.tape, {f"blk.{n}" for n in range(4 - number)}
+        backward = next(i for i, node in enumerate(tape.nodes) if node.segment == "B")
+        lives = tape.lives()
+        lowest = [node for node in tape.nodes if node.block in below]
+        assert {node.block for node in lowest} == below
+        for node in lowest:
+            kept = {name: t for name, t in node.named.items() if t is not None and t.root in lives}
+            assert node.segment == "F"
+            for name, tensor in kept.items():  # but for what the blocks above read
+                above = {n.block for n in tape.nodes if tensor.root in n.touched} - below
+                assert above or lives[tensor.root][1] < backward, (node.op.kernel, name)
+    assert peaks == sorted(peaks, reverse=True) and peaks[2] < peaks[0]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3moe", "gpt2"])
+def test_lorafa_trains_b_as_lora_does_and_leaves_a_alone(tmp_path, kind):
+    sizes, targets = ({}, "all-linear,head") if kind != "qwen3moe" else (EXPERTS, "q,experts")
+    base = write_base(tmp_path / "base.gguf", kind, **sizes)
+    plain, fixed = (make(base, use_lorafa=use, targets=targets) for use in (False, True))
+    before = fixed.engine.adapter_weights()
+    batch = _flat(draw())
+    assert fixed.step(*batch, HP.hp(1), True) == plain.step(*batch, HP.hp(1), True)
+    expected, found = plain.engine.gradients(), fixed.engine.gradients()
+    assert found.keys() == {name for name in expected if name.endswith("lora_b")}
+    assert all(np.array_equal(gradient, expected[name]) for name, gradient in found.items())
+    after, theirs = fixed.engine.adapter_weights(), plain.engine.adapter_weights()
+    for name, values in after.items():
+        assert np.array_equal(values, (theirs if name in found else before)[name]), name
+        assert np.array_equal(values, before[name]) == (name not in found), name
+
+
+def test_lorafa_keeps_no_input_of_an_adapted_matrix(llama):
+    """The norms' and the activation's results, which only the gradient of A would read."""
+    recipes = [make(llama, use_lorafa=fixed) for fixed in (False, True)]
+    read = []
+    for recipe in recipes:
+        nodes = recipe.engine.session.tape.nodes
+        made = {n.output for n in nodes if n.op.kernel in ("rmsnorm.forward", "swiglu.forward")}
+        made &= {n["x"] for n in nodes if n.op.kernel == "matmul.forward" and n.block}
+        read.append([t for n in nodes if n.segment == "B" for t in n.tensors if t in made])
+    assert read[0] and not read[1]
+    plain, fixed = (recipe.engine.session.memory() for recipe in recipes)
+    assert fixed.activations < plain.activations and 2 * fixed.gradients < 1.2 * plain.gradients
 
 
 def test_the_file_stays_mapped_and_cannot_be_overwritten(llama):

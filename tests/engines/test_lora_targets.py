@@ -103,6 +103,14 @@ def test_what_does_not_exist_is_refused_with_what_does(arch, target):
         ({"targets": (1,)}, "targets must be"),
         ({"targets": None}, "targets must be"),
         ({"use_dora": 1}, "use_dora must be True or False; got 1"),
+        ({"num_layers": 0}, "num_layers must be a whole number from 1 to"),
+        ({"num_layers": -1}, "num_layers must be"),
+        ({"num_layers": True}, "num_layers must be"),
+        ({"use_lorafa": 1}, "use_lorafa must be True or False; got 1"),
+        (
+            {"use_lorafa": True, "loraplus_lr_ratio": 16},
+            "loraplus_lr_ratio compares B's learning rate with A's; got 16 with use_lorafa",
+        ),
         ({"init": "pissa_niter_"}, "init must be one of normal, peft, pissa, pissa_niter_N; got"),
         ({"init": "pissa", "use_dora": True}, "use_dora needs the whole matrix; got init 'pissa'"),
     ],
@@ -117,6 +125,11 @@ def test_options_out_of_range_are_refused_by_name(wrong, message):
     [
         ({"use_dora": True}, "embed", "DoRA does not support the embedding table"),
         ({"use_dora": True}, "experts", "DoRA does not support expert matrices"),
+        (
+            {"use_lorafa": True},
+            "embed",
+            "token_embd.weight: LoRA-FA trains only B, and A of the em",
+        ),
         ({"init": "pissa"}, "experts", "init 'pissa' does not support expert matrices"),
     ],
 )
@@ -124,6 +137,31 @@ def test_what_a_kind_of_adapter_is_not_for(more, targets, message):
     names = llamas.config("qwen3moe", **llamas.EXPERTS).shapes(untied=True)
     with pytest.raises(ConfigError, match=message):
         AdapterOptions(2, targets=targets, **more).resolve("qwen3moe", names)
+
+
+@pytest.mark.parametrize(
+    ("number", "targets", "expected"),
+    [
+        (1, ("q", "head"), ["blk.1.attn_q.weight", "output.weight"]),
+        (2, "q", ["blk.0.attn_q.weight", "blk.1.attn_q.weight"]),
+        (1, ("embed", "blk.1.ffn_up"), ["token_embd.weight", "blk.1.ffn_up.weight"]),
+    ],
+)
+def test_the_last_blocks(number, targets, expected):
+    options = AdapterOptions(2, targets=targets, num_layers=number)
+    assert options.resolve("qwen3", NAMES["qwen3"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "targets", "message"),
+    [
+        (3, "q", "LoRA: num_layers must be at most 2, the blocks of this qwen3; got 3"),
+        (1, "blk.0.attn_q", "targets: this qwen3 has no 'blk.0.attn_q' in the last 1 of its 2 blo"),
+    ],
+)
+def test_blocks_that_are_none(number, targets, message):
+    with pytest.raises(ConfigError, match=message):
+        AdapterOptions(2, targets=targets, num_layers=number).resolve("qwen3", NAMES["qwen3"])
 
 
 def test_scales():

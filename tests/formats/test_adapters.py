@@ -177,10 +177,13 @@ def test_what_peft_is_told(bases, tmp_path):
             assert file.metadata() == {**own, **metadata}
 
 
-def targets(base, weights, tmp_path, with_base=True):
+def targets(base, weights, tmp_path, with_base=True, layers=None):
     path = tmp_path / f"peft{len(list(tmp_path.iterdir()))}"
     adapters.write_peft(path, draw(base, weights), base if with_base else None)
-    return json.loads((path / CONFIG).read_text())["target_modules"]
+    config = json.loads((path / CONFIG).read_text())
+    pattern = None if layers is None else {"gpt2": "h"}.get(base.architecture, "layers")
+    assert (config["layers_to_transform"], config["layers_pattern"]) == (layers, pattern)
+    return config["target_modules"]
 
 
 def test_target_modules_name_what_is_adapted_and_no_more(bases, tmp_path):
@@ -195,7 +198,16 @@ def test_target_modules_name_what_is_adapted_and_no_more(bases, tmp_path):
     ]
     assert targets(qwen2, everywhere, tmp_path) == ["o_proj"]
     full = [f"model.layers.{n}.self_attn.o_proj" for n in (0, 1)]
-    assert targets(qwen2, everywhere[1:], tmp_path) == full[1:]  # of this block only
+    assert targets(qwen2, everywhere[1:], tmp_path, layers=[1]) == ["o_proj"]
+    assert targets(gpt2, everywhere[:1], tmp_path, layers=[0]) == ["attn.c_proj"]
+    uneven = [*everywhere, "blk.1.attn_q.weight", "token_embd.weight"]  # q only in the second
+    assert targets(qwen2, uneven, tmp_path) == [
+        "model.embed_tokens",
+        "model.layers.1.self_attn.q_proj",
+        "o_proj",
+    ]
+    beside = [everywhere[1], "token_embd.weight"]
+    assert targets(qwen2, beside, tmp_path, layers=[1]) == ["model.embed_tokens", "o_proj"]
     assert targets(qwen2, everywhere, tmp_path, with_base=False) == full  # there may be more
 
 

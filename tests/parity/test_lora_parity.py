@@ -106,11 +106,14 @@ SETTINGS = {
     "rslora": {"alpha": 3.0, "use_rslora": True},
     "attention": {"rank": 2, "targets": "attention"},
     "latents": {"rank": 2, "targets": ("kv_b_proj", "q_a_proj", "kv_a_proj_with_mqa")},
+    "last": {"rank": 2, "num_layers": 1, "targets": "attention"},
+    "last-lorafa": {"alpha": 3.0, "num_layers": 2, "use_lorafa": True, "use_rslora": True},
+    "latents-lorafa": {"rank": 2, "targets": "kv_b_proj", "use_lorafa": True},
     "mixer": {"rank": 2, "targets": ("q", "ssm_in", "ffn_up_shexp")},
 }
 
 
-PAIRS = [("llama", setting) for setting in SETTINGS if setting not in ("latents", "mixer")]
+PAIRS = [("llama", setting) for setting in ("plain", "rslora", "attention")]
 PAIRS += [("qwen2", "plain"), ("qwen3", "rslora"), ("gpt2", "plain"), ("gpt2", "attention")]
 PAIRS += [("smollm3", "rslora"), ("granite", "plain"), ("qwen3moe", "plain")]
 PAIRS += [("olmoe", "rslora"), ("granitemoe", "attention")]
@@ -129,6 +132,8 @@ PAIRS += [
 ]
 PAIRS += [("qwen35moe", "plain"), ("qwen3next", "plain")]
 PAIRS += [("granitehybrid", "plain"), ("granitehybrid-experts", "plain")]
+PAIRS += [("gpt2", "last"), ("qwen3next", "last"), ("smollm3", "last-lorafa")]
+PAIRS += [("deepseek2", "latents-lorafa")]
 PAIRS += [("gemma4", "attention"), ("gemma4-moe", "plain")]
 PAIRS += [("nemotron_h", "attention"), ("nemotron_h_moe", "mixer")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]
@@ -158,8 +163,10 @@ def theirs_for(model_path, recipe, folder, base):
         model_path, dtype=torch.float32, attn_implementation="eager"
     )
     theirs = PeftModel.from_pretrained(model, folder, is_trainable=True).eval()  # without dropout
-    for w in theirs.parameters():  # two matrices that are one there: B has zeros, and keeps them
-        if w.requires_grad and not w.all():
+    for name, w in theirs.named_parameters():
+        if recipe.engine.lora.use_lorafa and "lora_A" in name:
+            w.requires_grad_(False)
+        if w.requires_grad and not w.all():  # two matrices that are one there: B has zeros
             w.register_hook(lambda gradient, mask=w != 0: gradient * mask)
     return theirs
 
@@ -178,8 +185,11 @@ def loss_of(model, ids, labels, batch):
 
 
 def assert_same_gradients(recipe, model, folder, base):
-    """Those of all A and B, each within 1e-4 of the largest of its tensor."""
-    found = by_their_names(recipe.engine.gradients(), recipe, folder / "d", base)
+    """Those of all A and B that are trained, each within 1e-4 of the largest of its tensor."""
+    own = recipe.engine.adapter_weights() | recipe.engine.gradients()
+    found = by_their_names(own, recipe, folder / "d", base)
+    if recipe.engine.lora.use_lorafa:
+        found = {name: gradient for name, gradient in found.items() if "lora_A" not in name}
     grads = {n: p.grad.numpy() for n, p in model.named_parameters() if p.requires_grad}
     grads = {name.replace(".default", ""): g for name, g in grads.items()}
     assert found.keys() == grads.keys()

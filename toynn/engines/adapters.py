@@ -21,7 +21,7 @@ from toynn.formats import adapters, quants
 from toynn.formats.adapters import LORA_A, LORA_B, LORA_M, Adapter, is_embedding
 from toynn.formats.adapters.peft import heads_in
 from toynn.formats.hf.name_mapping import pairs_apart, pairs_together
-from toynn.graph.tape import Tape, Tensor
+from toynn.graph.tape import Role, Tape, Tensor
 from toynn.models import Source
 from toynn.nn import LoRA, Magnitude
 from toynn.session import Session
@@ -35,9 +35,9 @@ CHUNK = 1 << 20  # elements of a matrix that are dequantized at a time
 class Adapters:
     """Adapters of some matrices: ``layers`` by the matrix's name, ``tensors`` by their own.
 
-    Adapters that are not ``trained`` only add to y. ``starts`` are frozen copies of the initial A
-    and B, where s B0 A0 is subtracted (PiSSA). Raises ConfigError where no file could hold the
-    adapters.
+    Adapters that are not ``trained`` only add to y; LoRA-FA trains all but A. ``starts`` are frozen
+    copies of the initial A and B, where s B0 A0 is subtracted (PiSSA). Raises ConfigError where no
+    file could hold the adapters.
     """
 
     def __init__(
@@ -57,15 +57,13 @@ class Adapters:
         self.tensors: dict[str, Tensor] = {}
         self.starts: dict[str, Tensor] = {}
         declare = session.parameter if trained else session.constant
+        declare_a = session.constant if options.use_lorafa else declare
         for name, w in matrices.items():
             (*experts, rows, columns), rank = w.shape, options.rank_of(name)
             shapes = (*experts, rank, columns), (*experts, rows, rank)
             if is_embedding(name):
                 shapes = (rows, rank), (columns, rank)
-            a, b = (
-                declare(f"{name}{suffix}", shape)
-                for suffix, shape in zip((LORA_A, LORA_B), shapes, strict=True)
-            )
+            a, b = declare_a(f"{name}{LORA_A}", shapes[0]), declare(f"{name}{LORA_B}", shapes[1])
             self.tensors |= {a.name: a, b.name: b}
             start = magnitude = None
             if options.is_principal and not is_embedding(name):
@@ -85,6 +83,17 @@ class Adapters:
             raise ConfigError(
                 f"targets: no file could hold these adapters; {'; '.join(self.unwritten.values())}"
             )
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The tensors that are trained."""
+        return {name: t for name, t in self.tensors.items() if t.role is Role.PARAMETER}
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """The tensors that are not trained, and that a checkpoint needs: starts, LoRA-FA's A."""
+        fixed = {name: t for name, t in self.tensors.items() if t.role is not Role.PARAMETER}
+        return self.starts | fixed
 
     @property
     def unwritten(self) -> dict[str, str]:

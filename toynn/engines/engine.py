@@ -373,11 +373,11 @@ class Engine(ABC, Generic[C, R]):
     # -- Resuming ------------------------------------------------------------------------------
 
     def _moments(self) -> dict[str, Tensor]:
-        """Return the optimizer's moments by name, and PiSSA's initial adapters."""
+        """Return the optimizer's moments by name, and the frozen tensors of adapters."""
         pairs = ((name, zip("mv", pair, strict=True)) for name, pair in self.moments.items())
         found = {f"{name}.{which}": tensor for name, pair in pairs for which, tensor in pair}
         adapters = self._weights.adapters
-        return found if adapters is None else found | adapters.starts
+        return found if adapters is None else found | adapters.frozen
 
     @exclusive
     def snapshot(self) -> Snapshot:

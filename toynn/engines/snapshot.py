@@ -23,8 +23,8 @@ class Snapshot:
         Numbers: steps, batches (which number dropout masks), the weight of waiting micro-batches.
     weights, optimizer
         Shapes by name, of the trained weights and of the optimizer's tensors. The latter are both
-        moments (`<name>.m`, `<name>.v`), PiSSA's initial adapters, and, if micro-batches wait for
-        an update, the sums of their gradients (`<name>.sum`).
+        moments (`<name>.m`, `<name>.v`), PiSSA's initial adapters and LoRA-FA's A, and, if
+        micro-batches wait for an update, the sums of their gradients (`<name>.sum`).
     kind
         Whether the weights are a "model" or an "adapter" of a file's model.
     read

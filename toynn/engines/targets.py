@@ -77,8 +77,15 @@ class AdapterOptions:
         with the adapter.
     ranks
         Ranks of single matrices, by GGUF name, if they differ from ``rank``.
+    num_layers
+        Adapt only the last N blocks; None means all. Targets outside of blocks are not affected.
+        The backward pass ends at the lowest adapter: below it, no gradient is computed and no
+        activation is kept.
     use_dora
         Whether each output also has a trained magnitude (arXiv:2402.09353).
+    use_lorafa
+        Whether A stays as it is initialized, and only B is trained (LoRA-FA, arXiv:2308.03303). The
+        backward pass then needs no inputs of adapted matrices. Not stored with the adapter.
     init
         The initial A and B, one of INITS. The principal ones (arXiv:2404.02948) are also kept,
         frozen, and subtracted. Embedding tables have no principal initialization.
@@ -118,6 +125,9 @@ class AdapterOptions:
         "scale by alpha / sqrt(rank) instead (rsLoRA)", False, name="rslora", source="own"
     )
     ranks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    num_layers: int | None = option(
+        "adapt only the last N blocks (default all)", None, read=whole(1), source="own"
+    )
     loraplus_lr_ratio: float = option(
         "learning rate of B divided by A's; LoRA+ has 16 (default {default:g})",
         1.0,
@@ -139,6 +149,11 @@ class AdapterOptions:
         words=("peft", "normal", "pissa"),
         source="own",
     )
+    use_lorafa: bool = option(
+        "train only B, and keep A as it is initialized (LoRA-FA): less memory",
+        False,
+        name="lorafa",
+    )
 
     def __post_init__(self) -> None:
         targets = self.targets
@@ -151,6 +166,12 @@ class AdapterOptions:
                 f"LoRA: use_dora needs the whole matrix; got init {self.init!r}, which subtracts a "
                 "part of it: use one of the two"
             )
+        if self.use_lorafa and self.loraplus_lr_ratio != 1:
+            raise ConfigError(
+                f"LoRA: loraplus_lr_ratio compares B's learning rate with A's; got "
+                f"{self.loraplus_lr_ratio:g} with use_lorafa, which does not train A: use one of "
+                "the two"
+            )
         named = isinstance(targets, Sequence) and all(isinstance(t, str) and t for t in targets)
         if not named or not targets:
             raise ConfigError(f"LoRA: targets must be at least one name; got {self.targets!r}")
@@ -159,7 +180,13 @@ class AdapterOptions:
         object.__setattr__(self, "targets", tuple(targets))
 
     @classmethod
-    def of(cls, adapter: Adapter, dropout: float = 0.0, loraplus_lr_ratio: float = 1.0) -> Self:
+    def of(
+        cls,
+        adapter: Adapter,
+        dropout: float = 0.0,
+        loraplus_lr_ratio: float = 1.0,
+        use_lorafa: bool = False,
+    ) -> Self:
         """Return the options to continue training an adapter.
 
         Raises AdapterError if the adapter's scales cannot be expressed by one alpha.
@@ -177,8 +204,9 @@ class AdapterOptions:
             dropout,
             adapter.use_rslora and bool(adapter.alpha),
             ranks,
-            loraplus_lr_ratio,
-            adapter.use_dora,
+            loraplus_lr_ratio=loraplus_lr_ratio,
+            use_dora=adapter.use_dora,
+            use_lorafa=use_lorafa,
         )
 
     @property
@@ -205,15 +233,27 @@ class AdapterOptions:
     def resolve(self, architecture: str, names: Iterable[str]) -> list[str]:
         """Return the names of the weights that the targets mean, in the model's order.
 
-        Raises ConfigError for an unknown target, and for one that DoRA or PiSSA does not support.
+        Raises ConfigError for an unknown target, for one that DoRA, PiSSA or LoRA-FA does not
+        support, and if there are fewer blocks than ``num_layers``.
         """
-        hf_names = model_of(architecture).matrices(names)
+        names = list(names)
+        hf_names, within = model_of(architecture).matrices(names), ""
+        if self.num_layers is not None:
+            blocks = 1 + max(map(_block_of, names))
+            if self.num_layers > blocks:
+                raise ConfigError(
+                    f"LoRA: num_layers must be at most {blocks}, the blocks of this "
+                    f"{architecture}; got {self.num_layers}"
+                )
+            below = range(blocks - self.num_layers)
+            within = f" in the last {self.num_layers} of its {blocks} blocks"
+            hf_names = {name: hf for name, hf in hf_names.items() if _block_of(name) not in below}
         chosen: set[str] = set()
         for target in self.targets:
             found = {name for name in hf_names if _is_meant(target, name, hf_names[name])}
             if not found:
                 raise ConfigError(
-                    f"targets: this {architecture} has no {target!r}; it has "
+                    f"targets: this {architecture} has no {target!r}{within}; it has "
                     f"{', '.join(_listed(hf_names))}, {', '.join(_groups(hf_names))}"
                 )
             chosen |= found
@@ -221,7 +261,7 @@ class AdapterOptions:
         return [name for name in hf_names if name in chosen]
 
     def _check_kinds(self, chosen: Iterable[str]) -> None:
-        """Raise ConfigError for DoRA or PiSSA on experts, and for DoRA on the embedding table."""
+        """Raise ConfigError for a kind that does not support experts or the embedding table."""
         for name in sorted(chosen):
             if is_stack(name) and (self.use_dora or self.is_principal):
                 kind = "DoRA" if self.use_dora else f"init {self.init!r}"
@@ -232,6 +272,16 @@ class AdapterOptions:
                     "norms of columns, so each step would read the whole table; leave out "
                     "embed, or use_dora"
                 )
+            if is_embedding(name) and self.use_lorafa:
+                raise ConfigError(
+                    f"targets: {name}: LoRA-FA trains only B, and A of the embedding table, whose "
+                    "rows are looked up, is zero at first: leave out embed, or use_lorafa"
+                )
+
+
+def _block_of(weight: str) -> int:
+    """Return the number of the block that a weight belongs to; -1 if it belongs to none."""
+    return int(weight.split(".")[1]) if weight.startswith(_BLOCK) else -1
 
 
 def principal_passes(init: object) -> int | None:

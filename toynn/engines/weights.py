@@ -102,7 +102,7 @@ class FileWeights(Weights):
             found = Adapters(session, self.file, self._options, matrices, trained=self._trained)
             self.adapters = found
             self.tensors |= found.tensors
-            self.parameters |= found.tensors if self._trained else {}
+            self.parameters |= found.parameters
 
     def _declare_frozen(self, s: Session, name: str, weight: Weight) -> Tensor:
         """Declare a weight of the file: mapped if a matrix or float32, else dequantized later.

@@ -58,6 +58,8 @@ class Keywords(TypedDict, total=False):
     """Dropout probability of adapter inputs (default 0)."""
     rslora: bool
     """Scale by alpha / sqrt(rank) instead (rsLoRA) (default off)."""
+    num_layers: int | None
+    """Adapt only the last N blocks (default all)."""
     loraplus_lr_ratio: float
     """Learning rate of B divided by A's; LoRA+ has 16 (default 1)."""
     dora: bool
@@ -66,6 +68,8 @@ class Keywords(TypedDict, total=False):
     """Initial weights: peft (uniform, as PEFT), normal, pissa, or pissa_niter_N, which is faster
     (default peft).
     """
+    lorafa: bool
+    """Train only B, and keep A as it is initialized (LoRA-FA): less memory (default off)."""
     loss: Literal["sft", "dpo", "orpo", "kto"]
     """Supervised (sft), or a preference loss: dpo, orpo of pairs, kto of labelled completions
     (default sft).

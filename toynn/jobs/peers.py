@@ -52,6 +52,8 @@ _FLAGS = {
     "dropout": "lora-dropout",
     "targets": "lora-target-modules target-modules lora-targets lora-keys",
     "question-delimiter": "target-delimiter",
+    "num-layers": "lora-layers layers-to-transform",
+    "lorafa": "lora-fa use-lorafa",
     "dora": "use-dora",
     "rslora": "use-rslora",
     "init": "init-lora-weights",

@@ -2,7 +2,8 @@
 
     y = W x + b + s B A dropout(x)      W (out, in) in the file; A (r, in), B (out, r) trained
 
-DoRA adds magnitudes; PiSSA starts A and B from the principal part of W. See toynn/nn/lora.py.
+DoRA adds magnitudes; PiSSA starts A and B from the principal part of W; LoRA-FA trains only B. See
+toynn/nn/lora.py.
 
 The file is memory-mapped, and products read it as it is stored. A step computes the forward pass
 and the gradients of A and B. Only A and B, their gradients and moments, and the activations need
@@ -86,6 +87,7 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         opts: RecipeOptions,
         dropout: float = 0.0,
         loraplus_lr_ratio: float = 1.0,
+        use_lorafa: bool = False,
     ) -> None:
         """Map a file's weights, continue from an adapter, compile the step.
 
@@ -94,7 +96,7 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         """
         with self._over("realize_from_adapter", gguf) as (engine, file):
             found = _read(adapter, file)
-            engine.enable_lora(AdapterOptions.of(found, dropout, loraplus_lr_ratio))
+            engine.enable_lora(AdapterOptions.of(found, dropout, loraplus_lr_ratio, use_lorafa))
             engine.realize_for_mmap(file, None, opts)
             engine.load_adapter(found)
             engine.build_training_step()

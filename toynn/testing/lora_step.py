@@ -3,7 +3,9 @@
 Weights are random, since their values do not change the time of a step. Rank 8, all linear layers.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from toynn.testing.cases.quants import blocks as random_blocks
 __all__ = ["ALPHA", "RANK", "SHAPES", "Shape", "batch", "recipe_over", "write_file"]
 
 RANK, ALPHA = 8, 16.0
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Shape(NamedTuple):
@@ -90,9 +93,11 @@ def batch(shape: Shape) -> NDArray[Any]:
     return np.random.default_rng(0).integers(0, shape.vocab, (2, shape.T), np.int32)
 
 
-def recipe_over(path: Path, shape: Shape, **more: Any) -> LoRA:
-    """Return a recipe over a file, for one sequence."""
+def recipe_over(
+    path: Path, shape: Shape, *, kind: Mapping[str, Any] = NOTHING, **more: Any
+) -> LoRA:
+    """Return a recipe over a file, for one sequence; ``kind``: further fields of AdapterOptions."""
     recipe = LoRA()
     options = RecipeOptions(t_seq=shape.T, **more)
-    recipe.realize(path, None, RANK, options, ALPHA, "all-linear", init="peft")
+    recipe.realize(path, None, RANK, options, ALPHA, "all-linear", init="peft", **kind)
     return recipe

@@ -53,8 +53,9 @@ def write_peft(
     """Write an adapter for PEFT into a folder, which may have other files.
 
     ``base`` is the adapter's model. It is needed where PEFT orders the rows of q and k by heads.
-    With it the configuration can say q_proj instead of naming every block's matrix, if all blocks
-    are adapted. The configuration also names the base: its name on the hub if known, else its path.
+    With it the configuration can say q_proj instead of naming every block's matrix; of some blocks
+    only, layers_to_transform lists these. The configuration also names the base: its name on the
+    hub if known, else its path.
     Raises AdapterError for an adapter that PEFT does not support, and for existing files.
     """
     folder = Path(folder)
@@ -99,7 +100,7 @@ def write_peft(
     targets = modules | {weight: own.whole for weight, own in parts.items()}
     targets = {weight: module for weight, module in targets.items() if module not in alike}
     settings = _configuration(mapping, adapter, modules, base, alike)
-    settings["target_modules"] = _targets(mapping, targets, base)
+    settings |= _targets(mapping, targets, base)
     if stacks or alike:
         parameters = [own.whole for own in stacks] + [f"{module}.weight" for module in alike]
         settings["target_parameters"] = parameters
@@ -195,28 +196,44 @@ def _configuration(
         "init_lora_weights": True,
         "use_dora": adapter.use_dora,
         "modules_to_save": None,
-        "layers_to_transform": None,
-        "layers_pattern": None,
         "auto_mapping": None,
         "revision": revision,
     }
 
 
-def _targets(mapping: NameMapping, modules: Mapping[str, str], base: Base | None) -> list[str]:
-    """Return module names; one adapted in every block gets its shortest unambiguous name."""
+def _targets(mapping: NameMapping, modules: Mapping[str, str], base: Base | None) -> dict[str, Any]:
+    """Return the keys that say which modules are adapted.
+
+    A part of blocks, such as q_proj, gets its shortest unambiguous name if it is adapted in every
+    block that has any adapter. Other modules get their whole names, to which layers_to_transform
+    does not apply.
+    """
     hf_names = set(mapping.parts.values())
-    targets = set()
+    blocks = sorted({_block_of(weight) for weight in modules if weight.startswith("blk.")})
+    targets, some, pattern = set(), False, ""
     for weight, module in modules.items():
         part = module_of(weight).removeprefix("blk.{n}.")
         places = [n for n in base.tensors if n.endswith(f".{part}.weight")] if base else []
+        within = [place for place in places if _block_of(place) in blocks]
         if (
             not weight.startswith("blk.")
             or not places
-            or any(place not in modules for place in places)
+            or any(place not in modules for place in within)
         ):
             targets.add(module)
             continue
-        last = mapping.parts[part].rpartition(".")[2]
+        name = mapping.parts[part]
+        last = name.rpartition(".")[2]
         alone = sum(name.endswith(f".{last}") for name in hf_names) == 1
-        targets.add(last if alone else mapping.parts[part])
-    return sorted(targets)
+        targets.add(last if alone else name)
+        some |= within != places
+        pattern = module.removesuffix(f".{name}").split(".")[-2]  # "layers" of model.layers.0
+    return {
+        "target_modules": sorted(targets),
+        "layers_to_transform": blocks if some else None,
+        "layers_pattern": pattern if some else None,
+    }
+
+
+def _block_of(weight: str) -> int:
+    return int(weight.split(".")[1])
