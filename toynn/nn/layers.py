@@ -271,7 +271,7 @@ class Layers:
         return ops.combine(s, self.experts(ops.weigh(s, h, routes), down, routes), routes)
 
     def shortconv(self, x: Tensor, into: str, taps: str, out: str) -> Tensor:
-        """Record out(g * conv(b * v)); b, g and v are the thirds of into(x). See ops.shortconv.
+        """Record out(g * conv(i * v)); i, g and v are the thirds of into(x). See ops.shortconv.
 
         With caches, the convolution reads earlier rows from the cache and adds these rows to it.
         """

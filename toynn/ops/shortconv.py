@@ -22,7 +22,7 @@ def shortconv(
     ring: Tensor | None = None,
     past: Tensor | None = None,
 ) -> Tensor:
-    """Record y (B T, C) = g conv(b v) for x (B T, 3 C), whose thirds are b, g and v; w (C, L).
+    """Record y (B T, C) = g conv(i v) for x (B T, 3 C), whose thirds are i, g and v; w (C, L).
 
     For x (B T, C), y is conv(x). conv is a weighted sum of L rows of a channel, plus b (C,) if
     given; see the kernel. ``first`` is as in ``attention``. With a ``ring`` (B, RING, C) and
