@@ -181,5 +181,5 @@ def types(n_threads: int, rounds: int, only: str) -> None:
 
 
 def seeds(n_threads: int, rounds: int, only: str) -> None:
-    """Print validation losses of LoRA at each precision, for three seeds."""
-    learning.table(n_threads)
+    """Print what LoRA learns at each precision, for three seeds."""
+    learning.table(n_threads, only)

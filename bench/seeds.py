@@ -1,84 +1,137 @@
-"""Do coarser precisions learn as well as highest? LoRA over one quantized base, three seeds.
+"""Do coarser precisions learn as well as highest? LoRA over quantized bases, three seeds.
 
 The base is trained here on bytes of the language reference that ships with CPython, and stored as
-Q8_0. The adapters then learn another text, sources of CPython's library. All precisions take the
-same windows in the same order; only the rounding of factors differs.
+each of TYPES (Q4_K and Q6_K by llama.cpp's quantizer). The adapters then learn other texts, sources
+of CPython's library: their bytes (sft), or to prefer what follows a passage to what stands
+elsewhere (dpo). Modules that no adapter saw are the measure: nats a byte and multiple-choice
+questions for sft, the loss and accuracy of preferences for dpo. All precisions take the same rows
+in the same order; only the rounding of factors differs.
 """
 
+import importlib
 import inspect
+import json
+import random
 import tempfile
 from pathlib import Path
 
 import toynn
 from toynn._kernels import matmul
 from toynn.data import jsonl
-from toynn.data.jsonl import Dataset
 from toynn.data.text import VOCAB
+from toynn.engines import frozen
+from toynn.evaluation import perplexity
+from toynn.formats import gguf
+from toynn.formats.mixes import quantizer
 from toynn.formats.tokenizer import ByteTokenizer
-from toynn.recipes import FromScratch, LoRA
+from toynn.recipes import FromScratch
 from toynn.train.trainer import Trainer
 
-SHAPE = toynn.LlamaConfig(VOCAB, 256, 4, 2, 704, 4, 128)
+SHAPE = toynn.LlamaConfig(VOCAB, 512, 8, 4, 1536, 4, 128)
+TYPES = ("q8_0", "q4_k_s", "q6_k")
 BATCH, SEEDS = 8, (0, 1, 2)
-BASE_STEPS, STEPS, VALID = 300, 120, 16  # updates; batches of the validation part
-MODULES = ("argparse", "inspect", "tarfile", "typing", "zipfile")
+BASE_STEPS = 600
+STEPS, LR = {"sft": 100, "dpo": 40}, {"sft": 1e-3, "dpo": 3e-4}
+LEARNED = ("argparse", "inspect", "tarfile", "typing", "zipfile")
+HELD_OUT = ("configparser", "difflib", "shlex", "textwrap")
+ASKED, SHOWN, CHOICES = 250, 32, 4  # questions; bytes of an answer; answers of a question
 
 
-def windows(path: Path | None = None) -> Dataset:
-    """Return windows of a text, byte by byte; without a path, of the one that Python has."""
-    return jsonl.long_text(path, ByteTokenizer(), SHAPE.context, vocab_size=VOCAB)
+def sources(modules: tuple[str, ...]) -> str:
+    """Return the sources of modules of CPython's library, in ASCII."""
+    text = "\n".join(inspect.getsource(importlib.import_module(name)) for name in modules)
+    return text.encode("ascii", "ignore").decode()
 
 
-def write_sources(path: Path) -> None:
-    """Join the sources of some modules of CPython's library."""
-    texts = (inspect.getsource(__import__(name)) for name in MODULES)
-    path.write_text("\n".join(texts))
+def passages(text: str, count: int, wrong: int) -> list[tuple[str, list[str]]]:
+    """Return passages: a beginning, and what follows it before ``wrong`` other pieces."""
+    draw, before = random.Random(0), SHAPE.context - SHOWN
+    found = []
+    for _ in range(count):
+        start = draw.randrange(len(text) - SHAPE.context) + before
+        places = [start, *(draw.randrange(len(text) - SHOWN) for _ in range(wrong))]
+        pieces = [text[place : place + SHOWN] for place in places]
+        found.append((text[start - before : start], pieces))
+    return found
 
 
-def write_base(path: Path) -> None:
-    """Train the base, and store it as Q8_0."""
-    recipe = FromScratch()
-    recipe.realize(SHAPE, toynn.RecipeOptions(t_batch=BATCH))
-    fit(recipe, windows(), BASE_STEPS, 0, lr=2e-3)
-    recipe.save(path, "q8_0")
-
-
-def fit(recipe: LoRA | FromScratch, data: Dataset, steps: int, seed: int, lr: float) -> list[float]:
-    """Train; return the validation losses before the first and after the last step."""
-    batches, valid = data.batches(BATCH, seed), data.valid_batches(BATCH, VALID)
-    trainer = Trainer(
-        recipe, batches, valid=valid, steps=steps, eval_every=steps, lr=lr, progress=False
+def write_rows(folder: Path) -> None:
+    """Write what adapters learn, sft.txt and dpo.jsonl, and what they are measured by."""
+    for name, modules in (("learned", LEARNED), ("held-out", HELD_OUT)):
+        text = sources(modules)
+        text = text if name == "learned" else text[: 256 * SHAPE.context]
+        Path(folder, f"{name}-sft.txt").write_text(text)
+        pairs = (
+            {"prompt": prompt, "chosen": right, "rejected": wrong}
+            for prompt, (right, wrong) in passages(text, 800 if name == "learned" else ASKED, 1)
+        )
+        lines = (json.dumps(pair) + "\n" for pair in pairs)
+        Path(folder, f"{name}-dpo.jsonl").write_text("".join(lines))
+    asked = passages(sources(HELD_OUT), ASKED, CHOICES - 1)
+    lines = (
+        json.dumps({"question": question, "choices": choices, "answer": 0}) + "\n"
+        for question, choices in asked
     )
-    reports = trainer.fit().reports
-    return [report.val_loss for report in reports if report.val_loss is not None]
+    Path(folder, "questions.jsonl").write_text("".join(lines))
 
 
-def losses(base: Path, text: Path, precision: str, seed: int) -> list[float]:
-    """Return an adapter's validation losses before and after training at a precision."""
-    recipe = LoRA()
-    options = toynn.RecipeOptions(t_batch=BATCH, seed=seed, precision=precision)
-    recipe.realize(base, None, 8, options, 16.0, "all-linear", init="peft")
-    return fit(recipe, windows(text), STEPS, seed, lr=2e-3)
+def write_bases(folder: Path, only: str) -> None:
+    """Train the base, write it in each type, and print its loss on the held-out sources."""
+    recipe = FromScratch()
+    options = toynn.RecipeOptions(t_batch=BATCH, precision="medium")
+    recipe.realize(SHAPE, options)
+    data = jsonl.long_text(None, ByteTokenizer(), SHAPE.context, vocab_size=VOCAB)
+    batches, valid = data.batches(BATCH, 0), data.valid_batches(BATCH, 16)
+    trainer = Trainer(
+        recipe, batches, valid=valid, steps=BASE_STEPS, eval_every=BASE_STEPS, lr=1e-3,
+        progress=False,
+    )  # fmt: skip
+    own = trainer.fit().reports[-1].val_loss
+    print(f"base: {own:.4f} on its own validation part after {BASE_STEPS} steps", flush=True)
+    ids = ByteTokenizer().encode_array(Path(folder, "held-out-sft.txt").read_text())
+    for kind in TYPES:
+        if only and not any(only in f"{kind} {loss}" for loss in STEPS):
+            continue
+        if kind != "q8_0" and quantizer() is None:
+            print(f"{kind}: left out, since llama-cpp-python is not installed", flush=True)
+            continue
+        recipe.save(path := Path(folder, f"{kind}.gguf"), kind)
+        with gguf.open(path) as file:
+            found = perplexity(frozen(file), ids, SHAPE.context).every.loss
+        print(f"{kind}: {found:.4f} on the held-out sources before adapters", flush=True)
 
 
-def table(n_threads: int) -> None:
-    """Print the losses of each seed at each precision, and their differences from highest."""
+def learned(folder: Path, kind: str, loss: str, precision: str, seed: int) -> dict[str, float]:
+    """Train an adapter over a base; return its figures on what is held out."""
+    ending = "txt" if loss == "sft" else "jsonl"
+    options = {"precision": precision, "seed": seed, "loss": loss, "lr": LR[loss]}
+    data = Path(folder, f"learned-{loss}.{ending}")
+    with tempfile.TemporaryDirectory() as place:
+        run = toynn.finetune(
+            Path(folder, f"{kind}.gguf"), data, Path(place, "run"), quiet=True, report="none",
+            steps=STEPS[loss], batch=BATCH, seq=SHAPE.context, targets="all-linear",
+            eval_every=STEPS[loss], **options,
+        )  # fmt: skip
+        found = run.evaluate(Path(folder, f"held-out-{loss}.{ending}"), SHAPE.context)
+        if loss == "dpo":
+            return {"loss": found["loss"], "accuracy": found["rewards/accuracies"]}
+        asked = run.evaluate(Path(folder, "questions.jsonl"))
+    return {"loss": found["loss_every"], "accuracy": asked["accuracy"]}
+
+
+def table(n_threads: int, only: str = "") -> None:
+    """Print loss and accuracy of each seed at each precision, by type of the base and loss."""
     toynn.set_num_threads(n_threads)
     known = ["highest", "medium", *["int8"] * matmul.multiplies_quads()]
-    found: dict[str, list[float]] = {precision: [] for precision in known}
-    heads = "".join(f"{name:>10}" for name in ("before", *known))
-    print(f"{'seed':>4}{heads}   less highest", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        write_base(base := Path(folder, "base.gguf"))
-        write_sources(text := Path(folder, "sources.txt"))
-        for seed in SEEDS:
-            for precision, after in found.items():
-                before, last = losses(base, text, precision, seed)
-                after.append(last)
-            exact, *rough = (after[-1] for after in found.values())
-            row = "".join(f"{each:10.4f}" for each in (before, exact, *rough))
-            print(
-                f"{seed:4}{row}   {'  '.join(f'{each - exact:.4f}' for each in rough)}", flush=True
-            )
-    spread = max(found["highest"]) - min(found["highest"])
-    print(f"between seeds, highest: {spread:.4f}")
+    with tempfile.TemporaryDirectory() as name:
+        write_rows(folder := Path(name))
+        write_bases(folder, only)
+        cases = [(kind, loss) for loss in STEPS for kind in TYPES if only in f"{kind} {loss}"]
+        print(f"{'base':8}{'loss':5}{'seed':>4}{''.join(f'{each:>17}' for each in known)}")
+        for kind, loss in cases:
+            if not Path(folder, f"{kind}.gguf").exists():
+                continue
+            for seed in SEEDS:
+                row = (learned(folder, kind, loss, precision, seed) for precision in known)
+                cells = "".join(f"{each['loss']:9.4f}{each['accuracy']:8.2%}" for each in row)
+                print(f"{kind:8}{loss:5}{seed:4}{cells}", flush=True)
