@@ -9,11 +9,13 @@ import argparse
 import os
 import resource
 import time
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import toynn
 from toynn.formats import gguf, quants
@@ -27,25 +29,41 @@ MODELS = {
     "mixture": Qwen3MoEConfig(**SHAPE, d_ff=768, n_experts=128, n_experts_used=8),
     "dense": LlamaConfig(**SHAPE, d_ff=6144, arch="qwen3"),
 }
-TYPE, DRAWN = "Q4_K", 2**20  # blocks, which are used again and again
+DRAWN = 2**20  # blocks of a type, which are used again and again
+#: Scales of the blocks that make weights of some hundredths, and their first byte in a block.
+SCALES = {"Q4_K": ((1e-4, 7.5e-4), 0), "Q6_K": ((2e-5,), 208), "Q8_0": ((3e-4,), 0)}
 
 
-def write_file(path: Path, cfg: LlamaConfig) -> None:
-    """Write a model of random blocks; norms are ones, routers random floats."""
+def drawn(rng: np.random.Generator, kind: str) -> NDArray[np.uint8]:
+    """Return random blocks of a type."""
+    found, (scales, at) = blocks(rng, quants.TYPES[kind], DRAWN), SCALES[kind]
+    raw = np.array(scales, np.float16).view(np.uint8)
+    found[:, at : at + len(raw)] = raw
+    return found
+
+
+def write_file(
+    path: Path,
+    cfg: LlamaConfig,
+    type_of: Callable[[str], str] = lambda name: "Q4_K",
+    *,
+    untied: bool = False,
+) -> None:
+    """Write a model of random blocks of a type for each matrix; norms are ones, routers floats."""
     rng, model = np.random.default_rng(0), architecture(cfg.arch)
-    drawn = blocks(rng, quants.TYPES[TYPE], DRAWN)
-    drawn[:, :4] = np.array([1e-4, 7.5e-4], np.float16).view(np.uint8)  # the scales of a block
-    elements, nbytes = quants.BLOCKS[TYPE]
+    shapes = model.shapes(cfg, RecipeOptions(untied=untied))
+    of = {kind: drawn(rng, kind) for kind in sorted(set(map(type_of, shapes)))}
     tensors: dict[str, Any] = {}
-    for name, shape in model.shapes(cfg, RecipeOptions()).items():
+    for name, shape in shapes.items():
         if len(shape) == 1:
             tensors[name] = np.ones(shape, np.float32), "F32"
         elif "ffn_gate_inp" in name:
             tensors[name] = rng.standard_normal(shape, np.float32) / 45, "F32"
         else:
+            elements, nbytes = quants.BLOCKS[kind := type_of(name)]
             row = (*shape[:-1], shape[-1] // elements * nbytes)
-            make = lambda row=row: np.resize(drawn, prod(row)).reshape(row)  # noqa: E731
-            tensors[name] = gguf.Deferred(row, np.dtype(np.uint8), make), TYPE
+            make = lambda row=row, kind=kind: np.resize(of[kind], prod(row)).reshape(row)  # noqa: E731
+            tensors[name] = gguf.Deferred(row, np.dtype(np.uint8), make), kind
     metadata = {f"{cfg.arch}.{key}": value for key, value in model.write(cfg).items()}
     own = {"general.architecture": cfg.arch, "tokenizer.ggml.model": "no_vocab"}
     gguf.write(path, own | metadata, tensors)
