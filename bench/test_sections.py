@@ -11,6 +11,7 @@ import sections
 import seeds
 import steps
 
+import toynn
 from toynn.ops import loss
 
 
@@ -54,11 +55,19 @@ def test_what_a_bench_asks_of_toynn_is_there(path):
 
 
 def test_losses_by_precision(monkeypatch, capsys):
-    for name, value in (("BASE_STEPS", 1), ("STEPS", 1), ("VALID", 1), ("SEEDS", (0,))):
+    small = toynn.LlamaConfig(256, 64, 2, 1, 128, 1, 64)
+    steps = {"sft": 1, "dpo": 1}
+    for name, value in {"SHAPE": small, "BASE_STEPS": 1, "STEPS": steps, "SEEDS": (0,)}.items():
         monkeypatch.setattr(seeds, name, value)
-    monkeypatch.setattr(seeds, "MODULES", ("typing",))
-    seeds.table(1)
-    heads, row, last = capsys.readouterr().out.splitlines()
-    known = heads.removesuffix("less highest").split()[2:]
-    assert known[:2] == ["highest", "medium"] and len(row.split()) == 1 + 2 * len(known)
-    assert last == "between seeds, highest: 0.0000"
+    monkeypatch.setattr(seeds, "ASKED", 4)
+    monkeypatch.setattr(seeds, "HELD_OUT", ("shlex",))
+    seeds.table(1, "q8_0")
+    base, before, heads, *rows = capsys.readouterr().out.splitlines()
+    assert base.startswith("base: ") and before.startswith("q8_0: ")
+    known = heads.split()[3:]
+    assert known[:2] == ["highest", "medium"]
+    measured = [row.split() for row in rows if row.startswith("q8_0")]
+    assert [row[1] for row in measured] == ["sft", "dpo"]
+    assert all(len(row) == 3 + 2 * len(known) for row in measured)
+    loss, accuracy = measured[0][3:5]
+    assert 3 < float(loss) < 8 and accuracy.endswith("%")  # log 256 is 5.5
