@@ -8,6 +8,7 @@ have the same value. See toynn/jobs/.
 
 import math
 import operator
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -31,6 +32,7 @@ __all__ = [
     "checked_prepack",
     "compared",
     "names_of",
+    "nbytes_or",
     "option",
     "options_of",
     "real",
@@ -303,6 +305,27 @@ def real(
         if not holds or (above and single <= least) or (below and single >= most):
             raise ArgumentTypeError(f"must be a number {bounds}; got {text!r}")
         return number
+
+    return parse
+
+
+#: 8G, 500 M, 7.5GiB: powers of 1000, with an i of 1024.
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGT])(i?))?B?", re.IGNORECASE | re.ASCII)
+
+
+def nbytes_or(word: str) -> Callable[[str], int | str]:
+    """Return a parser of sizes in bytes, or of a word."""
+
+    def parse(text: str) -> int | str:
+        if text == word:
+            return word
+        found = _SIZE.fullmatch(text)
+        number, unit, binary = found.groups() if found else ("0", "", "")
+        power = " KMGT".index((unit or " ").upper())
+        nbytes: int = round(float(number) * (1024 if binary else 1000) ** power)
+        if not nbytes:
+            raise ArgumentTypeError(f"must be a size such as 8G or 500M, or {word}; got {text!r}")
+        return nbytes
 
     return parse
 

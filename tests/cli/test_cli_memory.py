@@ -1,14 +1,18 @@
 """A run that does not fit into what is free is refused before its first step, with a way out."""
 
 import json
+import tomllib
 
 import numpy as np
 import pytest
 from lora_bases import write_base
 
+from toynn.backends.host import HostBuffer
 from toynn.cli import main
 from toynn.engines.engine import Engine
 from toynn.jobs.run import build as build_job
+from toynn.options import nbytes_or
+from toynn.system.printing import size
 
 MIB = 2**20
 SHAPE = ("--d-model", "32", "--heads", "2", "--layers", "2")
@@ -36,6 +40,10 @@ def files(tmp_path_factory):
     (folder / "text.txt").write_text("the cat sat on the mat and the rat sat on the cat " * 12)
     pairs = [{"prompt": f"say {n}: ", "completion": "abc" * (n % 3 + 1)} for n in range(20)]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    prefer = [
+        {"prompt": f"{n}: ", "chosen": "ab" * (n % 3 + 1), "rejected": "x"} for n in range(20)
+    ]
+    (folder / "prefer.jsonl").write_text("\n".join(map(json.dumps, prefer)))
     write_base(folder / "base.gguf", vocab=256, context=64)
     write_base(folder / "gpt2.gguf", "gpt2", vocab=256, context=64)
     wide = {"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 512, "n_layers": 1}
@@ -51,7 +59,7 @@ def files(tmp_path_factory):
 
 
 def words(name, *more):
-    return ["train", name.split()[0], *RUNS[name], *more, "--steps", "1"]
+    return ["train", name.split()[0], *(RUNS | MORE)[name], *more, "--steps", "1"]
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -78,6 +86,7 @@ def test_what_a_step_needs_is_promised_and_refused(name, files, tmp_path, monkey
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("toynn: error: not enough memory: a step needs ")
     assert " are free" in line and "--batch" in line and "--checkpointing" in line
+    assert "--memory auto" in line
     assert not (tmp_path / "c").exists()
 
 
@@ -111,3 +120,145 @@ def test_a_base_is_kept_packed_where_that_is_asked_for(files, tmp_path, monkeypa
     assert len(set(adapters.values())) == 1
     assert "prepacked" in said["always"] and "prepacked" in said["auto"]  # of 64 rows
     assert "prepacked" not in said["never"]
+
+
+# -- Plans for --memory ----------------------------------------------------------------------------
+
+
+class Built(Exception):
+    """Ends a run once its step is compiled."""
+
+
+@pytest.fixture
+def built(files, monkeypatch, capsys):
+    """A function that builds the step of a run; returns facts about it, or the error of the run."""
+    monkeypatch.chdir(files)
+    monkeypatch.setattr("toynn.jobs.memory.free_memory", lambda: 10**9)
+    whole = HostBuffer.zeros.__func__
+
+    def build(job):
+        taken = []
+
+        def zeros(kind, nbytes):
+            taken.append(nbytes)
+            return whole(kind, nbytes)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(HostBuffer, "zeros", classmethod(zeros))
+            recipe, *_ = build_job(job)
+        plan = {name: job.given[name] for name in ("checkpointing", "prepack") if name in job.given}
+        promised = recipe.engine.session.memory().peak
+        raise Built(plan, promised, sum(taken), job.read_by_step(), " ".join(job.said))
+
+    monkeypatch.setattr("toynn.jobs.run.build", build)
+
+    def run(name, room):
+        try:
+            assert main(words(name, "--memory", str(room), "--out", "never")) == 2
+        except Built as found:
+            return found.args
+        return capsys.readouterr().err
+
+    return run
+
+
+PLANS = {
+    "gpt2": [{"checkpointing": False}, {"checkpointing": True}],
+    "warm-start": [{"checkpointing": False}, {"checkpointing": True}],
+    "vit": [{"checkpointing": False}, {"checkpointing": True}],
+    "lora pairs": [
+        {"checkpointing": False, "prepack": "auto"},
+        {"checkpointing": True, "prepack": "auto"},
+    ],
+    "lora wide": [
+        {"checkpointing": False, "prepack": "auto"},
+        {"checkpointing": False, "prepack": "never"},
+        {"checkpointing": True, "prepack": "never"},
+    ],
+}
+MORE = {
+    "lora pairs": (
+        "--model",
+        "base.gguf",
+        "--data",
+        "prefer.jsonl",
+        "--seq",
+        "32",
+        "--loss",
+        "dpo",
+    ),
+    "lora wide": ("--model", "wide.gguf", "--data", "text.txt", "--seq", "16", "--batch", "4"),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_fastest_plan_that_fits_takes_what_it_says(name, built):
+    """A byte less leads to the next plan, and after the last one to an error."""
+    room, found = 10**8, []
+    while not isinstance(known := built(name, room), str):
+        plan, promised, taken, read, said = known
+        assert taken == promised and f": {size(promised)}" in said
+        needed = promised + read
+        if needed <= room:
+            assert built(name, needed)[0] == plan
+            found.append(plan)
+            room = needed - 1
+        else:
+            assert plan == found[-1] and "parts of the file are read again" in said
+            room = promised - 1
+    assert found == PLANS[name]
+    flags = "--checkpointing" + (" --prepack never" if plan.get("prepack") == "never" else "")
+    assert f"the smallest plan, {flags}, needs {size(promised)}; --memory allows" in known
+    advice = known.partition("; try ")[2]
+    assert "--batch" in advice and "--checkpointing" not in advice
+
+
+def test_a_plan_is_kept_and_changes_no_bit(files, tmp_path, monkeypatch, capsys):
+    """A resumed run follows it, whatever is free by then."""
+    monkeypatch.chdir(files)
+    room = (files / "wide.gguf").stat().st_size  # too little beside the file: the smallest plan
+    for name, more in {"plain": (), "small": ("--memory", str(room))}.items():
+        assert main(words("lora wide", *more, "--out", str(tmp_path / name))) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "plan --checkpointing --prepack never: " in out and " more time; --memory allows" in out
+    assert "too large: the fastest " in out
+
+    def config():
+        found = tomllib.loads((tmp_path / "small" / "config.toml").read_text())["train"]
+        return found["checkpointing"], found["prepack"]
+
+    assert config() == (True, "never")
+    resumed = ("train", "--resume", str(tmp_path / "small"), "--memory", "1G", "--steps", "2")
+    assert main([*resumed]) == 0 and config() == (True, "never")
+    assert main(["train", "--resume", str(tmp_path / "plain"), "--steps", "2"]) == 0
+    one, other = ((tmp_path / name / "adapter.gguf").read_bytes() for name in ("plain", "small"))
+    assert one == other
+
+
+@pytest.mark.parametrize("text", ["0", "8X", "-1G", "much", "0.0001K"])
+def test_a_size_that_is_none_is_refused(text, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    assert main(words("gpt2", f"--memory={text}")) == 2
+    expected = f"argument --memory: must be a size such as 8G or 500M, or auto; got '{text}'"
+    assert expected in capsys.readouterr().err
+
+
+def test_sizes_are_read_as_they_are_printed():
+    parse = nbytes_or("auto")
+    assert [parse(text) for text in ("8G", "7.5GiB", "500 MB", "12k", "3", "auto")] == [
+        8 * 10**9,
+        15 * 2**29,
+        5 * 10**8,
+        12000,
+        3,
+        "auto",
+    ]
+
+
+def test_auto_is_refused_where_nobody_knows_what_is_free(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    monkeypatch.setattr("toynn.jobs.memory.free_memory", lambda: None)
+    assert main(words("gpt2", "--memory", "auto", "--out", "never")) == 2
+    assert "--memory auto: this system does not tell how much memory is free" in (
+        capsys.readouterr().err
+    )

@@ -94,6 +94,7 @@ SEEN = {
     "--lr": "0.02",
     "--lr-schedule": "linear",
     "--max-grad-norm": "0.01",
+    "--memory": "1G",
     "--metric": {"vit": "accuracy", "": "loss,perplexity"},
     "--min-lr-ratio": "0.5",
     "--mixup": "0",

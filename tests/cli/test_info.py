@@ -88,6 +88,16 @@ def test_whether_adapters_can_be_trained_here(free, verdict, base, capsys, monke
     assert shorter["peak beside the file"] != found["peak beside the file"]
 
 
+def test_plans_are_told_with_their_time(tmp_path, capsys):
+    """The table of --memory: the fastest plan first, each slower one is smaller."""
+    wide = {"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 512, "n_layers": 2}
+    found = told(write_base(tmp_path / "wide.gguf", vocab=256, context=64, **wide), capsys)
+    names = ("with prepacking", "peak beside the file", "with checkpointing")
+    plans = [re.fullmatch(r"([\d.]+) MB(?:, (\d+)% more time)?", found[name]) for name in names]
+    sizes, times = ([float(plan[part] or 0) for plan in plans] for part in (1, 2))
+    assert sizes == sorted(sizes, reverse=True) and times == sorted(times) and times[0] == 0
+
+
 def test_an_adapter_of_embeddings(tmp_path, capsys):
     ones = {f"token_embd.weight.lora_{side}": np.ones((n, 2), np.float32) for side, n in zip(
         "ab", (61, 24), strict=True)}  # fmt: skip

@@ -5,7 +5,6 @@ import pytest
 from bad_models import FACTORS, GQA, MODELS, REFUSED, build, content
 from shared import STORIES
 
-from toynn import engines
 from toynn.cli import main
 from toynn.engines import GPT2SeqEngine, LlamaConfig, LlamaSeqEngine
 from toynn.errors import ConfigError, GGUFError
@@ -187,7 +186,7 @@ def test_info(name, files, capsys):
     assert "2 x 4 tokens" in lines["training all weights"]
     assert lines["training adapters"] == "rank 8, all-linear, 2 x 4 tokens"
     with gguf.open(files[name]) as file:
-        memory = engines.memory_for(file, 4, 2)[0]
+        memory = engine.declared(file, RecipeOptions(4, 2)).step_memory()
     again = engine.from_gguf(files[name], 4, 2)
     assert memory == again.session.memory()
     assert lines["peak"] == f"{memory.peak / 1000:.1f} kB"

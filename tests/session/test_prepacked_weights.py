@@ -7,7 +7,7 @@ import toynn
 from toynn import _kernels as kernels
 from toynn import ops
 from toynn.backends.cpu.prepacked import Prepacked
-from toynn.errors import ConfigError
+from toynn.errors import ConfigError, LifecycleError
 from toynn.formats import quants
 from toynn.session import memory
 
@@ -131,6 +131,19 @@ def test_memory_says_what_they_take_before_they_are_there_and_after():
     assert promised.peak == plain.peak + promised.prepacked
     assert "prepacked" in str(promised)
     assert "prepacked" not in str(plain)
+
+
+def test_costs_are_known_by_choice_before_allocation():
+    """Packing takes time in each run: on 40 rows longer than on 128, beside the product."""
+    shares = []
+    for rows in (40, 128):
+        costs = Net(rows).s.costs(["always", "never"])
+        for prepack, cost in costs.items():
+            assert cost.memory == Net(rows, prepack=prepack).s.memory()
+        shares.append(costs["never"].seconds / costs["always"].seconds - 1)
+    assert 0.02 < shares[1] < shares[0] / 2 < 0.2
+    with pytest.raises(LifecycleError, match=r"costs\(\) after realize"):
+        Net(40).realize().s.costs(["never"])
 
 
 @pytest.mark.parametrize("free, kept", [(2**40, True), (2**20, False), (None, True)])

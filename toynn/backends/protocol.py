@@ -212,6 +212,9 @@ class Prepacking(Protocol):
     def prepacked_nbytes(self, launches: Sequence[Launch] = (), prepack: str = "never") -> int:
         """Return the bytes of all prepacked weights, and of those that these launches would add."""
 
+    def packing_seconds(self, launches: Sequence[Launch], prepack: str) -> float:
+        """Estimate the seconds, on one thread, in which each run packs what is not prepacked."""
+
 
 class Backend(Protocol):
     """Memory and programs on one kind of device."""

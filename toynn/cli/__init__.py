@@ -203,13 +203,15 @@ def _hint(arguments: Namespace) -> str:
     """Return advice: the command's options that reduce memory."""
     given = vars(arguments)
     known = {each.name: each for options in OPTIONS.values() for each in options if each.memory}
-    there = [each for name, each in known.items() if given.get(name) is not None]
+    there = [each for name, each in known.items() if name in given]
     there.sort(key=lambda each: each.kind is not RecipeOptions)  # the batch first
-    *most, last = [each.flag for each in there if each.memory == "smaller"] or [""]
+    smaller = (each for each in there if each.memory == "smaller" and given[each.name] is not None)
+    *most, last = [each.flag for each in smaller] or [""]
     ways = [f"a smaller {', '.join(most)}{' or ' if most else ''}{last}"] if last else []
-    for each in there:
-        if each.memory != "smaller" and given[each.name] == each.heavy:
-            ways.append(each.memory.format(flag=each.flag))
+    if given.get("memory") is None:  # it has tried all other ways
+        for each in there:
+            if each.memory != "smaller" and given[each.name] == each.heavy:
+                ways.append(each.memory.format(flag=each.flag))
     return f"; try {', or '.join(ways)}" if ways else ""
 
 

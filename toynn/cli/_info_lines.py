@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from math import prod
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toynn.engines import ViTConfig, ViTEngine
+from toynn.engines.plans import Plan, plans
 from toynn.errors import DataError, ToynnError
 from toynn.formats import adapters
 from toynn.formats.adapters import LORA_A, LORA_B, LORA_M
@@ -20,7 +21,7 @@ from toynn.formats.adapters.identity import called
 from toynn.formats.gguf.tensors import TensorInfo
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
-from toynn.graph.reports import Memory
+from toynn.graph.reports import Cost
 from toynn.models.timm import class_names, described
 from toynn.options import RecipeOptions
 from toynn.runs import Record
@@ -34,11 +35,19 @@ __all__ = [
     "peft",
     "run_of",
     "safetensors",
+    "table",
     "types",
 ]
 
 Lines = list[tuple[str, str]]
 
+#: Names of plans, by whether they recompute and prepack.
+PLANS = {
+    (False, True): "with prepacking",
+    (False, False): "peak beside the file",
+    (True, True): "with both",
+    (True, False): "with checkpointing",
+}
 SHOWN = 8  # names of classes
 
 
@@ -60,12 +69,24 @@ def types(tensors: Mapping[str, TensorInfo]) -> Lines:
     ]
 
 
-def memory(needed: Memory, what: str) -> Lines:
-    """Return the memory of a training step; ``what`` is the size of its batch."""
+def memory(plans: Sequence[Plan], what: str) -> Lines:
+    """Return the memory of a training step by each plan; ``what`` is the size of its batch."""
     parts = ("weights", "moments", "gradients", "activations", "peak")
     return [
         ("training all weights", f"{what} a step"),
-        *((f"  {part}", size(getattr(needed, part))) for part in parts),
+        *((f"  {part}", size(getattr(plans[0].memory, part))) for part in parts),
+        *table(plans)[1:],
+    ]
+
+
+def table(plans: Sequence[Plan]) -> Lines:
+    """Return the peak memory of each plan, and how much slower it is than the first."""
+    return [
+        (
+            f"  {PLANS[each.checkpointing, each.memory.prepacked > 0]}",
+            size(each.memory.peak) + each.slower(plans[0]),
+        )
+        for each in plans
     ]
 
 
@@ -190,9 +211,7 @@ def safetensors(path: Path, batch: int) -> Lines:
             fields = described(file, list(asdict(ViTConfig())), {})
             names = class_names(file, fields["classes"])
             config = ViTConfig(**fields | {"classes": fields["classes"] or 1})
-            engine = ViTEngine()
-            engine.declare(config, RecipeOptions(t_batch=batch))
-            needed = engine.step_memory()
+            needed = plans(lambda again: _vit(config, batch, again))
         except ToynnError as error:
             notes = [(f"  {key}", str(text)) for key, text in file.metadata.items()]
             return [*lines, *types(file.tensors), *notes, ("model", f"none of pictures: {error}")]
@@ -201,3 +220,10 @@ def safetensors(path: Path, batch: int) -> Lines:
         shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
         lines += [("names of classes", shown or "none")]
         return [*lines, *memory(needed, f"{batch} pictures")]
+
+
+def _vit(config: ViTConfig, batch: int, again: bool) -> Mapping[str, Cost]:
+    """Return what a step of a vision transformer takes, with checkpointing or without."""
+    engine = ViTEngine()
+    engine.declare(config, RecipeOptions(t_batch=batch, checkpointing=again))
+    return engine.step_costs(["never"])

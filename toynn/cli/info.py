@@ -1,6 +1,7 @@
 """``toynn info PATH``: the contents of a file or folder, and the memory that training it takes."""
 
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from reprlib import repr  # which shortens long arrays
 from typing import Any
@@ -9,6 +10,7 @@ from toynn import engines
 from toynn.cli import _info_lines
 from toynn.cli._flags import add
 from toynn.cli._info_lines import Lines, types
+from toynn.engines.plans import Plan
 from toynn.errors import DataError, ToynnError
 from toynn.formats import gguf, hf
 from toynn.formats.adapters import peft
@@ -17,7 +19,13 @@ from toynn.formats.hf import HFModel
 from toynn.formats.hf.config import CONFIG, WEIGHTS
 from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
-from toynn.jobs.memory import ADAPTER_RANK, adapters_over, new_model_over
+from toynn.jobs.memory import (
+    ADAPTER_RANK,
+    new_model_over,
+    plans_of_adapters,
+    plans_of_all_weights,
+    read_by_step,
+)
 from toynn.jobs.options import TOKENIZER
 from toynn.jobs.paths import local_path, model_file, path_or_name
 from toynn.models import Source
@@ -134,12 +142,15 @@ def _tokenizer(file: Source, named: str | None) -> str:
 def _training(file: Source, seq: int | None, batch: int) -> Lines:
     """Return the memory of a training step, or why the model cannot be trained."""
     try:
-        memory, length = engines.memory_for(file, seq, batch)
+        engines.engine_for(file)  # raises first for an unknown model
+        length = seq or min(512, file.require(f"{file.architecture}.context_length", int))
+        options = RecipeOptions(t_seq=length, t_batch=batch)
+        plans = plans_of_all_weights(file, options)
     except ToynnError as error:
         return [("training", f"not possible: {error}")]
     return [
-        *_info_lines.memory(memory, f"{batch} x {length} tokens"),
-        *_adapters(file, RecipeOptions(t_seq=length, t_batch=batch)),
+        *_info_lines.memory(plans, f"{batch} x {length} tokens"),
+        *_adapters(file, options),
         *([] if isinstance(file, HFModel) else _new_model(file, length, batch)),
     ]
 
@@ -147,13 +158,12 @@ def _training(file: Source, seq: int | None, batch: int) -> Lines:
 def _adapters(file: Source, opts: RecipeOptions) -> Lines:
     """Return the memory of training adapters over the file."""
     try:
-        plain, recomputed = adapters_over(file, opts)
+        plans = plans_of_adapters(file, opts)
     except ToynnError as error:
         return [("training adapters", f"not possible: {error}")]
     copied = sum(info.nbytes for name, info in file.tensors.items() if file.is_copied(name))
     mapped = max(0, file.nbytes - copied)
     experts, touched = engines.expert_bytes(file, opts.t_batch * opts.t_seq)
-    read = max(0, mapped - experts + touched)
     _, alone = engines.expert_bytes(file, 1)
     step = f"{size(touched)} of {size(experts)} in a step, {size(alone)} for a token alone"
     form = f"{size(copied)}, in another form there: a part of the peak"
@@ -165,23 +175,23 @@ def _adapters(file: Source, opts: RecipeOptions) -> Lines:
         ("  mapped, not in memory", f"{size(mapped)}, read as it is used"),
         *([("  experts that are read", f"{step}, if chosen evenly")] if experts else []),
         *([("  copied into memory", form)] if copied else []),
-        ("  peak beside the file", size(plain)),
-        ("  with checkpointing", size(recomputed)),
-        *_room(read, plain, recomputed),
+        *_info_lines.table(plans),
+        *_room(read_by_step(file, opts.t_batch * opts.t_seq), plans),
     ]
 
 
-def _room(read: int, plain: int, recomputed: int) -> Lines:
+def _room(read: int, plans: Sequence[Plan]) -> Lines:
     """Return whether free memory holds the file's parts that a step reads, and the step itself."""
     free = free_memory()
     if free is None:
         return []
-    if read + recomputed > free:
+    fitting = [p for p in plans if p.memory.peak + p.of_file(read) <= free]
+    if fitting:
+        fits = "enough with checkpointing" if fitting[0].checkpointing else "enough"
+    elif plans[-1].memory.peak <= free:
         fits = "too little: parts of the file would be read again in every step"
-        if recomputed > free:
-            fits = "too little, even with checkpointing"
     else:
-        fits = "enough" if read + plain <= free else "enough with checkpointing"
+        fits = "too little, even with checkpointing"
     return [("  free here", f"{size(free)}: {fits}")]
 
 

@@ -12,7 +12,6 @@ from toynn.engines.sequence import SequenceEngine
 from toynn.engines.targets import AdapterOptions
 from toynn.engines.vit import ViTConfig, ViTEngine
 from toynn.formats.adapters import Adapter
-from toynn.graph.reports import Memory
 from toynn.models import ARCHITECTURES, Source, refuse
 from toynn.options import RecipeOptions
 
@@ -31,7 +30,6 @@ __all__ = [
     "engine_for",
     "expert_bytes",
     "frozen",
-    "memory_for",
 ]
 
 
@@ -109,14 +107,3 @@ def frozen(
     if adapter is not None:
         engine.load_adapter(adapter)
     return engine
-
-
-def memory_for(file: Source, t_seq: int | None = None, t_batch: int = 1) -> tuple[Memory, int]:
-    """Return the memory that training a file's model would need, and its sequence length.
-
-    The default length is the model's context, but at most 512. Allocates no memory.
-    """
-    engine = engine_for(file)
-    if t_seq is None:
-        t_seq = min(512, file.require(f"{file.architecture}.context_length", int))
-    return engine.declared(file, RecipeOptions(t_seq, t_batch)).step_memory(), t_seq

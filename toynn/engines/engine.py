@@ -6,7 +6,7 @@ weights and gradients by name.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,7 @@ from toynn.data.batch import Batch
 from toynn.engines.snapshot import Shapes, Snapshot, check_alike
 from toynn.engines.weights import OwnWeights, Weights
 from toynn.errors import ConfigError, LifecycleError
-from toynn.graph.reports import Memory
+from toynn.graph.reports import Cost, Memory
 from toynn.graph.tape import Tape, Tensor
 from toynn.models import Model
 from toynn.nn import Caches, Dropout, Layers
@@ -239,10 +239,18 @@ class Engine(ABC, Generic[C, R]):
 
     def step_memory(self) -> Memory:
         """Record the training step of declared weights; return the memory that it would need."""
+        self._record_step()
+        return self.session.memory()
+
+    def step_costs(self, prepack: Iterable[str]) -> dict[str, Cost]:
+        """Do the same, and return what it would take by each choice of prepacking."""
+        self._record_step()
+        return self.session.costs(prepack)
+
+    def _record_step(self) -> None:
         self.build_forward()
         assert self._step is not None
         self._record_update(self._step)
-        return self.session.memory()
 
     @property
     def is_declared(self) -> bool:

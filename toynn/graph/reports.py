@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 
-__all__ = ["Memory", "Profile", "ProfileRow", "Shown"]
+__all__ = ["Cost", "Memory", "Profile", "ProfileRow", "Shown"]
 
 
 class Shown:
@@ -35,6 +35,14 @@ class Memory(Shown):
         if self.prepacked:
             parts.insert(4, "prepacked")
         return "\n".join(f"{part:12} {getattr(self, part) / 1e6:10.1f} MB" for part in parts)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a training step takes: memory, counted, and time, estimated."""
+
+    memory: Memory
+    seconds: float  # on one thread, from flops and bytes: good for comparing steps
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,10 @@ class Job(ABC):
     def declared(self) -> tuple[Any, int]:
         """Return an engine like the one to be trained, before it takes memory; rows of a batch."""
 
+    def read_by_step(self) -> int:
+        """Return the bytes of a mapped file that a step reads."""
+        return 0
+
     @abstractmethod
     def realize(self) -> Recipe:
         """Return the recipe, ready to step."""

@@ -156,6 +156,10 @@ class Keywords(TypedDict, total=False):
     """Use at most N threads (default one per core)."""
     backend: str
     """Compute on cpu, metal (a Mac's GPU) or reference (float64, slow) (default cpu)."""
+    memory: str | None
+    """Recompute and prepack as is fastest within SIZE (8G, 500M), or auto: what is free (default
+    as the other flags say).
+    """
     allreduce: Literal["ordered", "fast"]
     """Add the gradients of MPI ranks in rank order, reproducibly, or fast: ordered, fast
     (default ordered).

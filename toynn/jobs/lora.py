@@ -21,6 +21,7 @@ from toynn.jobs import text
 from toynn.jobs.adapted import origin_of
 from toynn.jobs.before_after import before_and_after
 from toynn.jobs.job import late
+from toynn.jobs.memory import read_by_step
 from toynn.jobs.metrics import beside
 from toynn.jobs.models import FromScratchJob, GPT2Job
 from toynn.jobs.options import OWN, TokenizerOptions, of_run
@@ -164,6 +165,11 @@ class LoRAJob(TextJob):
             engine.enable_preference(self.preference)
         engine.declare_for_mmap(self.file, None, options)
         return engine
+
+    def read_by_step(self) -> int:
+        """Return the bytes of the base's file that a step reads."""
+        options = self.all_options()
+        return read_by_step(self.file, options.t_batch * options.t_seq)
 
     def all_options(self, **more: Any) -> RecipeOptions:
         """Return the recipe's options; a row of pairs holds two sequences."""

@@ -1,28 +1,56 @@
-"""The memory that a run will need, computed before any is allocated."""
+"""The memory that a run will need, computed before any is allocated, and plans that need less."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
-from toynn.engines import LlamaConfig
+from toynn import engines
+from toynn.engines import AdapterOptions, LlamaConfig, engine_for
+from toynn.engines.plans import CHECKPOINTING, PREPACK, Plan, plans
+from toynn.errors import ConfigError
+from toynn.jobs.job import Job
 from toynn.jobs.models import WarmStartJob, default_d_ff
+from toynn.jobs.options import named
 from toynn.models import Source
 from toynn.options import RecipeOptions
-from toynn.recipes import LoRA, WarmStart
+from toynn.recipes import WarmStart
 from toynn.system.machine import free_memory
 from toynn.system.printing import size
 
-__all__ = ["ADAPTER_RANK", "adapters_over", "check_fits", "new_model_over"]
+__all__ = [
+    "ADAPTER_RANK",
+    "check_fits",
+    "choose_plan",
+    "new_model_over",
+    "plans_of_adapters",
+    "plans_of_all_weights",
+    "read_by_step",
+]
 
 ADAPTER_RANK = 8  # rank of the adapters whose memory `toynn info` tells
 
 
-def adapters_over(file: Source, options: RecipeOptions) -> tuple[int, int]:
-    """Return the peak bytes of training adapters of all linear layers: plain, checkpointed."""
-    plain, checkpointed = (
-        LoRA.memory_for(file, ADAPTER_RANK, each, "all-linear").peak
-        for each in (options, replace(options, checkpointing=True))
-    )
-    return plain, checkpointed
+def plans_of_all_weights(file: Source, options: RecipeOptions) -> list[Plan]:
+    """Return the plans of training all weights of a file's model, the fastest first."""
+    kind = engine_for(file)
+
+    def costs(again: bool) -> Any:
+        return kind.declared(file, replace(options, checkpointing=again)).step_costs(["never"])
+
+    return plans(costs)
+
+
+def plans_of_adapters(file: Source, options: RecipeOptions) -> list[Plan]:
+    """Return the plans of training adapters of all linear layers, the fastest first."""
+
+    def costs(again: bool) -> Any:
+        engine = engine_for(file)()
+        engine.enable_lora(AdapterOptions(ADAPTER_RANK, targets="all-linear"))
+        engine.declare_for_mmap(file, None, replace(options, checkpointing=again))
+        return engine.step_costs(PREPACK)
+
+    return plans(costs)
 
 
 def new_model_over(donor: Source, length: int, batch: int) -> tuple[LlamaConfig, int]:
@@ -35,21 +63,125 @@ def new_model_over(donor: Source, length: int, batch: int) -> tuple[LlamaConfig,
     return config, WarmStart.memory_for(config, options).peak
 
 
-def check_fits(engine: Any, rows: int, ranks: int = 1) -> None:
-    """Raise MemoryError if a training step of a declared engine needs more than is free.
+def read_by_step(file: Source, tokens: int) -> int:
+    """Return the bytes of a mapped file that a step reads; of experts, those it may be expected to.
 
-    ``rows`` are those of a batch; each of ``ranks`` processes on this machine needs as much. A
-    lower bound, one vector per row and block, is checked first: recording a step of millions of
-    rows takes minutes.
+    Raises GGUFError for a file that is not a model toynn knows.
     """
-    free = free_memory()
-    if free is None:
+    copied = sum(info.nbytes for name, info in file.tensors.items() if file.is_copied(name))
+    experts, touched = engines.expert_bytes(file, tokens)
+    return max(0, file.nbytes - copied - experts + touched)
+
+
+# -- A run -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Room:
+    """The memory that all ranks on this machine may take together; None: nobody knows."""
+
+    nbytes: int | None
+    ranks: int
+    asked: bool = False  # --memory sets it, not what is free
+
+    @classmethod
+    def of(cls, memory: int | str | None, ranks: int) -> "_Room":
+        """Return the memory that --memory allows, or what is free if that is less.
+
+        Raises ConfigError for "auto" if nobody knows what is free.
+        """
+        free = free_memory()
+        if isinstance(memory, int) and (free is None or memory < free):
+            return cls(memory, ranks, asked=True)
+        if memory is not None and free is None:
+            raise ConfigError(
+                "--memory auto: this system does not tell how much memory is free; give a size, "
+                "such as --memory 8G"
+            )
+        return cls(free, ranks)
+
+    def __str__(self) -> str:
+        each = f" for each of {self.ranks} ranks here" if self.ranks > 1 else ""
+        amount = size((self.nbytes or 0) // self.ranks)
+        return f"--memory allows {amount}{each}" if self.asked else f"{amount} are free{each}"
+
+    def holds(self, nbytes: int, file: int = 0) -> bool:
+        """Whether every rank can have ``nbytes``, beside the file that they share."""
+        return self.nbytes is None or self.ranks * nbytes + file <= self.nbytes
+
+    def engine(self, job: Job) -> Any:
+        """Return an engine of the job, declared only.
+
+        Raises MemoryError if one vector per row and block is too much: recording a step of millions
+        of rows takes minutes.
+        """
+        engine, rows = job.declared()
+        vectors = [w.size for w in engine.tensors.values() if len(w.shape) == 1]  # gains: a row
+        least = 4 * rows * min(vectors, default=1) * engine.config.n_layers
+        if not self.holds(least):
+            raise MemoryError(f"a step needs more than {size(least)}; {self}")
+        return engine
+
+
+def check_fits(job: Job, ranks: int = 1) -> None:
+    """Raise MemoryError if a training step of the job needs more than is free.
+
+    Each of ``ranks`` processes on this machine needs as much.
+    """
+    room = _Room.of(None, ranks)
+    if room.nbytes is None:
         return
-    free //= ranks
-    vectors = [w.size for w in engine.tensors.values() if len(w.shape) == 1]  # gains: a row's width
-    least = 4 * rows * min(vectors, default=1) * engine.config.n_layers
-    needed = least if least > free else engine.step_memory().peak
-    if needed > free:
-        more = "more than " if needed == least else ""
-        each = f" for each of {ranks} ranks here" if ranks > 1 else ""
-        raise MemoryError(f"a step needs {more}{size(needed)}; {size(free)} are free{each}")
+    needed = room.engine(job).step_memory().peak
+    if not room.holds(needed):
+        raise MemoryError(f"a step needs {size(needed)}; {room}")
+
+
+def choose_plan(job: Job, ranks: int = 1) -> None:
+    """Give the job the fastest plan that fits into --memory and into what is free; say its cost.
+
+    Options that save memory stay if they are given. If no plan fits beside what a step reads of a
+    mapped file, the smallest plan is chosen. Raises MemoryError if that does not fit even alone.
+    Raises ConfigError for "auto" if nobody knows what is free.
+    """
+    room = _Room.of(job.given["memory"], ranks)
+    given: dict[str, Any]
+    given = {name: job.given[name] for name in ("checkpointing", "prepack") if name in job.given}
+    prepack = dict.fromkeys((given.get("prepack", "never"), "never"))
+    levels = (True,) if given["checkpointing"] else CHECKPOINTING
+
+    @cache
+    def costs(again: bool) -> Any:
+        job.given["checkpointing"] = again
+        return room.engine(job).step_costs(prepack)
+
+    read, found = job.read_by_step(), list[Plan]()
+    for n in range(1, len(levels) + 1):
+        found = plans(costs, levels[:n])
+        fitting = [p for p in found if room.holds(p.memory.peak, p.of_file(read))]
+        if fitting[:1] == found[:1]:
+            break
+    fastest, plan = found[0], (fitting or found[-1:])[0]
+    told = {each: _flags(each, given) or "the fastest" for each in found}
+    if not room.holds(plan.memory.peak):
+        needed = size(plan.memory.peak)
+        raise MemoryError(f"the smallest plan, {told[plan]}, needs {needed}; {room}")
+    job.given |= {name: getattr(plan, name) for name in given}
+    file = plan.of_file(read)
+    beside = f" and {size(file)} of the file" if file else ""
+    job.say("plan", f"{told[plan]}: {size(plan.memory.peak)}{beside}{plan.slower(fastest)}; {room}")
+    larger = found[: found.index(plan)]
+    if larger:
+        each = (f"{told[p]} {size(p.memory.peak)}{p.slower(fastest)}" for p in larger)
+        job.say("", f"too large: {'; '.join(each)}")
+    if not fitting:
+        job.say("", "parts of the file are read again in every step")
+
+
+def _flags(plan: Plan, given: Mapping[str, Any]) -> str:
+    """Return the flags that change given options into a plan."""
+    words = []
+    for name, before in given.items():
+        option, value = named(RecipeOptions, name), getattr(plan, name)
+        if value != before:
+            words.append(option.flag if option.is_switch else f"{option.flag} {value}")
+    return " ".join(words)

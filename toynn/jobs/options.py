@@ -9,7 +9,16 @@ from toynn.distributed import ORDERS, PATIENCE
 from toynn.errors import ConfigError
 from toynn.jobs.paths import model_file, model_name
 from toynn.optim import AdamW, Schedule
-from toynn.options import Option, RecipeOptions, names_of, option, options_of, real, whole
+from toynn.options import (
+    Option,
+    RecipeOptions,
+    names_of,
+    nbytes_or,
+    option,
+    options_of,
+    real,
+    whole,
+)
 from toynn.train.boards import BOARDS
 from toynn.train.options import SAVING, LoopOptions
 
@@ -94,6 +103,17 @@ class RunOptions:
         metavar="NAME",
         words=("cpu", "metal", "reference"),
         compared=False,  # but the backend's name
+    )
+    memory: int | str | None = option(
+        "recompute and prepack as is fastest within SIZE (8G, 500M), or auto: what is free "
+        "(default: as the other flags say)",
+        None,
+        group="machine",
+        read=nbytes_or("auto"),
+        metavar="SIZE",
+        words=("auto",),
+        compared=False,
+        memory="{flag} auto",
     )
     allreduce: str = option(
         "add the gradients of MPI ranks in rank order, reproducibly, or fast (default {default})",

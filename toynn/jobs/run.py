@@ -12,7 +12,7 @@ from toynn import backends, distributed
 from toynn.backends.config import automatic_precision, release
 from toynn.errors import ConfigError
 from toynn.jobs.job import Job
-from toynn.jobs.memory import check_fits
+from toynn.jobs.memory import check_fits, choose_plan
 from toynn.optim import AdamW, Schedule
 from toynn.options import absent, renamed
 from toynn.system.platform import in_shell
@@ -70,7 +70,8 @@ def carried_out(job: Job) -> Outcome:
                 job.read()
             group.barrier("the data are read")
         batches = _resolve_length(job, begun)
-        check_fits(*job.declared(), ranks=max(1, len(group.local_cpus)))
+        fit = check_fits if run.memory is None else choose_plan
+        fit(job, max(1, len(group.local_cpus)))
         job.recipe, optimizer, schedule = build(job)
     identity = _identity(job)
     if found is not None:

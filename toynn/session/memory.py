@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
+from toynn.backends.cpu.work import seconds
 from toynn.backends.protocol import Backend, Prepacking
 from toynn.graph.lowering import CompiledTape, Lowered
-from toynn.graph.reports import Memory
+from toynn.graph.reports import Cost, Memory
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Tape
 from toynn.system.machine import free_memory
@@ -47,6 +48,15 @@ class MemoryUse:
             sum(tensor.nbytes for tensor in self._storage.mapped),
             packs.prepacked_nbytes(launches, prepack) if packs else 0,
         )
+
+    def cost(self, lowered: Lowered, prepack: str) -> Cost:
+        """Return what a training step by ``lowered``, which is not compiled yet, takes."""
+        running = lowered.tape.segments("update")
+        launches = [each for each in lowered.launches if each.segment in running]
+        spent = sum(seconds(each.flops, each.nbytes) for each in launches)
+        if isinstance(self._backend, Prepacking):
+            spent += self._backend.packing_seconds(launches, prepack)
+        return Cost(self.total(lowered, prepack), spent)
 
     def prepack_of(self, lowered: Lowered) -> str:
         """Return the choice of prepacked weights; "auto" becomes "never" without enough memory.

@@ -28,7 +28,7 @@ from toynn.errors import (
     ShapeError,
 )
 from toynn.graph.lowering import CompiledTape, compile_tape, lower
-from toynn.graph.reports import Memory, Profile
+from toynn.graph.reports import Cost, Memory, Profile
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
 from toynn.numerics import checks, precision
@@ -656,6 +656,16 @@ class Session:
             return self._memory.total()
         lowered = lower(self.tape, self._storage.places, self.backend)
         return self._memory.total(lowered, self._memory.prepack_of(lowered))
+
+    @exclusive
+    def costs(self, prepack: Iterable[str]) -> dict[str, Cost]:
+        """Return what a training step of the tape takes, by each choice of prepacking.
+
+        Works before allocation only.
+        """
+        self._check_recording("costs()")
+        lowered = lower(self.tape, self._storage.places, self.backend)
+        return {each: self._memory.cost(lowered, checked_prepack(each)) for each in prepack}
 
     @exclusive
     def profile(self, tape: Tape | None = None) -> Profile:

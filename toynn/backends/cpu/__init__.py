@@ -120,6 +120,10 @@ class CPU(Backend):
         """Return the bytes of all prepacked weights, and of those that these launches would add."""
         return self._prepacks.nbytes + self._prepacks.missing(launches, prepack)
 
+    def packing_seconds(self, launches: Sequence[Launch], prepack: str) -> float:
+        """Estimate the seconds, on one thread, in which each run packs what is not prepacked."""
+        return self._prepacks.seconds_left(launches, prepack)
+
     def compile(
         self,
         launches: Sequence[Launch],

@@ -23,6 +23,7 @@ __all__ = ["Prepacked", "Prepacks"]
 READERS = ("matmul", "experts")
 
 _packing = kernels.load("prepacked", kernels.level)
+GAIN = 0.05  # of a product's time: what prepacking saves at the most rows that "auto" prepacks for
 
 
 class Key(NamedTuple):
@@ -64,7 +65,7 @@ def key_of(launch: Launch, prepack: str) -> Key | None:
 
 
 def _rows_that_gain(form: int) -> int:
-    """Return the most rows of x at which prepacking still saves about 5 % of a product.
+    """Return the most rows of x at which prepacking still saves about GAIN of a product.
 
     Packing is work per weight; multiplying is work per weight and row. So the faster a product
     multiplies, the more rows it takes until packing no longer matters (docs/performance.md, 5).
@@ -124,6 +125,13 @@ class Prepacks:
         """Return the bytes of the panels that are still to be made."""
         wanted = set(_wanted(launches, prepack).values()).difference(self._made)
         return sum(key.nbytes for key in wanted)
+
+    def seconds_left(self, launches: Sequence[Launch], prepack: str) -> float:
+        """Estimate the seconds, on one thread, in which each run packs what is not prepacked."""
+        packed = _wanted(launches, prepack)
+        keys = (key for i, key in _wanted(launches, "always").items() if i not in packed)
+        rows = ((key, GAIN * _rows_that_gain(key.form)) for key in keys)  # as long as so many take
+        return sum(seconds(round(2 * M * key.matrices * key.N * key.K), 0) for key, M in rows)
 
     def of(
         self, launches: Sequence[Launch], prepack: str, buffers: Mapping[str, Buffer]
