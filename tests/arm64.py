@@ -49,9 +49,11 @@ Dir::State "%(apt)s"; Dir::State::lists "%(apt)s/lists"; Dir::State::status "%(a
 Dir::Cache "%(apt)s/cache"; Acquire::Languages "none";
 Dir::Etc::sourcelist "/etc/apt/sources.list"; Dir::Etc::sourceparts "/etc/apt/sources.list.d";
 """
-# The emulated Python: a program that others can start, as sys.executable.
+# The emulated Python: a program that others can start, as sys.executable. It compiles a module for
+# seconds, so it keeps what it has compiled.
 PYTHON = """\
 #!/bin/sh
+unset PYTHONDONTWRITEBYTECODE
 exec qemu-aarch64-static -cpu "$TOYNN_EMULATED" -L "%(root)s" \\
     "%(root)s/usr/bin/python%(version)s" "$@"
 """

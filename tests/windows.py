@@ -58,7 +58,7 @@ PYTHON = """\
 #!/bin/bash
 # Wine gives CPython no handle of a stream that is a file.
 set -o pipefail
-unset PYTHONUNBUFFERED PYTHONHOME PYTHONPATH
+unset PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONHOME PYTHONPATH
 wine "%(root)s/python.exe" "$@" < /dev/null 2>&1 | cat
 """
 PROGRAM = """\

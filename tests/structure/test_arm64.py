@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import arm64
+from tests import arm64, windows
 
 
 @pytest.fixture
@@ -51,6 +51,20 @@ def test_an_unknown_cpu(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         arm64.main()
     assert "--cpus: m1 is none of max, neoverse-n1, cortex-a72" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", [arm64.PYTHON, windows.PYTHON], ids=["arm64", "windows"])
+def test_what_python_compiles_is_kept(script, tmp_path):
+    """Compiling all modules takes an emulated Python minutes."""
+    values = {"root": tmp_path, "version": arm64.VERSION}
+    for name, text in (("python", script % values), ("told", "#!/bin/sh\nenv\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    for name in ("qemu-aarch64-static", "wine"):
+        (tmp_path / name).symlink_to("told")
+    settings = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "KEPT": "1"}
+    out = subprocess.run([tmp_path / "python"], env=settings, capture_output=True, text=True).stdout
+    assert "KEPT=1" in out and "PYTHONDONTWRITEBYTECODE" not in out
 
 
 @pytest.fixture
