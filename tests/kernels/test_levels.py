@@ -1,7 +1,13 @@
 """Which level is used, and why a better one is not: `toynn config` says so."""
 
 import errno
+import platform
+import re
+import shutil
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
 import toynn
@@ -51,3 +57,25 @@ def test_a_cpu_older_than_all_levels_has_generic(monkeypatch):
     monkeypatch.setenv("TOYNN_ISA", "avx2")
     with pytest.raises(ImportError, match=r"^TOYNN_ISA=avx2: this CPU .* usable here: generic$"):
         _kernels._choose()
+
+
+def test_a_cpu_older_than_numpys_wheels(tmp_path):
+    """NumPy would end the process; toynn says what to do."""
+    emulator = shutil.which("qemu-x86_64-static")
+    if not emulator or platform.machine() != "x86_64":
+        pytest.skip("it needs QEMU's user emulation of x86-64")
+    if np.lib.NumpyVersion(np.__version__) < "2.4.0":
+        pytest.skip("a NumPy that runs on old CPUs")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {emulator} -cpu core2duo {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    code = f"import sys; sys.executable = {str(python)!r}\nimport toynn"
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    said = "ImportError: NumPy cannot be imported on this CPU: .* pip install 'numpy<2.4'\n"
+    assert found.returncode == 1 and re.search(said, found.stderr), found.stderr
+
+
+def test_an_older_numpy_runs_there(monkeypatch):
+    monkeypatch.setattr(_kernels, "runs_wheels", lambda: False)
+    monkeypatch.delitem(sys.modules, "numpy")
+    _kernels._expect_numpy()

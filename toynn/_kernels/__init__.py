@@ -10,6 +10,7 @@ weights) are compiled per level too, but are not ops.
 
 import errno
 import os
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -18,14 +19,29 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 try:
-    from toynn._kernels.cpu import amx_refusal, software_tiles, supported_levels
+    from toynn._kernels.cpu import amx_refusal, runs_wheels, software_tiles, supported_levels
 except ModuleNotFoundError as error:
     raise ImportError(
         f"toynn in {Path(__file__).parents[1]} has no compiled kernels: install it (pip install .) "
         "and start Python elsewhere, or build in place (`python setup.py build_ext --inplace`)"
     ) from error
 
-from toynn._kernels.entry import MAX_THREADS, Entry
+
+def _expect_numpy() -> None:
+    """Raise ImportError if NumPy needs a newer CPU; where it does, its import may end a process."""
+    if runs_wheels() or "numpy" in sys.modules:
+        return
+    words = [sys.executable, "-P", "-c", "import numpy"]
+    if subprocess.run(words, capture_output=True).returncode:
+        raise ImportError(
+            "NumPy cannot be imported on this CPU: since 2.4 its wheels need x86-64-v2 (SSE4.2, "
+            "POPCNT; CPUs since about 2009); install an older one: pip install 'numpy<2.4'"
+        )
+
+
+_expect_numpy()
+
+from toynn._kernels.entry import MAX_THREADS, Entry  # noqa: E402  # imports NumPy
 
 __all__ = [
     "MAX_THREADS",

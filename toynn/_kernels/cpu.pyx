@@ -34,6 +34,11 @@ cdef extern from *:
     #else
     #define TN_ZMM 0xe6u
     #endif
+    /* x86-64-v2: SSE3, SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT. */
+    static int tn_has_v2(void) {
+        return !TN_X86
+            || tn_told_bits(1, 0, 2, 1u | 1u << 9 | 1u << 13 | 1u << 19 | 1u << 20 | 1u << 23);
+    }
     /* FMA; AVX2. */
     static int tn_has_avx2(void) {
         return tn_keeps(TN_YMM) && tn_told_bits(1, 0, 2, 1u << 12)
@@ -122,6 +127,7 @@ cdef extern from *:
     static int tn_has_bfmmla(void) { return 0; }
     #endif
     """
+    bint tn_has_v2() noexcept
     bint tn_has_avx2() noexcept
     bint tn_has_avx512() noexcept
     bint tn_has_avx512_bf16() noexcept
@@ -160,6 +166,11 @@ def supported_levels():
     if TN_ARM:
         levels.append("neon")
     return levels
+
+
+def runs_wheels():
+    """Whether the CPU has what NumPy's wheels need since 2.4: on x86-64, x86-64-v2 (of 2009)."""
+    return tn_has_v2()
 
 
 def amx_refusal():
