@@ -3,6 +3,7 @@
 import _osx_support
 import importlib.util
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -115,6 +116,18 @@ def test_the_build_says_how_far_it_is(setup, tmp_path, monkeypatch, capsys):
         "toynn: 1 of 2: x.a",
         "toynn: 2 of 2: x.b",
     ]
+
+
+def test_modules_say_that_they_need_no_gil(setup, tmp_path, monkeypatch):
+    """So does the one that Cython adds for what all share: else Python 3.14t turns its GIL on."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.pyx").touch()
+    modules = [setup.Extension(name, [f"{name}.{end}"]) for name, end in (("x", "pyx"), ("y", "c"))]
+    how = {"compiler_directives": setup.DIRECTIVES, "shared_utility_qualified_name": "y"}
+    for module in setup.cythonize(modules, build_dir="c", quiet=True, **how):
+        text = Path(module.sources[0]).read_text()
+        declared = re.findall(r"#define __Pyx_FREETHREADING_COMPATIBLE (\w+)", text)
+        assert declared[-1:] == ["Py_MOD_GIL_NOT_USED"], module.name
 
 
 @pytest.mark.parametrize("given", ["", "-arch x86_64"])
