@@ -104,8 +104,33 @@ def sentences(first=False):
     return tokenizer
 
 
-_NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+def gemma4():
+    """Merges over spaces, which are letters; no space is put before a text."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(steps)
+    named = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=named, show_progress=False)
+    tokenizer.train_from_iterator((part for line in CORPUS for part in line.split("\n")), trainer)
+    data = json.loads(tokenizer.to_str())
+    merges = data["model"]["merges"]
+    used = {text for merge in merges for text in merge}
+    last = [merge for merge in merges if "".join(merge) not in used]
+    # Tokens that no merge makes: SentencePiece makes them, too.
+    data["model"]["merges"] = [merge for merge in merges if merge not in last[::2]]
+    data["added_tokens"] = [each for each in data["added_tokens"] if each["id"] < 3]
+    tokenizer = Tokenizer.from_str(json.dumps(data))
+    tokenizer.add_special_tokens([AddedToken(each, normalized=False) for each in SPECIALS[1:]])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return tokenizer
+
+
 TOKENIZERS = {
+    "gemma4": (gemma4, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
     "smollm": (smollm, {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}),
     "llama3": (llama3, {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}),
     "sentences": (sentences, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),

@@ -45,6 +45,7 @@ MODELS = {
     "smollm": ("LlamaConfig", torch.bfloat16, {"tie_word_embeddings": True}),
     "llama3": ("LlamaConfig", torch.float32, {}),
     "sentences": ("Phi3Config", torch.float16, {"pad_token_id": None}),
+    "gemma4": ("LlamaConfig", torch.float32, {}),
     "first": ("Qwen2Config", torch.float16, {}),
 }
 

@@ -4,8 +4,9 @@
     ids = tokenizer.encode("Once upon a time")  # the ids that llama.cpp gives
     tokenizer.decode(ids)
 
-Two kinds are supported: byte-level BPE (`tokenizer.ggml.model` gpt2) and SentencePiece (llama). The
-file of a byte-level model (no_vocab, 256 tokens) gives a ByteTokenizer.
+Three kinds are supported: byte-level BPE (`tokenizer.ggml.model` gpt2), SentencePiece (llama), and
+BPE over spaces (gemma4). The file of a byte-level model (no_vocab, 256 tokens) gives a
+ByteTokenizer.
 
 **Special tokens.** A text comes from a user: "<|im_end|>" in it must not end a turn. So `encode`
 finds tokens of type CONTROL in a text only with parse_special. The methods for conversations find

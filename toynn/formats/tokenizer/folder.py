@@ -98,6 +98,11 @@ class FolderKeys:
         plain = self.of_bytes and not self.pairs and not self.added
         return plain and self.metadata[f"{PREFIX}tokens"] == byte_letters()
 
+    @property
+    def _kind(self) -> str:
+        """The value of tokenizer.ggml.model."""
+        return "gpt2" if self.of_bytes else "gemma4" if self.of_merges else "llama"
+
     def typed(self) -> dict[str, tuple[Any, str]]:
         """Return the keys for a GGUF file. Raises DataError if llama.cpp could not cut texts."""
         if self.is_plain:
@@ -149,6 +154,9 @@ class FolderKeys:
         schemes = [part.get("prepend_scheme", "always") for part in spaced]
         self.prefix_once = "first" in schemes
         self.pairs = pairs
+        # Merges of a whole text: SentencePiece also makes tokens that no merge makes.
+        sentences = path.with_name(MODEL)
+        self.of_merges = bool(pairs) and not (prefixed or spaced or sentences.exists())
         if self.of_bytes:
             self.pre = name_of_cut(data)
             return ids, None
@@ -159,7 +167,6 @@ class FolderKeys:
             )
         prefix = bool(prefixed) or any(scheme != "never" for scheme in schemes)
         self._set({f"{PREFIX}add_space_prefix": (prefix, "BOOL")})
-        sentences = path.with_name(MODEL)
         given = read_model(sentences) if sentences.exists() else None
         return ids, _scores(ids, pairs, given.scores if given else {})
 
@@ -167,7 +174,8 @@ class FolderKeys:
         """Read tokenizer.model; return ids by text, and scores."""
         found = read_model(path)
         self.added = added_of(path, {}, self._config, found.ids)
-        self.of_bytes, self.prefix_once, self.pairs = False, False, []
+        self.of_bytes = self.of_merges = self.prefix_once = False
+        self.pairs = []
         self._set({f"{PREFIX}add_space_prefix": (found.prefix, "BOOL")})
         return found.ids, found.scores
 
@@ -201,12 +209,12 @@ class FolderKeys:
             types[unknown] = TokenType.UNKNOWN
         self._set(
             {
-                f"{PREFIX}model": ("gpt2" if self.of_bytes else "llama", "STRING"),
+                f"{PREFIX}model": (self._kind, "STRING"),
                 f"{PREFIX}tokens": (tokens, "[STRING]"),
                 f"{PREFIX}token_type": (types, "[INT32]"),
             }
         )
-        if self.of_bytes:
+        if self.of_bytes or self.of_merges:
             if self.pre is not None:
                 self._set({f"{PREFIX}pre": (self.pre, "STRING")})
             if self.pairs:
