@@ -171,6 +171,18 @@ MODELS = {
         ),
         untied=True,
     ),
+    "granitehybrid-attention": lambda: trained(
+        LlamaSeqEngine(), GraniteHybridConfig(**GQA, **MAMBA | {"attention_blocks": (0, 1)})
+    ),
+    "granitehybrid-attention-experts": lambda: trained(
+        LlamaSeqEngine(),
+        GraniteHybridConfig(
+            **GQA,
+            **MAMBA | EXPERTS | SCALES | {"attention_blocks": (0, 1)},
+            shared_d_ff=64,
+            rotated=True,
+        ),
+    ),
     "nemotron_h": lambda: trained(
         LlamaSeqEngine(), NemotronHConfig(**GQA | {"n_layers": 4}, **NEMOTRON, kinds="M-*-")
     ),

@@ -141,6 +141,10 @@ MODELS = {
     "granitemoe": ("GraniteMoeConfig", LLAMA | GRANITE | EXPERTS),
     "granitehybrid": ("GraniteMoeHybridConfig", HYBRID),
     "granitehybrid-experts": ("GraniteMoeHybridConfig", HYBRID_MOE),
+    "granitehybrid-attention": (
+        "GraniteMoeHybridConfig",
+        HYBRID | {"layer_types": ["full_attention"] * 3, "position_embedding_type": None},
+    ),
     "nemotron_h": ("NemotronHConfig", NEMOTRON),
     "nemotron_h_moe": ("NemotronHConfig", NEMOTRON_MOE),
     "gpt-oss": ("GptOssConfig", GPT_OSS),

@@ -162,7 +162,9 @@ def _metadata(
     name = model.architecture
     own = architecture(name)
     cfg, options = config_of(model, (name,), "convert")
-    own.check_gguf(cfg)
+    named, its = own.filed(cfg)
+    named.check_gguf(its)
+    name = named.architecture
     shapes = own.shapes(cfg, RecipeOptions(**options))
     beside = {key: array.shape for key, array in own.beside(cfg).items()}
     check_tensors(model, shapes | beside)
@@ -174,7 +176,7 @@ def _metadata(
         "general.quantization_version": 2,
         f"{name}.vocab_size": cfg.vocab,
     }
-    metadata |= {f"{name}.{key}": value for key, value in own.write(cfg).items()}
+    metadata |= {f"{name}.{key}": value for key, value in named.write(its).items()}
     if tokenizer is not None or has_tokenizer(model.path):
         return metadata | tokenizer_of(tokenizer or model.path, cfg.vocab)
     return metadata | {"tokenizer.ggml.model": "no_vocab"}

@@ -133,8 +133,9 @@ def write_gguf(path: StrPath, engine: Writable, outtype: str, *, overwrite: bool
         ):
             return
     model, cfg = engine.model, engine.config
-    model.check_gguf(cfg)
-    architecture, hyper = model.architecture, model.write(cfg)
+    named, its = model.filed(cfg)
+    named.check_gguf(its)
+    architecture, hyper = named.architecture, named.write(its)
     metadata: dict[str, Any] = {
         "general.architecture": architecture,
         "general.type": "model",

@@ -9,22 +9,24 @@ Source: IBM 2024, "Granite 3.0 Language Models"; the scales are those of Yang et
 arXiv:2203.03466.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_positive
+from toynn.models.checks import check_flags, check_positive
 from toynn.models.hyper import Hyper
-from toynn.models.llama import IN_FILES, Llama, LlamaConfig
+from toynn.models.llama import IN_FILES, Floats, Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.nn import Layers
 
-__all__ = ["Granite", "GraniteConfig"]
+__all__ = ["ROTATED", "Granite", "GraniteConfig"]
 
+ROTATED = "rope.scaling.finetuned"  # by this key llama.cpp decides whether there is RoPE
 #: Fields of the configuration: GGUF's keys, and config.json's.
 _SCALES = {
     "embedding_scale": ("embedding_scale", "embedding_multiplier"),
@@ -46,6 +48,8 @@ class GraniteConfig(LlamaConfig):
         Factor of the scores; None means 1 / sqrt(d_head).
     logit_scale
         Divides the logits.
+    rotated
+        Whether attention has RoPE.
     """
 
     arch: str = "granite"
@@ -53,9 +57,11 @@ class GraniteConfig(LlamaConfig):
     residual_scale: float = 1.0
     attention_scale: float | None = None
     logit_scale: float = 1.0
+    rotated: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_flags(self, "rotated")
         if self.attention_scale is None:
             usual = float(str(np.float32(self.d_head**-0.5)))  # a GGUF file holds a float32
             object.__setattr__(self, "attention_scale", usual)
@@ -83,20 +89,36 @@ class Granite(Llama):
         found: dict[str, Any] = {
             name: hyper.real(key, getattr(cfg, name)) for name, (key, _) in _SCALES.items()
         }
-        return replace(cfg, **found), options
+        return replace(cfg, rotated=hyper.flag(ROTATED, True), **found), options
 
     def write(self, cfg: LlamaConfig) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         scales = {key: float(getattr(cfg, name)) for name, (key, _) in _SCALES.items()}
-        return super().write(cfg) | scales
+        assert isinstance(cfg, GraniteConfig)
+        return super().write(cfg) | scales | ({} if cfg.rotated else {ROTATED: False})
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Set each scale that config.json leaves out to transformers' default, 1."""
         for key, _ in _SCALES.values():
             found.setdefault(key, 1.0)
         return super().complete(config, found)
 
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Refuse a model without RoPE: folders of one have another model_type.
+
+        Raises ConfigError.
+        """
+        if not hyper.get(ROTATED, True):
+            raise ConfigError(f"export_hf: a folder of {self.architecture} has RoPE; got none")
+        return super().folder(hyper, tensors)
+
     # -- Forward -------------------------------------------------------------------------------
+
+    def rotates(self, cfg: Any, n: int) -> bool:
+        """Say whether block n has RoPE."""
+        return bool(cfg.rotated)
 
     def scale(self, cfg: GraniteConfig) -> float | None:
         """Return the factor of the scores."""

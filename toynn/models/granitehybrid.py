@@ -9,25 +9,24 @@ and granitehybrid of llama.cpp.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
-from toynn.models.checks import check_flags
-from toynn.models.granite import Granite
+from toynn.models.granite import ROTATED, Granite
 from toynn.models.granitemoe import GraniteMoE, GraniteMoEConfig
 from toynn.models.hyper import KV, Hyper
 from toynn.models.llama import Floats, Llama
 from toynn.models.mamba import GROUPS, HEADS, INNER, STATE, TAPS, Mamba, MambaConfig, mamba_rows
 from toynn.models.mixture import EXPERTS, SHARED, USED, with_experts
-from toynn.models.registry import register
+from toynn.models.registry import architecture, register
 from toynn.models.rows import changed
+from toynn.models.sequence import SequenceModel
 
 __all__ = ["GraniteHybrid", "GraniteHybridConfig"]
 
 _LAYER = "model.layers.{n}"
-_ROTATED = "rope.scaling.finetuned"  # by this key llama.cpp decides whether there is RoPE
 #: What config.json calls kinds of blocks: those with attention, and those without.
 _ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")
 _PARTS = {"gate": "input_linear[0/2]", "up": "input_linear[1/2]", "down": "output_linear"}
@@ -44,8 +43,6 @@ class GraniteHybridConfig(GraniteMoEConfig, MambaConfig):
     ----------
     n_experts
         0: there are none, and d_ff is the width of the MLP.
-    rotated
-        Whether attention has RoPE.
     """
 
     least_experts: ClassVar[int] = 0
@@ -57,7 +54,6 @@ class GraniteHybridConfig(GraniteMoEConfig, MambaConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_flags(self, "rotated")
         if {bool(self.n_experts_used), bool(self.shared_d_ff)} != {bool(self.n_experts)}:
             raise ConfigError(
                 f"{type(self).__name__}: n_experts_used and shared_d_ff must be at least 1 if "
@@ -113,10 +109,6 @@ class GraniteHybrid(GraniteMoE, Mamba):
         zero_biases=frozenset(),
     )
 
-    def rotates(self, cfg: Any, n: int) -> bool:
-        """Say whether block n has RoPE."""
-        return bool(cfg.rotated)
-
     def new_config(self, **shape: Any) -> Any:
         """Return a configuration in which every fourth block has attention, or the last of more."""
         count = shape["n_layers"]
@@ -133,23 +125,17 @@ class GraniteHybrid(GraniteMoE, Mamba):
         own = {"n_experts": count, "n_experts_used": used, "shared_d_ff": shared}
         return found | own, d_head
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
-        return replace(cfg, rotated=hyper.flag(_ROTATED, True)), options
-
-    def check_gguf(self, cfg: Any) -> None:
-        """Refuse a model without a state space. Raises ConfigError."""
-        super().check_gguf(cfg)
-        if len(cfg.attention_blocks) == cfg.n_layers:
-            raise ConfigError(
-                "export: llama.cpp reads granitehybrid with a state space in at least one block; "
-                "got attention in all"
-            )
+    def filed(self, cfg: Any) -> tuple[SequenceModel[Any], Any]:
+        """Return the architecture of a file: without a state space, llama.cpp wants another."""
+        if len(cfg.attention_blocks) < cfg.n_layers:
+            return self, cfg
+        model = architecture("granitemoe" if cfg.n_experts else "granite")
+        shape = {field.name: getattr(cfg, field.name) for field in fields(model.config_type)}
+        return model, model.config_type(**shape | {"arch": model.architecture})
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        return super().write(cfg) | {_ROTATED: cfg.rotated}
+        return super().write(cfg) | {ROTATED: cfg.rotated}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for attention blocks, RoPE, widths and experts."""
@@ -157,7 +143,7 @@ class GraniteHybrid(GraniteMoE, Mamba):
         position = config.get("position_embedding_type")
         if position not in (None, "nope", "rope"):
             config.refuse(f"position_embedding_type must be null or rope; got {position!r}")
-        found[_ROTATED] = position == "rope"
+        found[ROTATED] = position == "rope"
         heads, d_model = found.get(HEADS, 1), found.get("embedding_length", 0)
         expand = config.number("mamba_expand", config.get("mamba_expand", 2), real=False)
         width = config.get("mamba_d_head", "auto")
@@ -211,11 +197,11 @@ class GraniteHybrid(GraniteMoE, Mamba):
 
         Raises ConfigError for a state space that folders cannot express.
         """
-        keys, more = Granite.folder(self, hyper, tensors)
+        keys, more = Llama.folder(self, hyper, tensors)
         keys |= self.folder_heads(hyper)
         keys |= {
             "layer_types": [(_ATTENTION if heads else _MAMBA)[1] for heads in hyper[KV]],
-            "position_embedding_type": "rope" if hyper[_ROTATED] else None,
+            "position_embedding_type": "rope" if hyper[ROTATED] else None,
             "mamba_d_head": hyper[INNER] // hyper[HEADS],
             "num_local_experts": hyper[EXPERTS],
             "num_experts_per_tok": hyper[USED],

@@ -74,6 +74,12 @@ class GraniteMoE(Granite, Mixture):
         shared = {SHARED: cfg.shared_d_ff} if cfg.shared_d_ff else {}
         return super().write(cfg) | shared
 
+    def check_gguf(self, cfg: Any) -> None:
+        """Refuse a model without RoPE: llama.cpp rotates all of them. Raises ConfigError."""
+        super().check_gguf(cfg)
+        if not cfg.rotated and self.architecture == "granitemoe":
+            raise ConfigError("export: llama.cpp reads granitemoe with RoPE; got none")
+
     def folder(
         self, hyper: Any, tensors: Any
     ) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:

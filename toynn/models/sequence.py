@@ -76,6 +76,10 @@ class SequenceModel(Model[S]):
     def check_gguf(self, cfg: S) -> None:
         """Raise ConfigError for a model that GGUF cannot express or llama.cpp does not read."""
 
+    def filed(self, cfg: S) -> tuple["SequenceModel[Any]", Any]:
+        """Return the architecture and the configuration that a GGUF file of a model names."""
+        return self, cfg
+
     def unlike(self, cfg: S) -> list[str]:
         """Return how llama.cpp's results differ for a file that it reads."""
         return []
