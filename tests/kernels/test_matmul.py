@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from toynn._kernels import matmul
+from toynn.formats import quants
+from toynn.numerics.precision import ALL_PRECISIONS
+from toynn.testing.cases.quants import blocks
 
 pytestmark = pytest.mark.kernels
 
@@ -76,3 +79,29 @@ def test_scratch_memory_serves_any_smaller_number_of_threads(entry, shape):
     """A run may use fewer threads than were planned; their groups of panels may be larger."""
     needs = [scratch(entry, *shape, n_threads=n) for n in range(1, 33)]
     assert needs == sorted(needs)
+
+
+@pytest.mark.parametrize("type", ["F32", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("precision", ALL_PRECISIONS)
+def test_any_number_of_threads_takes_blocks_of_the_same_bits(type, precision):
+    """More threads than panels, and fewer; several passes; panels that share quantized blocks."""
+    M, N, K = 130, 200, 1024
+    rng = np.random.default_rng(0)
+    x, dy = rng.standard_normal((M, K), np.float32), rng.standard_normal((M, N), np.float32)
+    w = rng.standard_normal((N, K), np.float32)
+    if type != "F32":
+        elements, _ = quants.BLOCKS[type]
+        w = blocks(rng, quants.TYPES[type], N * K // elements).reshape(N, -1)
+    how = {"precision": precision, "type": type}
+
+    def compute(n_threads):
+        y, dx, dw = np.empty((M, N), np.float32), np.empty_like(x), np.empty((N, K), np.float32)
+        matmul.forward(y, None, x, w, None, n_threads=n_threads, **how)
+        matmul.backward_input(dx, dy, w, n_threads=n_threads, **how)
+        coarse = "medium" if precision == "int8" else precision
+        matmul.backward_weight(dw, dy, x, precision=coarse, n_threads=n_threads)
+        return [each.tobytes() for each in (y, dx, dw)]
+
+    one = compute(1)
+    for n_threads in (2, 3, 7, 33):
+        assert compute(n_threads) == one, n_threads

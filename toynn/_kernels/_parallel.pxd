@@ -1,11 +1,17 @@
 """Rows or blocks of work, dealt to threads.
 
-Each thread gets a contiguous range and computes with denormals flushed (fpstate.h). The result of
-a row or block must depend neither on the thread that computes it nor on where the ranges end.
+Each thread gets a contiguous range and computes with denormals flushed (fpstate.h). Of many blocks
+each thread gets only half of its share, always the same, so that its rows are in its cache. Threads
+take the rest piece by piece as they finish: slow cores take less. The result of a row or block must
+depend neither on the thread that computes it nor on where the ranges end.
 """
 from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate
 from toynn._kernels.abi cimport KernelArgs
-from toynn._kernels.pool cimport run_on_threads
+from toynn._kernels.pool cimport run_on_threads, take
+
+cdef enum:
+    MANY = 8    # blocks for each thread, of which half are taken piece by piece
+    PIECES = 2  # for each thread
 
 # Computes items first .. last - 1 of a task: KernelArgs, by the names of a signature, or a struct.
 ctypedef void (*part_fn)(void* task, Py_ssize_t first, Py_ssize_t last) noexcept nogil
@@ -15,13 +21,27 @@ cdef struct Dealt:
     void* task
     Py_ssize_t n, block
     bint flush
+    Py_ssize_t taken  # pieces
+
+
+cdef inline void _compute(Dealt* d, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    """Compute blocks first .. last - 1."""
+    d.part(d.task, first * d.block, min(last * d.block, d.n))
 
 
 cdef inline void _stretch(void* dealt, int i, int m) noexcept nogil:
-    cdef const Dealt* d = <const Dealt*>dealt
-    cdef Py_ssize_t blocks = (d.n + d.block - 1) // d.block
+    cdef Dealt* d = <Dealt*>dealt
+    cdef Py_ssize_t blocks = (d.n + d.block - 1) // d.block, fixed = blocks, piece, t
     cdef fpstate before = flush_denormals() if d.flush else 0
-    d.part(d.task, i * blocks // m * d.block, min((i + 1) * blocks // m * d.block, d.n))
+    if m > 1 and blocks >= MANY * m:
+        fixed = blocks // 2
+    _compute(d, i * fixed // m, (i + 1) * fixed // m)
+    if fixed < blocks:
+        piece = (blocks - fixed) // (PIECES * m)
+        t = fixed + take(&d.taken) * piece
+        while t < blocks:
+            _compute(d, t, min(t + piece, blocks))
+            t = fixed + take(&d.taken) * piece
     if d.flush:
         restore_fpstate(before)
 
@@ -33,7 +53,7 @@ cdef inline void deal(
 
     Ranges begin at multiples of ``block``. A single range runs on the caller's thread.
     """
-    cdef Dealt d = Dealt(part, task, n, block, flush)
+    cdef Dealt d = Dealt(part, task, n, block, flush, 0)
     cdef Py_ssize_t m = min(<Py_ssize_t>n_threads, (n + block - 1) // block)
     if m <= 1:
         _stretch(&d, 0, 1)

@@ -208,14 +208,15 @@ typedef struct {
     bool alone;
     long long launched;       /* CPU time when the launch began */
     long long taken;          /* alone: CPU time when the current piece was taken; 0: no piece */
+    long long clock;          /* what reading the clock takes: pieces and shares leave it out */
 } tn_recording;
 
 /* A call whose shares are timed. */
 typedef struct {
     tn_work_fn work;
     void* task;
-    long long* spent;    /* m numbers */
-    tn_recording* alone; /* where pieces are noted, or NULL */
+    long long* spent; /* m numbers */
+    tn_recording* recording;
 } tn_timed;
 
 static _Thread_local tn_recording* tn_recorder; /* NULL: this thread records nothing */
@@ -226,13 +227,27 @@ static inline void tn_note(tn_recording* to, long long number) {
     to->size++;
 }
 
+/* Begin to record on this thread. */
+static inline void tn_begin_recording(tn_recording* to) {
+    long long before = tn_cpu_nanoseconds();
+    to->clock = before;
+    for (int k = 0; k < 1000; k++) {
+        const long long now = tn_cpu_nanoseconds();
+        if (now - before < to->clock)
+            to->clock = now - before;
+        before = now;
+    }
+    to->size = 0;
+    tn_recorder = to;
+}
+
 static inline void tn_begin_launch(void) {
     tn_note(tn_recorder, TN_BEGIN);
     tn_recorder->launched = tn_cpu_nanoseconds();
 }
 
 static inline void tn_end_launch(const char* name, long long nbytes, long long wall) {
-    const long long cpu = tn_cpu_nanoseconds() - tn_recorder->launched;
+    const long long cpu = tn_cpu_nanoseconds() - tn_recorder->launched - tn_recorder->clock;
     const long long row[] = {TN_LAUNCH, (ptrdiff_t)name, nbytes, wall, cpu};
     for (int k = 0; k < 5; k++)
         tn_note(tn_recorder, row[k]);
@@ -241,23 +256,25 @@ static inline void tn_end_launch(const char* name, long long nbytes, long long w
 /* Note the current piece, which ends now. */
 static inline void tn_end_piece(tn_recording* to, long long now) {
     if (to->taken)
-        tn_note(to, now - to->taken);
+        tn_note(to, now - to->taken > to->clock ? now - to->taken - to->clock : 0);
     to->taken = 0;
 }
 
 static void tn_time_share(void* task, int i, int m) {
     tn_timed* x = task;
-    const ptrdiff_t first = x->alone ? x->alone->size : 0;
+    tn_recording* to = x->recording;
+    const ptrdiff_t first = to->size;
     long long spent = -tn_cpu_nanoseconds();
     x->work(x->task, i, m);
     const long long now = tn_cpu_nanoseconds();
     spent += now;
-    if (x->alone) {
-        tn_end_piece(x->alone, now);
-        for (ptrdiff_t k = first; k < x->alone->size && k < x->alone->capacity; k++)
-            spent -= x->alone->numbers[k];
+    if (to->alone) {
+        tn_end_piece(to, now);
+        for (ptrdiff_t k = first; k < to->size && k < to->capacity; k++)
+            spent -= to->numbers[k] + to->clock;
     }
-    x->spent[i] = spent;
+    spent -= to->clock;
+    x->spent[i] = spent > 0 ? spent : 0;
 }
 
 static void tn_share_out(tn_work_fn work, void* task, int n_threads);
@@ -270,7 +287,7 @@ static void tn_record_call(tn_recording* to, tn_work_fn work, void* task, int n_
         return;
     }
     long long* row = to->numbers + size;
-    tn_timed timed = {work, task, row + TN_CALL_HEAD, to->alone ? to : NULL};
+    tn_timed timed = {work, task, row + TN_CALL_HEAD, to};
     memset(row, 0, (size_t)head * sizeof(*row));
     const long long before = tn_cpu_nanoseconds();
     if (to->alone) {
@@ -283,7 +300,7 @@ static void tn_record_call(tn_recording* to, tn_work_fn work, void* task, int n_
     row[0] = TN_CALL;
     row[1] = n_threads;
     row[2] = to->size - size - head;
-    row[3] = tn_cpu_nanoseconds() - before;
+    row[3] = tn_cpu_nanoseconds() - before + to->clock; /* of two looks, one is before or after */
 }
 
 static void tn_run_on_threads(tn_work_fn work, void* task, int n_threads) {

@@ -4,10 +4,15 @@ from libc.stdlib cimport free, malloc
 from toynn._kernels.pool cimport work_fn
 
 cdef extern from "pool.h" nogil:
+    ctypedef struct tn_recording:
+        long long* numbers
+        Py_ssize_t size, capacity
+        bint alone
     void tn_run_on_threads(work_fn work, void* task, int n_threads) noexcept
     Py_ssize_t tn_take(Py_ssize_t* taken) noexcept
     int tn_refused() noexcept
     void tn_ask_again() noexcept
+    void tn_begin_recording(tn_recording* to) noexcept
     void tn_begin_launch() noexcept
     void tn_end_launch(const char* name, long long nbytes, long long wall) noexcept
     enum:
@@ -16,10 +21,6 @@ cdef extern from "pool.h" nogil:
         TN_CALL
         TN_CALL_HEAD
         TN_LAUNCH
-    ctypedef struct tn_recording:
-        long long* numbers
-        Py_ssize_t size, capacity
-        bint alone
     tn_recording* tn_recorder
 
 MAX_THREADS = TN_MOST_THREADS
@@ -82,11 +83,9 @@ cdef class Recording:
         raise TypeError("a recording holds addresses and cannot be pickled")
 
     def __enter__(self):
-        global tn_recorder
         if tn_recorder != NULL:
             raise RuntimeError("pool.Recording: this thread records already; end that block first")
-        self._to.size = 0
-        tn_recorder = &self._to
+        tn_begin_recording(&self._to)
         return self
 
     def __exit__(self, *_):

@@ -151,8 +151,9 @@ class Recorded:
 def record(call: Callable[[], object], cores: int, *, alone: bool, tries: int) -> Recorded:
     """Return the launches of a call on up to ``cores`` threads, or as many shares ``alone``.
 
-    Each share has its least time over the tries. Programs must be compiled for as many threads
-    already, and the call must run the same launches each time.
+    Each share and piece has its least time over the tries; but a call that is not computed alone is
+    the one whose last share took least, because threads take different pieces each time. Programs
+    must be compiled for as many threads already, and the call must run the same launches each time.
     """
     set_num_threads(cores)
     found: Recorded | None = None
@@ -173,20 +174,21 @@ def record(call: Callable[[], object], cores: int, *, alone: bool, tries: int) -
         if found is None:
             found = Recorded(launches, seconds)
         else:
-            found.launches = list(map(_least, found.launches, launches))
+            pairs = zip(found.launches, launches, strict=True)
+            found.launches = [_least(one, other, alone=alone) for one, other in pairs]
             found.seconds = min(found.seconds, seconds)
     assert found is not None
     return found
 
 
-def _least(one: Launch, other: Launch) -> Launch:
-    calls = zip(one.calls, other.calls, strict=True)
-    return Launch(
-        one.op,
-        one.nbytes,
-        min(one.serial, other.serial),
-        tuple(Call(*(tuple(map(min, *each)) for each in zip(a, b, strict=True))) for a, b in calls),
-    )
+def _least(one: Launch, other: Launch, *, alone: bool) -> Launch:
+    calls = []
+    for a, b in zip(one.calls, other.calls, strict=True):
+        if alone:
+            calls.append(Call(*(tuple(map(min, *each)) for each in zip(a, b, strict=True))))
+        else:
+            calls.append(min(a, b, key=lambda call: max(call.shares)))
+    return Launch(one.op, one.nbytes, min(one.serial, other.serial), tuple(calls))
 
 
 def record_pieces(op: str, call: Callable[[], object], pieces: int, tries: int) -> Recorded:

@@ -8,11 +8,15 @@ use.
     LOOP 5   slices of the resident side, so that a packed slice stays in L3
     LOOP 4   passes of KC terms of the sums; not parallel, since passes add to the same C
              the resident slice is packed, by all threads
-    LOOP 3   groups of streamed panels, dealt to the threads; a packed group stays in L2
+    LOOP 3   groups of streamed panels, which the threads take; a packed group stays in L2
              the streamed group is packed
     LOOP 2   panels of the resident slice; each stays in L1
     LOOP 1   panels of the streamed group
              a tile of C, in registers; after the last pass bias and activation
+
+If the streamed side fits into the memory of all threads' groups, it is *common*: all threads pack
+both sides of a pass. Then they take blocks of tiles, which are smaller than groups. So many threads
+share a product of few panels evenly, and a slow core holds nobody up for long.
 
 PANELS_RESIDENT swaps LOOPs 4 and 3: a block of C then stays in L2 through all passes.
 """
@@ -21,24 +25,28 @@ from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate
 from toynn._kernels.gemm._finish cimport finish
 from toynn._kernels.gemm._gemm cimport begin_tiles, end_tiles
 from toynn._kernels.gemm._panels cimport (
-    LINE, Operand, aligned, blocks_of, kept_start, pack, packed_panels, panel_floats, panels,
-    parts_of, terms_per_pass,
+    LINE, NR, Operand, aligned, blocks_of, is_floats, kept_start, pack, packed_panels, panel_floats,
+    panels, parts_of, terms_per_pass,
 )
 from toynn._kernels.gemm._product cimport PANELS_RESIDENT, Product
 from toynn._kernels.gemm._tile cimport multiply_tile
-from toynn._kernels.pool cimport run_on_threads, work_fn
+from toynn._kernels.pool cimport run_on_threads, take, work_fn
+from toynn._kernels.quants._blocks cimport RUN
 
 cdef enum:
     RESIDENT = 3 << 18        # floats of a packed resident slice (3 MB): it stays in L3
     STREAMED = 3 << 15        # floats of a packed streamed group (384 KB): it stays in L2
     STREAMED_TILES = 5 << 16  # the same for tiles (1.25 MB): CPUs with AMX have 2 MB of L2
     STREAMED_BESIDE_C = 5 << 15  # the same (640 KB) if a block of C shares L2 with the group
+    BLOCKS = 8                # least blocks of tiles for each thread, if the streamed side is common
 
 cdef struct Plan:
     const Operand* resident
     const Operand* streamed
     Py_ssize_t slice   # resident panels that are packed at a time
-    Py_ssize_t groups  # number of groups of streamed panels
+    bint common        # the streamed side is common: packed by all threads
+    Py_ssize_t groups  # number of groups of streamed panels; common: of single panels
+    Py_ssize_t parts   # common: parts of the resident slice, each multiplied by each group
     Py_ssize_t pass_floats           # memory of one pass of the whole resident side
     Py_ssize_t resident_floats       # memory of a slice; with PANELS_RESIDENT of all its passes
     Py_ssize_t streamed_floats       # memory of a group, per thread
@@ -61,13 +69,21 @@ cdef inline Plan plan_of(const Product* p, int n_threads) noexcept nogil:
         plan.slice = min(plan.slice, RESIDENT // resident_panel)
     plan.pass_floats = panels(plan.resident) * resident_panel
     plan.resident_floats = plan.slice * resident_panel * (passes if all_terms else 1)
+    plan.most_streamed_floats = (
+        min(panels(plan.streamed), room // streamed_panel) * streamed_panel
+    )
+    plan.parts = 1
+    plan.common = not all_terms and n_threads > 1 and (
+        panels(plan.streamed) * streamed_panel <= n_threads * plan.most_streamed_floats
+    )
+    if plan.common:
+        plan.groups = panels(plan.streamed)
+        plan.parts = min(blocks_of(BLOCKS * n_threads, plan.groups), plan.slice)
+        return plan
     plan.groups = blocks_of(panels(plan.streamed), room // streamed_panel)
     plan.groups = blocks_of(plan.groups, n_threads) * n_threads  # the same number for each thread
     plan.groups = min(plan.groups, panels(plan.streamed))
     plan.streamed_floats = blocks_of(panels(plan.streamed), plan.groups) * streamed_panel
-    plan.most_streamed_floats = (
-        min(panels(plan.streamed), room // streamed_panel) * streamed_panel
-    )
     return plan
 
 
@@ -90,22 +106,17 @@ cdef inline void pack_resident(
         )
 
 
-cdef inline void multiply_group(
-    const Product* p, const Plan* plan, const float* resident, float* room,
-    Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t g, Py_ssize_t k, Py_ssize_t kc,
+cdef inline void _multiply_block(
+    const Product* p, const Plan* plan, const float* resident, const float* streamed,
+    Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t o0, Py_ssize_t o1, Py_ssize_t k, Py_ssize_t kc,
 ) noexcept nogil:
-    """LOOPs 2 and 1: resident panels s0 .. s1 - 1 by streamed group g, packed in ``room``."""
+    """LOOPs 2 and 1: resident panels s0 .. s1 - 1 by streamed panels o0 .. o1 - 1, all packed."""
     cdef Py_ssize_t o, s
-    cdef Py_ssize_t o0 = g * panels(plan.streamed) // plan.groups
-    cdef Py_ssize_t o1 = (g + 1) * panels(plan.streamed) // plan.groups
     cdef Py_ssize_t resident_step = panel_floats(plan.resident, kc)
     cdef Py_ssize_t streamed_step = panel_floats(plan.streamed, kc)
     cdef bint is_last = k + kc == p.K
     cdef const float* at_s
     cdef const float* at_o
-    cdef const float* streamed = packed_panels(room, plan.streamed, o0, o1, k, kc)
-    if plan.resident.packed != NULL:
-        resident = plan.resident.packed + kept_start(plan.resident, s0, k, kc)
     if parts_of(&p.a) and not plan.resident.is_a:
         # With tiles, C is traversed along its rows: LOOP 1 runs over the resident panels (of B).
         for o in range(o0, o1):
@@ -131,6 +142,19 @@ cdef inline void multiply_group(
             finish(p, o0, o1, s, s + 1)
 
 
+cdef inline void multiply_group(
+    const Product* p, const Plan* plan, const float* resident, float* room,
+    Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t g, Py_ssize_t k, Py_ssize_t kc,
+) noexcept nogil:
+    """Resident panels s0 .. s1 - 1 by streamed group g, which is packed in ``room``."""
+    cdef Py_ssize_t o0 = g * panels(plan.streamed) // plan.groups
+    cdef Py_ssize_t o1 = (g + 1) * panels(plan.streamed) // plan.groups
+    cdef const float* streamed = packed_panels(room, plan.streamed, o0, o1, k, kc)
+    if plan.resident.packed != NULL:
+        resident = plan.resident.packed + kept_start(plan.resident, s0, k, kc)
+    _multiply_block(p, plan, resident, streamed, s0, s1, o0, o1, k, kc)
+
+
 cdef inline fpstate _begin(const Product* p) noexcept nogil:
     if parts_of(&p.a):
         begin_tiles()
@@ -150,11 +174,12 @@ cdef struct Pass:
     float* rooms          # scratch memory of the threads, for streamed groups
     Py_ssize_t s0, s1     # resident panels
     Py_ssize_t k, kc      # terms
+    Py_ssize_t taken      # groups, blocks of tiles or panels that a thread has taken
 
 
 cdef inline Pass _whole_pass(const Product* p, const Plan* plan, void* workspace) noexcept nogil:
     cdef float* resident = aligned(workspace)
-    return Pass(p, plan, resident, resident + plan.resident_floats, 0, plan.slice, 0, 0)
+    return Pass(p, plan, resident, resident + plan.resident_floats, 0, plan.slice, 0, 0, 0)
 
 
 cdef inline void _pack_pass(void* task, int i, int m) noexcept nogil:
@@ -183,15 +208,78 @@ cdef inline void _pack_on_threads(work_fn pack_part, Pass* x, int n_threads) noe
 
 
 cdef inline void _multiply_groups(void* task, int i, int m) noexcept nogil:
-    """LOOP 3: share i of m of the streamed groups."""
-    cdef const Pass* x = <const Pass*>task
-    cdef Py_ssize_t g
+    """LOOP 3: the streamed groups that this thread takes."""
+    cdef Pass* x = <Pass*>task
+    cdef float* room = x.rooms + i * x.plan.streamed_floats
     cdef fpstate before = _begin(x.p)
-    for g in range(i * x.plan.groups // m, (i + 1) * x.plan.groups // m):
-        multiply_group(
-            x.p, x.plan, x.resident, x.rooms + i * x.plan.streamed_floats, x.s0, x.s1, g, x.k, x.kc
-        )
+    cdef Py_ssize_t g = take(&x.taken)
+    while g < x.plan.groups:
+        multiply_group(x.p, x.plan, x.resident, room, x.s0, x.s1, g, x.k, x.kc)
+        g = take(&x.taken)
     _end(x.p, before)
+
+
+cdef inline void _pack_common(void* task, int i, int m) noexcept nogil:
+    """Pack the panels that this thread takes: of the streamed side, then of the resident one."""
+    cdef Pass* x = <Pass*>task
+    cdef const Operand* streamed = x.plan.streamed
+    cdef const Operand* resident = x.plan.resident
+    cdef Py_ssize_t each = _packed_together(streamed), other = _packed_together(resident)
+    cdef Py_ssize_t count = blocks_of(panels(streamed), each) if streamed.packed == NULL else 0
+    cdef Py_ssize_t more = blocks_of(x.s1 - x.s0, other) if resident.packed == NULL else 0
+    cdef Py_ssize_t t = take(&x.taken), first, last
+    cdef fpstate before = flush_denormals()
+    while t < count + more:
+        if t < count:
+            first, last = t * each, min((t + 1) * each, panels(streamed))
+            pack(
+                x.rooms + first * panel_floats(streamed, x.kc), streamed, first, last, x.k, x.kc
+            )
+        else:
+            first = (t - count) * other
+            last = min(first + other, x.s1 - x.s0)
+            pack(
+                x.resident + first * panel_floats(resident, x.kc), resident, x.s0 + first,
+                x.s0 + last, x.k, x.kc,
+            )
+        t = take(&x.taken)
+    restore_fpstate(before)
+
+
+cdef inline Py_ssize_t _packed_together(const Operand* side) noexcept nogil:
+    """How many panels are packed at once: those that share blocks of a quantized type."""
+    return 1 if is_floats(side) or side.along_k else max(1, RUN // NR)
+
+
+cdef inline void _multiply_blocks(void* task, int i, int m) noexcept nogil:
+    """The blocks of tiles that this thread takes: one streamed panel by a part of the slice."""
+    cdef Pass* x = <Pass*>task
+    cdef Py_ssize_t parts = x.plan.parts, panel = panel_floats(x.plan.streamed, x.kc)
+    cdef Py_ssize_t step = panel_floats(x.plan.resident, x.kc), o, s0, s1
+    cdef const float* streamed = x.rooms
+    cdef const float* resident = x.resident
+    cdef fpstate before = _begin(x.p)
+    cdef Py_ssize_t t = take(&x.taken)
+    if x.plan.streamed.packed != NULL:
+        streamed = x.plan.streamed.packed + kept_start(x.plan.streamed, 0, x.k, x.kc)
+    if x.plan.resident.packed != NULL:
+        resident = x.plan.resident.packed + kept_start(x.plan.resident, x.s0, x.k, x.kc)
+    while t < x.plan.groups * parts:
+        o = t // parts
+        s0 = t % parts * (x.s1 - x.s0) // parts
+        s1 = (t % parts + 1) * (x.s1 - x.s0) // parts
+        _multiply_block(
+            x.p, x.plan, resident + s0 * step, streamed + o * panel, x.s0 + s0, x.s0 + s1,
+            o, o + 1, x.k, x.kc,
+        )
+        t = take(&x.taken)
+    _end(x.p, before)
+
+
+cdef inline void _take_all(work_fn work, Pass* x, int n_threads) noexcept nogil:
+    """Let threads take tasks until none is left."""
+    x.taken = 0
+    run_on_threads(work, x, n_threads)
 
 
 cdef inline void multiply_in_loops(
@@ -201,6 +289,7 @@ cdef inline void multiply_in_loops(
     cdef Plan plan = plan_of(p, n_threads)
     cdef Pass x = _whole_pass(p, &plan, workspace)
     cdef Py_ssize_t i, t, most = terms_per_pass(&p.a)
+    cdef int m = <int>min(<Py_ssize_t>n_threads, plan.groups * plan.parts)
     # LOOP 5
     for i in range(blocks_of(panels(plan.resident), plan.slice)):
         x.s0 = i * plan.slice
@@ -209,8 +298,12 @@ cdef inline void multiply_in_loops(
         for t in range(blocks_of(p.K, most)):
             x.k = t * most
             x.kc = min(most, p.K - x.k)
-            _pack_on_threads(_pack_pass, &x, n_threads)
-            run_on_threads(_multiply_groups, &x, <int>min(<Py_ssize_t>n_threads, plan.groups))
+            if plan.common:
+                _take_all(_pack_common, &x, m)
+                _take_all(_multiply_blocks, &x, m)
+            else:
+                _pack_on_threads(_pack_pass, &x, n_threads)
+                _take_all(_multiply_groups, &x, m)
 
 
 cdef inline void _multiply_passes(void* task, int i, int m) noexcept nogil:
