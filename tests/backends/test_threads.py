@@ -1,11 +1,14 @@
 """Threads on which a session computes."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 from tiny import Tiny
 
 import toynn
+from toynn.backends import threads
 from toynn.errors import ConfigError
 
 
@@ -52,8 +55,6 @@ def test_a_forked_child_may_ask_for_threads():
 
 
 def test_set_num_threads_and_the_environment(monkeypatch):
-    from toynn.backends import threads
-
     monkeypatch.setattr(threads, "_chosen", None)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert toynn.get_num_threads() == 3
@@ -68,3 +69,56 @@ def test_set_num_threads_and_the_environment(monkeypatch):
     for bad in (0, -1, 1.5, True):
         with pytest.raises(ConfigError, match="from 1 to 1024"):
             toynn.set_num_threads(bad)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "n_threads", "spread"), [(8, 5, True), (8, 4, False), (4, 9, False)]
+)
+def test_memory_is_spread_if_threads_need_two_nodes(cpus, n_threads, spread, monkeypatch):
+    """Two nodes of four cores; with cpus 4, the process may use one of them."""
+    asked = []
+    monkeypatch.setattr(threads.platform, "cpus", lambda: frozenset(range(100, 100 + cpus)))
+    own = {0: frozenset(range(100, 104)), 1: frozenset(range(104, 108))}
+    nodes = lambda cpus: {n: has & cpus for n, has in own.items() if has & cpus}  # noqa: E731
+    monkeypatch.setattr(threads.machine, "nodes", nodes)
+    monkeypatch.setattr(threads.platform, "interleave", lambda nodes: asked.append([*nodes]))
+    threads.spread_memory.cache_clear()
+    toynn.Session(n_threads=n_threads)
+    assert asked == ([[0, 1]] if spread else [])
+    threads.spread_memory.cache_clear()
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(None, 8), (2.5, 3), (0.25, 1), (64.0, 8)])
+def test_threads_are_at_most_the_quota_rounded_up(quota, cores, monkeypatch):
+    monkeypatch.setattr(threads.platform, "cpus", lambda: frozenset(range(100, 108)))
+    monkeypatch.setattr(threads, "_quota", lambda: quota)
+    monkeypatch.setattr(threads, "_chosen", None)
+    for name in ("TOYNN_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    assert toynn.get_num_threads() == cores
+
+
+INTERLEAVED = """
+import ctypes
+import mmap
+from pathlib import Path
+from toynn.system import platform
+
+if not platform.interleave([0]):
+    raise SystemExit(3)
+assert not platform.interleave([0])  # it is set already
+own = mmap.mmap(-1, 1 << 22)
+own[0] = 1
+at = ctypes.addressof(ctypes.c_char.from_buffer(own))
+lines = Path("/proc/self/numa_maps").read_text().splitlines()
+(line,) = [each for each in lines if each.startswith(f"{at:x}")]
+assert line.split()[1] == "interleave:0", line
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/numa_maps"), reason="needs Linux with NUMA")
+def test_linux_interleaves_memory():
+    done = subprocess.run([sys.executable, "-c", INTERLEAVED], capture_output=True, text=True)
+    if done.returncode == 3:
+        pytest.skip("this container refuses set_mempolicy")
+    assert done.returncode == 0, done.stderr

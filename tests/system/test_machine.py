@@ -96,6 +96,41 @@ def test_a_group_of_version_1(system):
     assert machine.free_memory() == 3 * GIB
 
 
+def test_the_tightest_quota_of_the_groups_above_counts(system):
+    system("proc/self/cgroup", "0::/a/b")
+    assert machine.cpu_quota() is None
+    system("cgroup/a/b/cpu.max", "max 100000")
+    assert machine.cpu_quota() is None
+    system("cgroup/a/cpu.max", "250000 100000")
+    assert machine.cpu_quota() == 2.5
+    system("cgroup/cpu.max", "800000 100000")
+    assert machine.cpu_quota() == 2.5
+    system("cgroup/a/b/cpu.max", "50000 100000")
+    assert machine.cpu_quota() == 0.5
+
+
+def test_a_quota_of_version_1(system):
+    system("proc/self/cgroup", "7:cpu,cpuacct:/a\n5:memory:/x\n0::/nothing")
+    system("cgroup/cpu/cpu.cfs_quota_us", -1)
+    system("cgroup/cpu/cpu.cfs_period_us", 100000)
+    assert machine.cpu_quota() is None
+    system("cgroup/cpu/a/cpu.cfs_quota_us", 300000)
+    system("cgroup/cpu/a/cpu.cfs_period_us", 100000)
+    assert machine.cpu_quota() == 3
+    system("cgroup/cpu/a/cpu.cfs_period_us", 0)
+    assert machine.cpu_quota() is None
+
+
+def test_nodes_have_the_cpus_that_this_process_may_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_NODES", tmp_path)
+    assert machine.nodes(frozenset({0})) == {}
+    for node, cpus in {10: "4-5,12", 0: "0-3,8-11", 2: "", "x": "7"}.items():
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(f"{cpus}\n")
+    assert machine.nodes(frozenset(range(32))) == {0: {*range(4), *range(8, 12)}, 10: {4, 5, 12}}
+    assert machine.nodes(frozenset({1, 9})) == {0: {1, 9}}
+
+
 def test_files_that_say_nothing(system):
     system("proc/self/cgroup", "0::/a")
     system("cgroup/a/memory.max", "many")

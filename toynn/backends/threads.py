@@ -6,7 +6,7 @@ The first of these that is set counts:
 - the number given to ``set_num_threads``;
 - TOYNN_NUM_THREADS, then OMP_NUM_THREADS;
 - this process's share of the cores, if several processes train together;
-- the physical cores that this process may use.
+- the physical cores that this process may use, or fewer by a control group's quota.
 
 A kernel gets fewer threads if its work does not pay for waking them (cpu/work.py). A program gets
 fewer while other processes want the cores (cpu/thread_count.pyx).
@@ -16,15 +16,23 @@ import os
 import warnings
 from collections.abc import Sequence
 from functools import cache
+from math import ceil
 from pathlib import Path
 
 from toynn._kernels import MAX_THREADS, pool
 from toynn.errors import ConfigError
-from toynn.system import platform
+from toynn.system import machine, platform
 from toynn.system.printing import counted
 
-__all__ = ["get_num_threads", "set_num_threads", "share_cores", "warn_of_refusal"]
+__all__ = [
+    "get_num_threads",
+    "set_num_threads",
+    "share_cores",
+    "spread_memory",
+    "warn_of_refusal",
+]
 
+_quota = cache(machine.cpu_quota)
 _chosen: int | None = None
 _share: int | None = None  # this process's share of the cores, if several train together
 _forked = False
@@ -46,6 +54,18 @@ def set_num_threads(n: int) -> None:
         )
     _chosen, _forked, _warned = n, False, False
     pool.ask_again()
+
+
+@cache
+def spread_memory(n_threads: int) -> None:
+    """Take memory from several NUMA nodes in turn if so many threads need more than one node.
+
+    Otherwise the thread that first writes an array would take it all from its own node, and all
+    threads would read weights from the memory of that one.
+    """
+    nodes = machine.nodes(platform.cpus())
+    if len(nodes) > 1 and n_threads > max(_cores(cpus) for cpus in nodes.values()):
+        platform.interleave(nodes)
 
 
 def warn_of_refusal() -> None:
@@ -103,8 +123,9 @@ def _number(text: str) -> int | None:
 
 
 def _physical_cores() -> int:
-    """Physical cores of this process's affinity mask, limited by the CPU quota."""
-    return max(1, min(_cores(platform.cpus()), _quota()))
+    """Physical cores of this process's affinity mask, at most the CPU quota rounded up."""
+    cores, quota = _cores(platform.cpus()), _quota()
+    return cores if quota is None else max(1, min(cores, ceil(quota)))
 
 
 @cache
@@ -118,16 +139,6 @@ def _cores(cpus: frozenset[int]) -> int:
         except OSError:
             cores.add(cpu)
     return len(cores)
-
-
-@cache
-def _quota() -> int:
-    """CPUs that the control group (cgroup) grants, rounded up."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
-        return -(-int(quota) // int(period))
-    except (OSError, ValueError):
-        return os.cpu_count() or 1
 
 
 def _after_fork() -> None:

@@ -1,4 +1,4 @@
-"""The machine: its processor, and its memory: in all, free, and used by this process."""
+"""The machine: its processor, its memory, and what control groups (cgroups) grant of both."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,9 +6,10 @@ from platform import machine
 
 from toynn.system import platform
 
-__all__ = ["free_memory", "peak_memory", "processor", "total_memory"]
+__all__ = ["cpu_quota", "free_memory", "nodes", "peak_memory", "processor", "total_memory"]
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_NODES = Path("/sys/devices/system/node")
 
 
 def free_memory() -> int | None:
@@ -35,6 +36,33 @@ def processor() -> str:
     name = ", ".join(dict.fromkeys(names)) or platform.processor() or machine()
     count = len(platform.cpus())
     return f"{name}, {count} core{'s' if count > 1 else ''}"
+
+
+def cpu_quota() -> float | None:
+    """Return the CPUs whose time the control groups of this process grant; None: no limit.
+
+    The tightest of its group and all groups above counts, as with `docker run --cpus` and
+    systemd's CPUQuota.
+    """
+    found = []
+    for folder, unified in _folders("cpu"):
+        if unified:
+            told = "".join(_lines(folder / "cpu.max")).split()
+        else:
+            told = ["".join(_lines(folder / f"cpu.cfs_{each}_us")) for each in ("quota", "period")]
+        if len(told) == 2 and all(each.isdigit() for each in told) and int(told[1]):
+            found.append(int(told[0]) / int(told[1]))
+    return min(found, default=None)
+
+
+def nodes(cpus: frozenset[int]) -> dict[int, frozenset[int]]:
+    """Return the NUMA nodes of these logical CPUs, and which of them each has; {} if unknown."""
+    found = {}
+    for folder in _NODES.glob("node[0-9]*"):
+        own = cpus & _listed("".join(_lines(folder / "cpulist")))
+        if own and folder.name[4:].isdigit():
+            found[int(folder.name[4:])] = own
+    return dict(sorted(found.items()))
 
 
 def total_memory() -> int | None:
@@ -66,24 +94,39 @@ def _address_space() -> int | None:
 
 
 def _groups() -> Iterator[int]:
-    """Yield the bytes left in each control group of the process, of version 2 and version 1."""
+    """Yield the bytes left in each control group of the process."""
+    for folder, unified in _folders("memory"):
+        if unified:
+            names = ("memory.max", "memory.current", "inactive_file")
+        else:
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        limit, used = (_number(folder / each) for each in names[:2])
+        if limit is not None and used is not None:
+            yield max(0, limit - used + _statistic(folder, names[2]))
+
+
+def _folders(controller: str) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders of this process's control groups, up to the root; True for version 2."""
     for line in _lines(_PROC / "self" / "cgroup"):
         _, controllers, name = line.split(":", 2)
-        if controllers == "":
-            root, names = _GROUPS, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            root = _GROUPS / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
+        if controllers and controller not in controllers.split(","):
             continue
+        root = _GROUPS / controller if controllers else _GROUPS
         folder = root / name.strip("/")
-        while True:
-            limit, used = (_number(folder / each) for each in names[:2])
-            if limit is not None and used is not None:
-                yield max(0, limit - used + _statistic(folder, names[2]))
-            if folder == root:
-                break
+        yield folder, not controllers
+        while folder != root:
             folder = folder.parent
+            yield folder, not controllers
+
+
+def _listed(text: str) -> set[int]:
+    """Read a list of numbers such as 0-3,8."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            found.update(range(int(first), int(last or first) + 1))
+    return found
 
 
 def _number(path: Path) -> int | None:

@@ -28,7 +28,7 @@ from toynn.backends.protocol import (
     UndoLog,
     aligned,
 )
-from toynn.backends.threads import get_num_threads, warn_of_refusal
+from toynn.backends.threads import get_num_threads, spread_memory, warn_of_refusal
 
 __all__ = ["CPU", "create"]
 
@@ -92,6 +92,7 @@ class CPU(Backend):
         self.n_threads = n_threads
         self.computed = 0  # how often programs have computed parameter gradients
         self.prepack, self._prepacks = "never", Prepacks()
+        spread_memory(self.threads())
 
     def threads(self) -> int:
         """Return how many threads a run may use now."""
