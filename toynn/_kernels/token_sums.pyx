@@ -7,7 +7,7 @@
 losses (N,) are the rows of several sequences, one after the other. bounds (2S+1,), int32, rise from
 0 or more to at most N. Equal bounds are a part without rows, whose sum is 0. float32, summed in
 double; all outputs are overwritten. One thread: each loss is added once.
-No source: this is a definition. The log probability of a completion is minus its sum.
+Source: none; this is a definition. The log probability of a completion is minus its sum.
 """
 from libc.string cimport memset
 
