@@ -56,6 +56,8 @@ KINDS = {
         "gated": "A gated delta rule",
         "columns": "A selective state space",
         "latent": "Over latents",
+        "gaussian_topk": "Gaussian top-k",
+        "altup": "Streams: AltUp",
     },
     "loops_elements": {
         "elementwise": "elementwise.add, elementwise.scale",

@@ -229,6 +229,19 @@ def heads_of_columns(net, shared):
     return ops.joined(s, keys, ops.head_columns(s, x, 2, 4, 3), 2, 2)
 
 
+def streams(net, added):
+    """Streams that are predicted, and corrected by one of another length."""
+    s, x = net.s, net.activation(3 * 4)
+    predicted = ops.predict(s, x, net.activation(9), 3)
+    own = ops.rescale(s, net.activation(4), ops.columns(s, predicted, 0, 4))
+    f = net.activation(4) if added else None
+    return ops.correct(s, predicted, own, net.activation(3), f)
+
+
+def gaussian_topk(net):
+    return ops.gaussian_topk(net.s, net.activation(), 0.3)
+
+
 def relu2(net):
     return ops.relu2(net.s, net.activation())
 
@@ -473,6 +486,9 @@ TAPES = {
     "heads-that-share-columns": (heads_of_columns, 1),
     "heads-of-columns": (heads_of_columns, 2),
     "relu2": (relu2,),
+    "streams": (streams, False),
+    "streams-and-an-addition": (streams, True),
+    "gaussian-topk": (gaussian_topk,),
     "delta": (delta, False),
     "delta-in-segments": (delta, True),
     "ssd": (ssd, False),

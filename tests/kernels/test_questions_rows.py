@@ -514,3 +514,93 @@ def test_gatednorm_of_groups():
     after = run("gatednorm.forward", x=x, z=z, w=w).y
     assert np.array_equal(before[:, 4:], after[:, 4:])
     assert (np.abs(after[:, 1:4]) < 0.1 * np.abs(before[:, 1:4])).all()
+
+
+# -- gaussian_topk
+
+
+def test_gaussian_topk_lets_a_share_through():
+    """How many gates of a row are left?
+
+    If the row is Gaussian, 5 of 100 for z = 1.645. Other rows have other shares: of a row that is
+    mostly one number and has a few large ones, these few are left.
+    """
+    y = run("gaussian_topk.forward", x=draw(50, 1000), z=1.645).y
+    assert 0.04 < (y > 0).mean() < 0.06
+    odd = np.zeros((1, 1000), np.float32)
+    odd[0, :3] = 9
+    assert (run("gaussian_topk.forward", x=odd, z=1.645).y > 0).sum() == 3
+
+
+def test_gaussian_topk_teaches_gates_below_the_cutoff():
+    """What breaks if the gradient stops at the cutoff, as that of a ReLU does?
+
+    The mean and the standard deviation belong to all gates of the row. A gate below the cutoff
+    raises or lowers it, and with it every gate above. A rule without this part would be wrong by
+    as much as the share that is let through.
+    """
+    x, dy = draw(1, 200), np.ones((1, 200), np.float32)
+    ahead = run("gaussian_topk.forward", x=x, z=0.5)
+    dx = run("gaussian_topk.backward", dy=dy, x=x, mean=ahead.mean, dev=ahead.dev, z=0.5).dx
+    assert (dx[ahead.y == 0] != 0).all()
+    moved = x.copy()
+    at = int((ahead.y == 0).argmax())
+    moved[0, at] += 0.01
+    change = (
+        exact("gaussian_topk.forward", x=moved, z=0.5).y
+        - exact("gaussian_topk.forward", x=x, z=0.5).y
+    )
+    assert abs(change.sum() / 0.01 - dx[0, at]) < 0.02
+
+
+def test_gaussian_topk_of_equal_gates():
+    """What happens to a row whose numbers are all the same?
+
+    Its standard deviation is 0, by which the slope of the cutoff would be divided. Nothing exceeds
+    the cutoff, so y is 0, and the gradient, too.
+    """
+    x = np.full((2, 8), 3, np.float32)
+    ahead = run("gaussian_topk.forward", x=x, z=1.0)
+    back = {"mean": ahead.mean, "dev": ahead.dev, "z": 1.0}
+    assert not ahead.y.any()
+    assert not run("gaussian_topk.backward", dy=draw(2, 8), x=x, **back).dx.any()
+
+
+# -- altup
+
+
+def test_altup_corrects_the_first_stream_to_what_was_computed():
+    """What is the first stream behind a block?
+
+    If its factor is 0, exactly what the block computed: p_0 + (a - p_0). The prediction of this
+    stream then matters only as the input of attention and MLP, as in other models.
+    """
+    p, a = draw(3, 4, 8), draw(3, 8, seed=1)
+    y = run("altup.correct", p=p, a=a, w=np.zeros((3, 4), np.float32)).y
+    np.testing.assert_allclose(y[:, 0], a, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(y[:, 1:] - p[:, 1:], np.stack([a - p[:, 0]] * 3, 1), atol=1e-6)
+
+
+def test_altup_without_a_prediction_is_a_copy():
+    """What does the + x_i of the prediction do?
+
+    Weights of 0 predict that no stream changes. Without it a new model, whose router gives small
+    numbers, would begin with streams near 0.
+    """
+    x = draw(2, 4, 8)
+    assert np.array_equal(run("altup.predict", x=x, w=np.zeros((2, 16), np.float32)).y, x)
+
+
+def test_altup_rescales_to_the_same_length():
+    """What does the length of a further stream depend on?
+
+    On the first stream alone. Ten times the matrix that makes it gives the same numbers, and its
+    gradient has no part along the stream. Under the floor that ends: a stream of next to nothing is
+    not made large.
+    """
+    z, x, dy = draw(2, 8), draw(2, 8, seed=1), draw(2, 8, seed=2)
+    y = run("altup.rescale", z=z, x=x).y
+    np.testing.assert_allclose(run("altup.rescale", z=10 * z, x=x).y, y, rtol=1e-6)
+    np.testing.assert_allclose((y**2).mean(1), (x**2).mean(1), rtol=1e-6)
+    assert (np.abs((run("altup.rescale_backward", dy=dy, z=z, x=x).dz * z).sum(1)) < 1e-5).all()
+    assert (np.abs(run("altup.rescale", z=1e-6 * z, x=x).y) < 1e-2).all()

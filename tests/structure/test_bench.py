@@ -353,7 +353,7 @@ def test_compare_adds_pytorch(machine, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--only", "gemm"], "--only gemm: no such kernel; expected one of adamw, attention"),
+        (["--only", "gemm"], "--only gemm: no such kernel; expected one of adamw, altup"),
         (["--only", "gelu", "--steps"], "--only is for the table of kernels"),
         (["--paste", "--steps"], "--paste goes without --only, --steps and --compare"),
         (["--paste", "--only", "gelu"], "--paste goes without --only, --steps and --compare"),

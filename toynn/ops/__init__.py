@@ -16,6 +16,7 @@ from pkgutil import iter_modules
 
 from toynn.graph.tape import Op
 from toynn.ops._shape import Recorder
+from toynn.ops.altup import correct, gaussian_topk, predict, rescale
 from toynn.ops.attention import KVCache, attention
 from toynn.ops.dora import dora, dora_norms
 from toynn.ops.dropout import dropout
@@ -63,6 +64,7 @@ __all__ = [
     "class_token",
     "columns",
     "combine",
+    "correct",
     "cross_entropy",
     "decay",
     "delta",
@@ -76,6 +78,7 @@ __all__ = [
     "experts",
     "gated",
     "gatednorm",
+    "gaussian_topk",
     "geglu",
     "gelu",
     "grad_norm",
@@ -87,8 +90,10 @@ __all__ = [
     "linear_cross_entropy",
     "orpo",
     "placed",
+    "predict",
     "queries",
     "relu2",
+    "rescale",
     "rmsnorm",
     "rope",
     "rounded",

@@ -137,6 +137,16 @@ def _cached(s: Sizes) -> list[Pass]:
 #: The passes of an entry, in order. An entry that is not listed has a thread per element of its
 #: first output.
 PASSES: dict[str, Passes] = {
+    "altup.correct_backward": lambda s: [
+        each(s["N"] * s["C"], "_x"),
+        rows(_over(s["N"] * s["A"], GROUP // LINE), "_w"),
+    ],
+    "altup.predict_backward": lambda s: [
+        each(s["N"] * s["A"] * s["C"], "_x"),
+        rows(_over(s["N"] * s["A"] * s["A"], GROUP // LINE), "_w"),
+    ],
+    "altup.rescale": _rows,
+    "altup.rescale_backward": _rows,
     "attention.backward": _attention_backward,
     "attention.backward_sinks": lambda s: [rows(s["H"])],
     "attention.forward": lambda s: [_heads(s, "H", s["E"])],
@@ -184,6 +194,8 @@ PASSES: dict[str, Passes] = {
         columns(s["G"] * s["C"] * s["has_dw"], "_w"),
     ],
     "gatednorm.forward": lambda s: [rows(s["N"] * s["G"])],
+    "gaussian_topk.backward": _rows,
+    "gaussian_topk.forward": _rows,
     "grad_norm.forward": lambda s: [rows(_over(s["n"], BLOCK), "_blocks"), rows(1)],
     "kto.backward": _each("S"),
     "kto.forward": _one_group,
