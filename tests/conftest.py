@@ -51,3 +51,19 @@ def the_precision_of_before():
     before = toynn.get_float32_matmul_precision()
     yield
     toynn.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(scope="module")
+def as_llama_cpp_divides():
+    """Let a Gemma 3n divide by n - 1 in the standard deviation of its gates."""
+    from toynn.models import Gemma3nConfig
+
+    own = Gemma3nConfig.cutoff
+
+    def cutoff(cfg, n):
+        z = own(cfg, n)
+        return z and z * (cfg.d_ff / (cfg.d_ff - 1)) ** 0.5
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Gemma3nConfig, "cutoff", cutoff)
+        yield

@@ -380,6 +380,38 @@ FOLDERS = {
     "qwen3next none": ("qwen3next", dict(linear_num_key_heads=4), "does not fit: 4 and 6 heads"),
     "qwen3next experts": ("qwen3next", dict(num_experts=4), "count is 4; blk.0.ffn_gate_exps"),
     "qwen3next used": ("qwen3next", dict(num_experts_per_tok=9), "at most n_experts; got 9 of 5"),
+    "gemma3n streams": ("gemma3n", dict(altup_num_inputs=2), "altup_num_inputs must be 4; got 2"),
+    "gemma3n active": ("gemma3n", dict(altup_active_idx=1), "altup_active_idx must be 0; got 1"),
+    "gemma3n scale": ("gemma3n", dict(altup_correct_scale=False), "scale must be True; got False"),
+    "gemma3n rank": ("gemma3n", dict(laurel_rank=4), "laurel.rank must be 3 here; got 4"),
+    "gemma3n cap": ("gemma3n", dict(final_logit_softcapping=None), "softcapping must be a number"),
+    "gemma3n shares": (
+        "gemma3n",
+        dict(activation_sparsity_pattern=[0.5, 1.0, 0]),
+        "activation_sparsity_pattern must be numbers from 0 to less than 1; got",
+    ),
+    "gemma3n share": (
+        "gemma3n",
+        dict(activation_sparsity_pattern=0.95),
+        "activation_sparsity_pattern must have 3 entries; got 0.95",
+    ),
+    "gemma3n widths": ("gemma3n", dict(intermediate_size=[56, 40]), "must have 3 entries; got 2"),
+    "gemma3n width": ("gemma3n", dict(intermediate_size=[1, 2, 0.5]), "intermediate_size must"),
+    "gemma3n input": ("gemma3n", dict(hidden_size_per_layer_input=0), "whole number >= 1; got 0"),
+    "gemma3n rows": ("gemma3n", dict(vocab_size_per_layer_input=60), "per_layer_input = 60"),
+    "gemma3n shared": ("gemma3n", dict(num_kv_shared_layers=2), "shared_kv must leave a block of"),
+    "gemma3n kinds": ("gemma3n", dict(layer_types=["mamba"] * 3), "layer_types must be slid"),
+    "gemma3n rope": (
+        "gemma3n",
+        dict(
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0},
+            }
+        ),
+        "RoPE of full_attention must be default; got linear",
+    ),
+    "gemma3n act": ("gemma3n", dict(hidden_activation="silu"), "activation must be 'gelu_py"),
+    "gemma3n head": ("gemma3n", dict(head_dim=None), "head_dim is missing"),
     "gemma4 bias": ("gemma4", dict(attention_bias=True), "attention_bias must be False; got True"),
     "gemma4 ways": ("gemma4", dict(use_bidirectional_attention="all"), "must be None; got 'all'"),
     "gemma4 act": ("gemma4", dict(hidden_activation="silu"), "hidden_activation must be 'gelu_py"),
@@ -652,6 +684,23 @@ FILES = {
     "latent values": ("deepseek2", "deepseek2.attention.value_length_mla", 8, "the wrong shape"),
     "latent shared": ("deepseek2", "deepseek2.attention.head_count_kv", 6, "must be 1 here; got"),
     "latent queries": ("deepseek2", "deepseek2.attention.q_lora_rank", 9, "the wrong shape"),
+    "gemma3n active": ("gemma3n-usual", "gemma3n.altup.active_idx", 1, "must be 0 here; got 1"),
+    "gemma3n streams": ("gemma3n-usual", "gemma3n.altup.num_inputs", 2, "must be 4 here; got 2"),
+    "gemma3n cut": (
+        "gemma3n-usual",
+        "gemma3n.activation_sparsity_scale",
+        1.6,
+        "activation_sparsity_scale must be 2 numbers; got 1.6",
+    ),
+    "gemma3n cap": ("gemma3n-usual", "gemma3n.final_logit_softcapping", 0.0, "must be a number >"),
+    "gemma3n input": (
+        "gemma3n-usual",
+        "gemma3n.embedding_length_per_layer_input",
+        255,
+        "wrong shape: expected",
+    ),
+    "gemma3n width": ("gemma3n-usual", "gemma3n.feed_forward_length", 41, "wrong shape: expected"),
+    "gemma3n shared": ("gemma3n-usual", "gemma3n.attention.shared_kv_layers", 2, "must leave a bl"),
     "gemma4 heads": (
         "gemma4",
         "gemma4.attention.head_count_kv",
@@ -872,6 +921,11 @@ def test_what_a_family_cannot_be():
         ("glm4", {"rope_channels": 3}, "rope_channels must be even, and at most the 4"),
         ("llama", {"mlp_bias": 1}, "mlp_bias must be True or False; got 1"),
         ("gemma3", {"query_scalar": 0.0}, "query_scalar must be a number above 0; got 0.0"),
+        ("gemma3n", {"laurel_rank": 0}, "laurel_rank must be a whole number >= 1; got 0"),
+        ("gemma3n", {"sparsity": (0.5,)}, "sparsity must be 2 numbers from 0 to less than 1"),
+        ("gemma3n", {"sparsity": (0.5, 1.0)}, "sparsity must be 2 numbers from 0 to less than 1"),
+        ("gemma3n", {"block_widths": (5,)}, "block_widths must be 2 whole numbers >= 1; got"),
+        ("gemma3n", {"logit_cap": 0.0}, "logit_cap must be a number above 0; got 0"),
         ("gemma4", {"full_kv_heads": 4}, "full_kv_heads must divide n_heads; got 4 and 6"),
         ("gemma4", {"rope_channels": 6}, "rope_channels must be even, and those at most this; got"),
         ("gemma4", {"full_head_dim": 3}, "full_head_dim and rope_channels must be even"),
@@ -920,6 +974,12 @@ def test_what_llama_cpp_does_not_load_is_not_written_and_what_it_changes_is_said
             ("smollm3", FACTORS, r"llama.cpp reads smollm3 without rope_factors; got \(1.0, 4.0\)"),
             ("starcoder2", {}, "llama.cpp reads starcoder2 with output_bias and mlp_bias"),
             ("cohere2", {"window": 0}, "llama.cpp reads cohere2 with a window only; got 0"),
+            ("gemma3n", {"per_layer": 5}, "gemma3n of 2 blocks with per_layer 256; got 5"),
+            ("gemma3n", {"laurel_rank": 3}, "with laurel_rank 64; got 3"),
+            ("gemma3n", {"logit_cap": 2.0}, "with logit_cap 30.0; got 2.0"),
+            ("gemma3n", {"sparsity": (0.9, 0.9)}, r"with sparsity \(0.95, 0.95\); got"),
+            ("gemma3n", {"block_widths": (40, 56)}, r"with block_widths \(\); got"),
+            ("gemma3n", {"n_layers": 21}, "gemma3n of 21 blocks with shared_kv 1; got 0"),
             (
                 "gemma4",
                 {"n_layers": 4, "windowed": (False, True, True, False), "shared_kv": 1},
@@ -981,7 +1041,7 @@ def test_what_a_phi3_or_gemma_cannot_be():
     ):
         with pytest.raises(ConfigError, match=f"Qwen35Config: .*{message}"):
             config("qwen35", **{"delta_value_heads": 6} | sizes)
-    for kind in ("exaone4", "phi3", "gemma3", "gemma4", "lfm2", "qwen35"):
+    for kind in ("exaone4", "phi3", "gemma3", "gemma3n", "gemma4", "lfm2", "qwen35"):
         with pytest.raises(ConfigError, match=f"{kind}: q, k and v have no biases"):
             make(kind, qkv_bias=True)
     with pytest.raises(ConfigError, match="gemma2: the head is tied"):

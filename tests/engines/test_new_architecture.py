@@ -246,7 +246,7 @@ def test_every_command(file, data, tmp_path, capsys):
 
 
 def test_what_is_not_registered_is_refused_with_a_list(file, tmp_path):
-    known = ".*deepseek2, .*gemma4, glm4, glm4moe, gpt2, gpt-oss, granite, granitemoe, "
+    known = ".*deepseek2, .*gemma3n, gemma4, glm4, glm4moe, gpt2, gpt-oss, granite, granitemoe, "
     known += "granitehybrid, hunyuan-dense, lfm2, lfm2moe, mistral3, nemotron_h, nemotron_h_moe, "
     known += "olmoe, phi3, qwen3moe, qwen35, qwen35moe, qwen3next, seed_oss, smollm3, "
     known += "starcoder2, tandem"

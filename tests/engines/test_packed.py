@@ -37,7 +37,7 @@ MODELS = {"gpt2": gpt2} | {
     kind: llama(kind)
     for kind in (
         *("llama", "qwen2", "qwen3", "llama-lens", "qwen35", "lfm2", "lfm2-taps"),
-        *("gemma4", "gemma4-moe", "gemma4-plain", "deepseek2"),
+        *("gemma3n", "gemma4", "gemma4-moe", "gemma4-plain", "deepseek2"),
         *("granitehybrid", "nemotron_h", "nemotron_h_moe"),
         *("phi3", "phi3-short", "phi3-long"),
     )

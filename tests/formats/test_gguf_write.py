@@ -20,6 +20,31 @@ WEIGHTS = np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32)
 DTYPES = {name: dtype for name, dtype in SCALARS.values() if name != "BOOL"}
 
 
+def test_matrices_of_a_stack_are_one_tensor_in_a_file(tmp_path):
+    """In one type, in blocks as they are; where types differ, as float32."""
+    names = [f"altup_proj.{i}.weight" for i in range(3)]
+    parts = [WEIGHTS * (i + 1) for i in range(3)]
+    tensors = {name: (part, "q8_0") for name, part in zip(names, parts, strict=True)}
+    gguf.write(tmp_path / "one.gguf", LLAMA, tensors | {"a.weight": (WEIGHTS, "f32")})
+    (stack,) = [t for t in library.GGUFReader(tmp_path / "one.gguf").tensors if "altup" in t.name]
+    assert (stack.name, stack.shape.tolist()) == ("altup_proj.weight", [64, 6, 3])
+    with gguf.open(tmp_path / "one.gguf") as file:
+        assert [*file] == ["a.weight", *names] and file.tensors[names[1]].type == "Q8_0"
+        raw = {name: (np.array(file.raw(name)), "q8_0") for name in names}
+        whole = {name: np.array(file[name]) for name in names}
+    for name, part in zip(names, parts, strict=True):
+        np.testing.assert_allclose(whole[name], part, atol=0.02 * np.abs(part).max())
+    gguf.write(tmp_path / "again.gguf", LLAMA, raw)
+    mixed = raw | {names[1]: (parts[1], "f32")}
+    gguf.write(tmp_path / "mixed.gguf", LLAMA, mixed)
+    with gguf.open(tmp_path / "again.gguf") as again, gguf.open(tmp_path / "mixed.gguf") as file:
+        assert {info.type for info in file.tensors.values()} == {"F32"}
+        for name in names:
+            assert np.array_equal(again[name], whole[name])
+            expected = parts[1] if name == names[1] else whole[name]
+            assert np.array_equal(file[name], expected)
+
+
 def test_a_written_file_is_read_by_us_and_by_the_library(tmp_path):
     path = tmp_path / "m.gguf"
     metadata = {

@@ -13,7 +13,7 @@ from toynn.formats.adapters import LORA_A, LORA_B, Adapter
 from toynn.formats.fuse import fuse
 from toynn.generation.drawing import sample
 
-pytestmark = pytest.mark.llama_cpp
+pytestmark = [pytest.mark.llama_cpp, pytest.mark.usefixtures("as_llama_cpp_divides")]
 
 ADAPTERS = {
     "all": {},
@@ -26,6 +26,7 @@ LIMITS = {
     "gpt2": 1e-6,
     "gemma2": 1e-6,
     "gemma3": 1e-6,
+    "gemma3n": 1e-6,
     "gemma4": 1e-6,
     "starcoder2": 1e-6,
 }  # llama.cpp looks GELU up in a table of float16
@@ -39,7 +40,7 @@ BASES += ["ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan-dense", "exaon
 BASES += ["starcoder2", "glm4", "granite-biases"]
 BASES += ["deepseek2", "lfm2moe", "glm4moe", "ernie4_5-moe", "qwen35moe", "qwen3next"]
 BASES += ["olmo2", "phi3", "phi3-short", "lfm2", "qwen35", "gemma2", "gemma3"]
-BASES += ["gemma4-three", "gemma4-moe"]
+BASES += ["gemma4-three", "gemma4-moe", "gemma3n"]
 
 
 def adapted(base):

@@ -51,8 +51,11 @@ GEMMA4 = {"full_head_dim": 6, "rope_channels": 4, "rope_base": 50.0, "window": 4
 GEMMA4 |= {"rms_eps": 0.03}  # v is normalised, small as it may be: as of states, above
 GEMMA4 |= {"n_layers": 4, "local_base": 20.0, "block_scales": (0.8, 1.3, 0.7, 0.9)}
 SHARED = {"windowed": (True, False, True, False), "shared_kv": 2, "wide_shared": True}
+GEMMA3N = {"n_layers": 3, "windowed": (True, False, True), "shared_kv": 1, "per_layer": 5}
+GEMMA3N |= {"rope_base": 50.0, "local_base": 20.0, "window": 4, "rms_eps": 0.1, "logit_cap": 2.0}
+GEMMA3N |= {"laurel_rank": 3, "sparsity": (0.3, 0.0, 0.8), "block_widths": (56, 40, 56)}
 #: How the names of gains end.
-GAINS = ("norm.weight", "norm_1.weight", "norm_2.weight", ".scale")
+GAINS = ("norm.weight", "norm_1.weight", "norm_2.weight", ".scale", "scale.weight")
 NEMOTRON = {name: size for name, size in MAMBA.items() if name != "attention_blocks"}
 NEMOTRON |= {"n_layers": 4, "kinds": "M-*-"}
 NEMOTRON_MOE = NEMOTRON | {"n_layers": 5, "kinds": "ME*ME", "n_experts": 6, "n_experts_used": 2}
@@ -162,6 +165,8 @@ KINDS = {
     ),
     "gemma2": ({"arch": "gemma2", "n_layers": 3, "head_dim": 6} | CAPS, {}),
     "gemma3": ({"arch": "gemma3", "n_layers": 7, "head_dim": 6} | LOCAL, {}),
+    "gemma3n": ({"arch": "gemma3n", "head_dim": 6} | GEMMA3N, {}),
+    "gemma3n-usual": ({"arch": "gemma3n", "rms_eps": 0.1}, {"untied": True}),
     "gemma4": (
         {"arch": "gemma4", "per_layer": 5, "logit_cap": 2.0} | GEMMA4 | SHARED,
         {},
@@ -189,6 +194,7 @@ KINDS = {
 }
 #: Those of which llama.cpp reads no file.
 NO_FILES = {"deepseek2-plain", "qwen35-widths", "qwen3next-widths", "lfm2moe-plain"}
+NO_FILES |= {"gemma3n"}
 
 
 def config(arch="llama", **sizes):

@@ -51,6 +51,17 @@ GEMMA4 = LLAMA | {"pad_token_id": None, "head_dim": 4, "rms_norm_eps": 0.03, "sl
 GEMMA4 |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4}
 GEMMA4 |= {"global_head_dim": 8, "final_logit_softcapping": 20.0, "num_kv_shared_layers": 2}
 GEMMA4 |= {"hidden_size_per_layer_input": 5, "vocab_size_per_layer_input": 61}
+GEMMA3N = {key: size for key, size in GEMMA4.items() if key != "global_head_dim"}
+GEMMA3N |= {"laurel_rank": 3, "activation_sparsity_pattern": [0.3, 0.8, 0.0, 0.5]}
+GEMMA3N |= {"intermediate_size": [56, 40, 56, 56]}
+GEMMA3N["rope_parameters"] = {
+    "full_attention": {"rope_type": "default", "rope_theta": 50.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+}
+GEMMA3N_FILE = GEMMA3N | {"layer_types": None, "rope_parameters": None, "intermediate_size": 56}
+GEMMA3N_FILE |= {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.95] * 4}
+GEMMA3N_FILE |= {"hidden_size_per_layer_input": 256, "laurel_rank": 64}
+GEMMA3N_FILE |= {"final_logit_softcapping": 30.0, "tie_word_embeddings": False}
 GEMMA4["use_double_wide_mlp"] = True
 PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 50.0, "partial_rotary_factor": 0.5}
 GEMMA4["rope_parameters"] = {
@@ -200,6 +211,8 @@ MODELS = {
     "gemma2-scalar": ("Gemma2Config", GEMMA | {"query_pre_attn_scalar": 11}),
     "gemma3": ("Gemma3TextConfig", GEMMA | {"num_hidden_layers": 7, "rope_parameters": TWO_ROPES}),
     "gemma3-plain": ("Gemma3TextConfig", GEMMA | {"tie_word_embeddings": False}),
+    "gemma3n-widths": ("Gemma3nTextConfig", GEMMA3N),
+    "gemma3n": ("Gemma3nTextConfig", GEMMA3N_FILE),
     "gemma4": ("Gemma4TextConfig", GEMMA4),
     "gemma4-moe": ("Gemma4TextConfig", GEMMA4MOE),
     "gemma4-plain": ("Gemma4TextConfig", GEMMA4 | PLAIN),
@@ -369,6 +382,34 @@ def test_a_gemma4_as_it_is_published(tmp_path):
         assert np.array_equal(frozen(file).logits(IDS), expected)
 
 
+def test_a_gemma3n_as_it_is_published(tmp_path):
+    """Its text part is nested, and ids of other parts, behind the others, have row 0 as input."""
+    settings = json.loads(json.dumps(GEMMA3N | {"vocab_size_per_layer_input": 50}))
+    torch.manual_seed(0)
+    theirs = AutoModelForCausalLM.from_config(transformers.Gemma3nTextConfig(**settings)).eval()
+    assert (IDS >= 50).any()
+    theirs.save_pretrained(tmp_path)
+    expected = their_logits(theirs)
+    text = json.loads((tmp_path / "config.json").read_text())
+    rope = text.pop("rope_parameters")
+    text |= {"rope_theta": rope["full_attention"]["rope_theta"]}  # as before transformers 5
+    text |= {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
+    config = {"model_type": "gemma3n", "text_config": text, "audio_config": {"hidden_size": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {f"model.language_{name}": w for name, w in tensors.items() if "lm_head" not in name}
+    layer = "model.language_model.layers.2.self_attn"
+    tensors |= {f"{layer}.{part}_proj.weight": np.ones((8, 24), np.float32) for part in "kv"}
+    others = ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
+    tensors |= {f"model.{part}.spare.weight": np.ones(3, np.float32) for part in others}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert_logits_agree(logits_of(tmp_path), expected)
+    engine = ENGINES["gemma3n"].from_hf(tmp_path, t_seq=13)
+    assert_logits_agree(engine.logits(IDS), expected)
+    table = engine.weights()["per_layer_token_embd.weight"]
+    assert len(table) == 61 and (table[50:] == table[0]).all()
+
+
 #: What changes no number of what is computed: ids, training, the longest text.
 NEUTRAL = {"max_position_embeddings", "initializer_range", "use_cache", "pretraining_tp"}
 UNUSED = ("_token_id", "dropout", "pdrop")
@@ -378,6 +419,7 @@ NEUTRAL |= {"mamba_chunk_size", "chunk_size", "expand"}  # of an algorithm, and 
 NEUTRAL |= {f"time_step_{name}" for name in ("min", "max", "floor")}  # of how weights start
 NEUTRAL |= {"num_logits_to_keep", "rescale_prenorm_residual", "use_mamba_kernels"}
 NEUTRAL |= {"moe_shared_expert_overlap"}
+NEUTRAL |= {"altup_coef_clip"}  # of large weights, in training
 FAMILIES = ["ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan", "exaone4", "starcoder2"]
 FAMILIES += [
     "cohere2",
@@ -385,6 +427,7 @@ FAMILIES += [
     "granite-biases",
     "gemma2",
     "gemma3",
+    "gemma3n-widths",
     "gemma4",
     "gemma4-moe",
     "phi3-longrope",

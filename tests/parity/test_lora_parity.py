@@ -80,6 +80,7 @@ BASES = {
     "qwen35": ("qwen35", "F32", {"n_layers": 3, "attention_every": 2} | DELTA),
     "gemma2": ("gemma2", "F32", {"n_layers": 3, "head_dim": 6} | CAPS),
     "gemma3": ("gemma3", "F32", {"n_layers": 7, "head_dim": 6} | LOCAL),
+    "gemma3n": ("gemma3n", "F32", {"head_dim": 6, "rms_eps": 0.1}),
     "gemma4": ("gemma4", "F32", GEMMA4 | SHARED | {"per_layer": 5}),
     "gemma4-moe": ("gemma4", "F32", GEMMA4 | EXPERTS | {"expert_d_ff": 28, "k_as_v": True}),
     "granite-biases": ("granite", "F32", SCALES | BIASES),
@@ -134,7 +135,7 @@ PAIRS += [("qwen35moe", "plain"), ("qwen3next", "plain")]
 PAIRS += [("granitehybrid", "plain"), ("granitehybrid-experts", "plain")]
 PAIRS += [("gpt2", "last"), ("qwen3next", "last"), ("smollm3", "last-lorafa")]
 PAIRS += [("deepseek2", "latents-lorafa")]
-PAIRS += [("gemma4", "attention"), ("gemma4-moe", "plain")]
+PAIRS += [("gemma3n", "attention"), ("gemma4", "attention"), ("gemma4-moe", "plain")]
 PAIRS += [("nemotron_h", "attention"), ("nemotron_h_moe", "mixer")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]
 

@@ -84,7 +84,7 @@ WRITTEN += [("gpt-oss", "all"), ("qwen3moe", "rslora-ranks"), ("granitemoe", "ra
 WRITTEN += [("olmoe", "all")]
 MIXED = ("deepseek2", "lfm2moe", "glm4moe", "ernie4_5-moe", "qwen35moe", "qwen3next")
 FAMILIES = ("ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan", "exaone4", "starcoder2")
-FAMILIES += ("cohere2", "glm4", "granite-biases", *MIXED, "gemma4", "gemma4-moe")
+FAMILIES += ("cohere2", "glm4", "granite-biases", *MIXED, "gemma3n", "gemma4", "gemma4-moe")
 FAMILIES += ("granitehybrid", "granitehybrid-experts", "nemotron_h", "nemotron_h_moe")
 WRITTEN += [(kind, "rslora-ranks") for kind in FAMILIES]
 WRITTEN += [("llama", name) for name in ("rslora", "ranks", "no-alpha", "one-block")]
@@ -200,7 +200,7 @@ READ = [
 ]
 READ += [("smollm3", "patterns"), ("granite", "head"), ("olmo2", "patterns")]
 READ += [("gemma3", "patterns"), ("gpt-oss", "experts"), ("qwen3moe", "down")]
-READ += [("gemma4", "patterns"), ("gemma4-moe", "experts")]
+READ += [("gemma3n", "patterns"), ("gemma4", "patterns"), ("gemma4-moe", "experts")]
 READ += [("phi3", "all-linear"), ("gemma2", "patterns")]
 READ += [("glm4", "all-linear"), ("ernie4_5", "patterns"), ("cohere2", "suffixes")]
 READ += [("qwen3next", "fused"), ("qwen3next", "fused-dora")]

@@ -13,6 +13,7 @@ import torch_gpt2
 import transformers
 from llamas import SCALES, SIZES, draw, make, shake
 from test_gpt2_parity import LOSS, assert_gradients_agree, hp
+from transformers.models.gemma3n import modeling_gemma3n
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.nemotron_h import modeling_nemotron_h
@@ -52,6 +53,7 @@ MODELS = {
     "qwen3next": "Qwen3Next",
     "gemma2": "Gemma2",
     "gemma3": ("Gemma3", "Text"),
+    "gemma3n": ("Gemma3n", "Text"),
     "gemma4": ("Gemma4", "Text"),
     "mistral3": "Ministral3",
     "seed_oss": "SeedOss",
@@ -127,7 +129,7 @@ KINDS += ["exaone4", "starcoder2", "cohere2", "glm4", "qwen35-widths"]
 KINDS += ["lfm2moe", "lfm2moe-plain", "glm4moe", "glm4moe-plain", "qwen35moe"]
 KINDS += ["ernie4_5-moe", "ernie4_5-moe-none", "qwen3next"]
 KINDS += ["deepseek2", "deepseek2-plain"]
-KINDS += ["gemma4", "gemma4-moe", "gemma4-plain"]
+KINDS += ["gemma4", "gemma4-moe", "gemma4-plain", "gemma3n", "gemma3n-usual"]
 KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
 
 
@@ -202,6 +204,20 @@ OTHER_NAMES["gemma4"] = {
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
+OTHER_NAMES["gemma3n"] = OTHER_NAMES["gemma4"] | {
+    f"altup_{ours}.{i}": f"model.altup_{theirs}.{i}"
+    for ours, theirs in (("proj", "projections"), ("unembd_proj", "unembed_projections"))
+    for i in range(3)
+}
+OTHER_NAMES["gemma3n"] |= {
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_correct_coef": "altup.correction_coefs",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
 }
 OTHER_NAMES["nemotron_h"] = {
     f"{own}": f"mixer.{name}"
@@ -290,8 +306,8 @@ def more(kind, cfg):
             known |= {"shared_expert_intermediate_size": cfg.shared_d_ff} | NO_PAD
             known |= {"num_experts": cfg.n_experts}
         return known
-    if cfg.arch == "gemma4":
-        return gemma4(cfg)
+    if cfg.arch in ("gemma3n", "gemma4"):
+        return NO_PAD | shared(cfg) | (gemma4(cfg) if cfg.arch == "gemma4" else gemma3n(cfg))
     if cfg.arch.startswith("gemma"):
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base}
         if cfg.arch == "gemma3":
@@ -342,22 +358,34 @@ def more(kind, cfg):
     return MORE.get(kind, NO_PAD) | stretch(cfg)
 
 
-def gemma4(cfg):
-    """What a Gemma 4 has, as released folders say it."""
+def shared(cfg):
+    """What Gemma 3n and 4 have."""
     kinds = ["sliding_attention" if has else "full_attention" for has in cfg.windowed]
-    full = {"rope_type": "proportional"}
-    full["partial_rotary_factor"] = cfg.rope_channels / cfg.width_of(full=True)
-    local = {"rope_type": "default", "rope_theta": cfg.local_base}
-    rope = {"full_attention": full | {"rope_theta": cfg.rope_base}, "sliding_attention": local}
-    known = {"layer_types": kinds, "rope_parameters": rope, "sliding_window": cfg.window}
-    known |= {"global_head_dim": cfg.width_of(full=True)}
-    known |= {"num_global_key_value_heads": cfg.heads(full=True)}
-    known |= {"attention_k_eq_v": cfg.k_as_v, "num_kv_shared_layers": cfg.shared_kv}
-    known |= {"use_double_wide_mlp": cfg.wide_shared, "hidden_size_per_layer_input": cfg.per_layer}
+    known = {"layer_types": kinds, "sliding_window": cfg.window}
+    known |= {"num_kv_shared_layers": cfg.shared_kv, "hidden_size_per_layer_input": cfg.per_layer}
     known |= {"vocab_size_per_layer_input": cfg.vocab}
-    known |= {"final_logit_softcapping": cfg.logit_cap or None}
+    rope = {"full_attention": {"rope_type": "default", "rope_theta": cfg.rope_base}}
+    rope |= {"sliding_attention": {"rope_type": "default", "rope_theta": cfg.local_base}}
+    return known | {"rope_parameters": rope, "final_logit_softcapping": cfg.logit_cap or None}
+
+
+def gemma3n(cfg):
+    """What a Gemma 3n has besides."""
+    widths = list(cfg.block_widths) or cfg.d_ff
+    known = {"laurel_rank": cfg.laurel_rank, "intermediate_size": widths}
+    return known | {"activation_sparsity_pattern": list(cfg.sparsity)}
+
+
+def gemma4(cfg):
+    """What a Gemma 4 has besides, as released folders say it."""
+    rope = shared(cfg)["rope_parameters"]
+    rope["full_attention"] |= {"rope_type": "proportional"}
+    rope["full_attention"]["partial_rotary_factor"] = cfg.rope_channels / cfg.width_of(full=True)
+    known = {"global_head_dim": cfg.width_of(full=True), "rope_parameters": rope}
+    known |= {"num_global_key_value_heads": cfg.heads(full=True)}
+    known |= {"attention_k_eq_v": cfg.k_as_v, "use_double_wide_mlp": cfg.wide_shared}
     known |= {"enable_moe_block": cfg.n_experts > 0, "num_experts": cfg.n_experts or None}
-    return NO_PAD | known | {"top_k_experts": cfg.n_experts_used or None}
+    return known | {"top_k_experts": cfg.n_experts_used or None}
 
 
 def sparse(cfg, dense):
@@ -403,6 +431,7 @@ def in_float64(module):
 #: Weights whose names end in no ".weight".
 WHOLE = {"ssm_a": "mixer.A_log", "ssm_dt.bias": "mixer.dt_bias", "ssm_d": "mixer.D"}
 WHOLE |= {"ffn_gate_inp.scale": "router.scale"}
+WHOLE |= {"altup_correct_scale.weight": "altup.correct_output_scale"}
 WHOLE |= {"ffn_down_exps.scale": "router.per_expert_scale"}
 
 
@@ -497,7 +526,7 @@ def rows_apart(name, w, cfg):
 
 WIDE = {"qwen35": modeling_qwen3_5, "qwen35moe": modeling_qwen3_5_moe}
 WIDE |= {"qwen3next": modeling_qwen3_next, "granitehybrid": modeling_granitemoehybrid}
-WIDE["gemma4"] = modeling_gemma4
+WIDE |= {"gemma3n": modeling_gemma3n, "gemma4": modeling_gemma4}
 WIDE |= {"nemotron_h": modeling_nemotron_h, "nemotron_h_moe": modeling_nemotron_h}
 
 
@@ -514,7 +543,7 @@ class Theirs:
         known = {"rope_parameters": {"rope_type": "default", "rope_theta": cfg.rope_base}}
         known |= {} if cfg.arch == "qwen2" else {"attention_bias": opts.qkv_bias}
         known |= {"mlp_bias": cfg.mlp_bias}
-        known |= more(kind, cfg)
+        known |= {"intermediate_size": cfg.d_ff} | more(kind, cfg)
         if hasattr(cfg, "n_experts"):
             known |= {"num_experts_per_tok": cfg.n_experts_used}
             own = cfg.arch in ("gemma4", "nemotron_h", "nemotron_h_moe")
@@ -526,7 +555,6 @@ class Theirs:
             config(
                 vocab_size=cfg.vocab,
                 hidden_size=cfg.d_model,
-                intermediate_size=cfg.d_ff,
                 num_hidden_layers=cfg.n_layers,
                 num_attention_heads=cfg.n_heads,
                 num_key_value_heads=cfg.n_kv_heads,

@@ -11,6 +11,7 @@ from toynn.models.ernie4_5 import Ernie45
 from toynn.models.ernie4_5moe import Ernie45MoEConfig
 from toynn.models.exaone4 import Exaone4Config
 from toynn.models.gemma import GemmaConfig
+from toynn.models.gemma3n import Gemma3nConfig
 from toynn.models.gemma4 import Gemma4Config
 from toynn.models.glm4 import Glm4Config
 from toynn.models.glm4moe import Glm4MoEConfig
@@ -54,6 +55,7 @@ __all__ = [
     "Exaone4Config",
     "Folder",
     "GPT2Config",
+    "Gemma3nConfig",
     "Gemma4Config",
     "GemmaConfig",
     "Glm4Config",

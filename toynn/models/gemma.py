@@ -37,12 +37,12 @@ from toynn.models.table import by_width, matrix
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Gemma", "GemmaConfig"]
+__all__ = ["DIVISOR", "Gemma", "GemmaConfig", "bases_of"]
 
 Floats = NDArray[np.float32]
 
 _LAYER = "model.layers.{n}"
-_LOCAL, _DIVISOR = "rope.freq_base_swa", "rope.scaling.factor"
+_LOCAL, DIVISOR = "rope.freq_base_swa", "rope.scaling.factor"
 _WINDOW, _SCORES, _LOGITS = (
     "attention.sliding_window",
     "attn_logit_softcapping",
@@ -186,7 +186,7 @@ class Gemma(Llama):
         hyper.expect("attention.value_length", d_head)
         hyper.expect("rope.dimension_count", d_head)
         hyper.expect("attention.sliding_window_pattern", self.period)
-        divisor = 1.0 if second else hyper.real(_DIVISOR, 1.0)
+        divisor = 1.0 if second else hyper.real(DIVISOR, 1.0)
         if divisor != 1:
             hyper.expect("rope.scaling.type", "linear")
         cap = hyper.real(_LOGITS, _CAPS["logit_cap"]) if second or hyper.has(_LOGITS) else 0.0
@@ -226,7 +226,7 @@ class Gemma(Llama):
         if cfg.query_scalar is not None:
             more[_SCALAR] = float(cfg.query_scalar)
         if cfg.rope_divisor != 1:
-            more |= {"rope.scaling.type": "linear", _DIVISOR: float(cfg.rope_divisor)}
+            more |= {"rope.scaling.type": "linear", DIVISOR: float(cfg.rope_divisor)}
         return super().write(cfg) | more
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
@@ -248,37 +248,12 @@ class Gemma(Llama):
         return self._read_rope(config, found)
 
     def _read_rope(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        given = config.get("rope_parameters")
         if self.architecture == "gemma2":
             rope = base_of(config, found)
             if rope.pop("rope_type") != "default" or any(rope.values()):
                 config.refuse(f"RoPE must be default; got {rope}")
             return {}
-        local: dict[str, Any] = {}
-        if isinstance(given, dict) and given.keys() <= {"full_attention", "sliding_attention"}:
-            local = given.get("sliding_attention") or {}
-            whole: Any = given.get("full_attention") or {}
-        else:
-            whole = config.get("rope_scaling") or {}
-            if given:
-                config.refuse(
-                    "rope_parameters must be given for full_attention and sliding_attention; "
-                    f"got {given}"
-                )
-        if not isinstance(whole, dict) or not isinstance(local, dict):
-            config.refuse(f"rope_parameters must be objects; got {given!r}")
-        whole, local = dict(whole), dict(local)
-        base = whole.pop("rope_theta", config.get("rope_theta", 1e6))
-        found["rope.freq_base"] = config.number("rope_theta", base, real=True)
-        base = local.pop("rope_theta", config.get("rope_local_base_freq", 1e4))
-        found[_LOCAL] = config.number("rope_local_base_freq", base, real=True)
-        kind = whole.pop("rope_type", whole.pop("type", "default"))
-        if kind == "linear":
-            found[_DIVISOR] = config.number("factor", whole.pop("factor", None), real=True)
-            found["rope.scaling.type"] = "linear"
-        local_kind = local.pop("rope_type", "default")
-        if kind not in ("default", "linear") or local_kind != "default" or whole or local:
-            config.refuse(f"RoPE must be default or linear; got {given or kind!r}")
+        bases_of(config, found)
         return {}
 
     def folder(
@@ -297,8 +272,8 @@ class Gemma(Llama):
         }
         if self.architecture == "gemma3":
             whole: dict[str, Any] = {"rope_type": "default", "rope_theta": hyper["rope.freq_base"]}
-            if _DIVISOR in hyper:
-                whole |= {"rope_type": "linear", "factor": hyper[_DIVISOR]}
+            if DIVISOR in hyper:
+                whole |= {"rope_type": "linear", "factor": hyper[DIVISOR]}
             local = {"rope_type": "default", "rope_theta": hyper[_LOCAL]}
             keys["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
         return keys, {}
@@ -356,6 +331,36 @@ class Gemma(Llama):
 
 
 _SLIDING = "sliding_attention"
+
+
+def bases_of(config: Config, found: dict[str, Any]) -> None:
+    """Add RoPE's bases of both kinds of blocks, in either spelling, to ``found``."""
+    given = config.get("rope_parameters")
+    local: dict[str, Any] = {}
+    if isinstance(given, dict) and given.keys() <= {"full_attention", "sliding_attention"}:
+        local = given.get("sliding_attention") or {}
+        whole: Any = given.get("full_attention") or {}
+    else:
+        whole = config.get("rope_scaling") or {}
+        if given:
+            config.refuse(
+                "rope_parameters must be given for full_attention and sliding_attention; "
+                f"got {given}"
+            )
+    if not isinstance(whole, dict) or not isinstance(local, dict):
+        config.refuse(f"rope_parameters must be objects; got {given!r}")
+    whole, local = dict(whole), dict(local)
+    base = whole.pop("rope_theta", config.get("rope_theta", 1e6))
+    found["rope.freq_base"] = config.number("rope_theta", base, real=True)
+    base = local.pop("rope_theta", config.get("rope_local_base_freq", 1e4))
+    found[_LOCAL] = config.number("rope_local_base_freq", base, real=True)
+    kind = whole.pop("rope_type", whole.pop("type", "default"))
+    if kind == "linear":
+        found[DIVISOR] = config.number("factor", whole.pop("factor", None), real=True)
+        found["rope.scaling.type"] = "linear"
+    local_kind = local.pop("rope_type", "default")
+    if kind not in ("default", "linear") or local_kind != "default" or whole or local:
+        config.refuse(f"RoPE must be default or linear; got {given or kind!r}")
 
 
 def _kind(n: int, period: int) -> str:

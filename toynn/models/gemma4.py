@@ -24,16 +24,14 @@ from dataclasses import replace
 from math import sqrt
 from typing import Any
 
-import numpy as np
-
 from toynn.graph.tape import Tensor
-from toynn.models.gemma4_files import BASE, KINDS, LOCAL, LOGITS, SCALE, Gemma4Config, Gemma4Files
+from toynn.models.gemma4_files import LOCAL, SCALE, Gemma4Config, Gemma4Files
 from toynn.models.hyper import EPS
-from toynn.models.llama import Floats
 from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED
 from toynn.models.registry import register
-from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV
-from toynn.models.table import Row, Sizes, by_width, experts, matrix, norm, router, table
+from toynn.models.rows import EMBEDDING, MLP, OUTPUT
+from toynn.models.sharing import BASE, FOR_ALL, FOR_BLOCK, HEADS, LOGITS
+from toynn.models.table import Row, Sizes, experts, norm, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -45,25 +43,11 @@ _LAYER = "model.layers.{n}"
 class Gemma4(Gemma4Files):
     """The architecture."""
 
-    biases_are_fixed = "have no"
     narrows = True
     table = (
         *EMBEDDING,
-        table("per_layer_token_embd", "V LP", "model.embed_tokens_per_layer", std=0.02, when="P"),
-        matrix(
-            "per_layer_model_proj", "LP C", "model.per_layer_model_projection",
-            std=by_width, when="P",
-        ),
-        norm("per_layer_proj_norm", "P", "model.per_layer_projection_norm", when="P"),
-        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
-        QKV[0],
-        replace(QKV[1], when="has_k"),
-        replace(QKV[2], when="has_v"),
-        norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_norm"),
-        norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_norm", when="has_k"),
-        ATTENDED,
-        norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
-        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.pre_feedforward_layernorm"),
+        *FOR_ALL,
+        *HEADS,
         *MLP,
         router("blk.{n}.ffn_gate_inp", "N C", f"{_LAYER}.router.proj", when="N"),
         norm("blk.{n}.ffn_gate_inp.scale", "C", f"{_LAYER}.router.scale", bare=True, when="N"),
@@ -79,9 +63,7 @@ class Gemma4(Gemma4Files):
         norm("blk.{n}.pre_ffw_norm_2", "C", f"{_LAYER}.pre_feedforward_layernorm_2", when="N"),
         norm("blk.{n}.post_ffw_norm_2", "C", f"{_LAYER}.post_feedforward_layernorm_2", when="N"),
         norm("blk.{n}.post_ffw_norm", "C", f"{_LAYER}.post_feedforward_layernorm"),
-        matrix("blk.{n}.inp_gate", "P C", f"{_LAYER}.per_layer_input_gate", std=by_width, when="P"),
-        matrix("blk.{n}.proj", "C P", f"{_LAYER}.per_layer_projection", std=by_width, when="P"),
-        norm("blk.{n}.post_norm", "C", f"{_LAYER}.post_per_layer_input_norm", when="P"),
+        *FOR_BLOCK,
         Row(SCALE, "1", f"{_LAYER}.layer_scalar", "norm", bare=True, when=False),
         norm("output_norm", "C", "model.norm"),
         OUTPUT,
@@ -130,72 +112,21 @@ class Gemma4(Gemma4Files):
 
     # -- Forward -------------------------------------------------------------------------------
 
-    def constants(self, cfg: Any) -> dict[str, Floats]:
-        """Return RoPE's frequencies and gains of 1, of both kinds of blocks."""
-        found = {}
-        for kind, full in zip(KINDS, (True, False), strict=True):
-            found[kind] = cfg.frequencies(full)
-            found[f"{kind}_ones"] = np.ones(cfg.width_of(full), np.float32)
-        return found
-
-    def cap(self, cfg: Any) -> float:
-        """Return the bound of logits."""
-        return float(cfg.logit_cap)
-
     def forward(self, layers: Layers, cfg: Any, tokens: Tensor, positions: Tensor) -> Tensor:
         """Record the embeddings and the blocks."""
         x = layers.scale(self.embed(layers, cfg, tokens), sqrt(cfg.d_model))
-        inputs = self._inputs(layers, cfg, tokens, x) if cfg.per_layer else None
+        inputs = self.inputs(layers, cfg, tokens, x) if cfg.per_layer else None
         kept: dict[int, tuple[Tensor, Tensor]] = {}
         for n, block in enumerate(layers.blocks(cfg.n_layers)):
             normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
-            heads = self._heads(block, cfg, n, normed, positions, kept)
+            heads = self.heads(block, cfg, n, normed, positions, kept)
             x = block.residual(x, block.rmsnorm(heads, "post_attention_norm", cfg.rms_eps))
             wide = self.feed_forward(block, cfg, x)
             x = block.add(x, block.rmsnorm(wide, "post_ffw_norm", cfg.rms_eps))
             if inputs is not None:
-                own = block.columns(block.narrowed(inputs), n * cfg.per_layer, cfg.per_layer)
-                y = block.geglu(x, "inp_gate", own, "proj")
-                x = block.add(x, block.rmsnorm(y, "post_norm", cfg.rms_eps))
+                x = block.add(x, self.added(block, cfg, n, x, inputs))
             x = block.scale(x, cfg.block_scales[n] if cfg.block_scales else 1.0)
         return x
-
-    def _inputs(self, layers: Layers, cfg: Any, tokens: Tensor, x: Tensor) -> Tensor:
-        """Record the inputs of all blocks, side by side, of embeddings x (B T, C)."""
-        own = layers.scale(layers.embedding("per_layer_token_embd", tokens), sqrt(cfg.per_layer))
-        seen = layers.scale(layers.linear(x, "per_layer_model_proj"), cfg.d_model**-0.5)
-        both = layers.add(layers.rmsnorm(seen, "per_layer_proj_norm", cfg.rms_eps), own)
-        return layers.scale(both, 0.5**0.5)
-
-    def _heads(
-        self,
-        block: Layers,
-        cfg: Any,
-        n: int,
-        x: Tensor,
-        positions: Tensor,
-        kept: dict[int, tuple[Tensor, Tensor]],
-    ) -> Tensor:
-        """Record the attention of block n; its k and v are kept for those that have none."""
-        full, source, eps = not cfg.windowed[n], cfg.source(n), cfg.rms_eps
-        H, KV, kind = cfg.n_heads, cfg.heads(full), KINDS[not full]
-        q = block.rmsnorm(block.linear(x, "attn_q"), "attn_q_norm", eps)
-        if source == n:
-            k = block.linear(x, "attn_k")
-            v = block.linear(x, "attn_v") if block.has("attn_v") else k
-            k = block.rope(block.rmsnorm(k, "attn_k_norm", eps), positions, KV, kind)
-            kept[n] = k, block.rmsnorm(v, f"{kind}_ones", eps)
-        # A block that has none reads the cache of the one that has, too.
-        with_cache = replace(block, prefix=f"blk.{source}.")
-        heads = with_cache.attention(
-            block.rope(q, positions, H, kind),
-            *kept[source],
-            n_heads=H,
-            n_kv_heads=KV,
-            scale=1.0,
-            window=cfg.width(n),
-        )
-        return block.linear(heads, "attn_output")
 
     def feed_forward(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
         """Record the MLP of x (B T, C), and the experts beside it, each behind its norm."""

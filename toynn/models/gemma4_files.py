@@ -2,31 +2,36 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
-from toynn.models.checks import check_flags, check_lists, check_positive, check_sizes
+from toynn.models.checks import check_flags, check_lists, check_sizes
 from toynn.models.hyper import EPS, KV, Hyper, refuse
 from toynn.models.llama import Floats
 from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED
-from toynn.models.rope import ROTATED, plain
-from toynn.models.windows import PATTERN, WINDOW, WindowConfig, Windowed
+from toynn.models.rope import ROTATED
+from toynn.models.sharing import (
+    BASE,
+    INPUT,
+    KINDS,
+    LOCAL_BASE,
+    LOGITS,
+    SHARED,
+    Sharing,
+    SharingConfig,
+)
+from toynn.models.windows import PATTERN, WINDOW
 
-__all__ = ["BASE", "KINDS", "LOCAL", "LOGITS", "SCALE", "Gemma4Config", "Gemma4Files"]
+__all__ = ["LOCAL", "SCALE", "Gemma4Config", "Gemma4Files"]
 
-_PERIOD = 6  # blocks, of which the last has no window, where nothing else is said
-_SHARED, _INPUT = "attention.shared_kv_layers", "embedding_length_per_layer_input"
 _FULL, LOCAL = "attention.key_length", "attention.key_length_swa"
-_WIDTH, LOGITS = "feed_forward_length", "final_logit_softcapping"
-BASE, _LOCAL_BASE = "rope.freq_base", "rope.freq_base_swa"
+_WIDTH = "feed_forward_length"
 _FACTORS, SCALE = "rope_freqs.weight", "blk.{n}.layer_output_scale.weight"
 _K_AS_V = "attention.k_as_v"  # of folders alone: files have no v then
-_MOST = 1 << 16  # blocks: more have no tensors
 _STILL = 1e30  # by what the frequencies of pairs are divided that do not rotate
-KINDS = ("full_attention", "sliding_attention")
 #: Of config.json, where it does not say.
 _ROPE = {
     "full_attention": {
@@ -39,61 +44,37 @@ _ROPE = {
 
 
 @dataclass(frozen=True)
-class Gemma4Config(WindowConfig):
+class Gemma4Config(SharingConfig):
     """Shape of a Gemma 4. Raises ConfigError for sizes and blocks that make no model.
 
     Attributes
     ----------
-    window, windowed
-        As of WindowConfig; empty: all blocks have one but every sixth, and the last.
     full_head_dim, full_kv_heads
         head_dim and n_kv_heads of blocks without a window; None: those of the others.
     rope_channels
         Channels of their heads that rotate; None: all. rope_base is theirs.
-    local_base
-        rope_base of blocks with a window.
     k_as_v
         Whether blocks without a window have no matrix of v.
-    shared_kv
-        The last so many blocks have no k and v.
     wide_shared
-        Whether the MLP of those is twice as wide.
-    per_layer
-        Width of the input of each block; 0: none.
+        Whether the MLP of blocks without k and v is twice as wide.
     block_scales
         What the result of each block is multiplied by; none: 1.
-    logit_cap
-        Bound of logits; 0: none.
     n_experts, n_experts_used, expert_d_ff
         Experts of a block, how many of them each token uses, and their width; 0: none.
     """
 
-    scalings: ClassVar[tuple[str, ...]] = ("none",)
-
-    rms_eps: float = 1e-6
-    rope_base: float = 1e6
     arch: str = "gemma4"
-    window: int = 512
     full_head_dim: int | None = None
     full_kv_heads: int | None = None
     rope_channels: int | None = None
-    local_base: float = 1e4
     k_as_v: bool = False
-    shared_kv: int = 0
     wide_shared: bool = False
-    per_layer: int = 0
     block_scales: tuple[float, ...] = ()
-    logit_cap: float = 0.0
     n_experts: int = 0
     n_experts_used: int = 0
     expert_d_ff: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes(self, "n_layers", "window")
-        if not self.windowed:
-            last = self.n_layers - 1
-            usual = tuple((n + 1) % _PERIOD != 0 and n != last for n in range(self.n_layers))
-            object.__setattr__(self, "windowed", usual)
         super().__post_init__()
         usual_sizes = {"full_head_dim": self.d_head, "full_kv_heads": self.n_kv_heads}
         for name, value in usual_sizes.items():
@@ -103,13 +84,13 @@ class Gemma4Config(WindowConfig):
             object.__setattr__(self, "rope_channels", self.full_head_dim)
         check_sizes(self, *usual_sizes, "rope_channels")
         mixture = ("n_experts", "n_experts_used", "expert_d_ff")
-        check_sizes(self, "shared_kv", "per_layer", *mixture, least=0)
+        check_sizes(self, *mixture, least=0)
         check_flags(self, "k_as_v", "wide_shared")
-        check_positive(self, "local_base", *(("logit_cap",) if self.logit_cap else ()))
         if self.block_scales:
             check_lists(self, self.n_layers, "block_scales")
         self._check_heads()
-        self._check_blocks()
+        if self.windowed[-1]:
+            raise ConfigError("Gemma4Config: the last block must have no window; it has one")
         if any(getattr(self, name) for name in mixture) and not (
             self.expert_d_ff and 0 < self.n_experts_used <= self.n_experts
         ):
@@ -130,25 +111,6 @@ class Gemma4Config(WindowConfig):
                 f"this; got {width} and {channels}"
             )
 
-    def _check_blocks(self) -> None:
-        if self.windowed[-1]:
-            raise ConfigError("Gemma4Config: the last block must have no window; it has one")
-        own = self.windowed[: max(self.n_layers - self.shared_kv, 0)]
-        if not set(self.windowed) <= {*own}:
-            raise ConfigError(
-                "Gemma4Config: shared_kv must leave a block of each kind that has k and v; got "
-                f"{self.shared_kv} of {self.n_layers}, windowed {self.windowed}"
-            )
-
-    def shares(self, n: int) -> bool:
-        """Say whether block n has no k and v."""
-        return n >= self.n_layers - self.shared_kv
-
-    def source(self, n: int) -> int:
-        """Return the block whose k and v block n reads."""
-        own = range(min(n + 1, self.n_layers - self.shared_kv))
-        return max(m for m in own if self.windowed[m] == self.windowed[n])
-
     def width_of(self, full: bool) -> int:
         """Return the width of a head of blocks without a window, or with one."""
         return (self.full_head_dim or 0) if full else self.d_head
@@ -164,23 +126,22 @@ class Gemma4Config(WindowConfig):
 
     def frequencies(self, full: bool) -> Floats:
         """Return by how much each pair rotates from one position to the next."""
-        found = plain(self.rope_base if full else self.local_base, self.width_of(full))
+        found = super().frequencies(full)
         if full:
             found[(self.rope_channels or 0) // 2 :] = 0
-        return found.astype(np.float32)
+        return found
 
 
-class Gemma4Files(Windowed):
+class Gemma4Files(Sharing):
     """What files and folders say of the architecture."""
 
     config_type = Gemma4Config
-    usual_window = 512
     config_says = frozenset(("rope_freqs", "blk.{n}.layer_output_scale"))
 
     def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
         """Return the configuration of a file's model, and the options that it calls for."""
-        count, shared = hyper.layers, hyper.count(_SHARED)
-        windowed = hyper.pattern(PATTERN, count, _PERIOD)
+        count, shared = hyper.layers, hyper.count(SHARED)
+        windowed = hyper.pattern(PATTERN, count, Gemma4Config.period)
         full, local = hyper.whole(_FULL), hyper.whole(LOCAL)
         for key in ("attention.value_length", ROTATED):
             hyper.expect(key, full)
@@ -212,11 +173,11 @@ class Gemma4Files(Windowed):
             full_kv_heads=max(heads[False], default=usual),
             rope_channels=2 * self._read_pairs(hyper, full // 2),
             rope_base=hyper.real(BASE, 1e4),
-            local_base=hyper.real(_LOCAL_BASE, hyper.real(BASE, 1e4)),
+            local_base=hyper.real(LOCAL_BASE, hyper.real(BASE, 1e4)),
             k_as_v=hyper.flag(_K_AS_V, bool(values) and not has_v),
             shared_kv=shared,
             wide_shared=widths[-1] != widths[0],
-            per_layer=hyper.count(_INPUT),
+            per_layer=hyper.count(INPUT),
             block_scales=self._read_scales(hyper),
             logit_cap=hyper.real(LOGITS) if hyper.has(LOGITS) else 0.0,
             n_experts=hyper.count(EXPERTS),
@@ -251,18 +212,6 @@ class Gemma4Files(Windowed):
         values = [np.ravel(hyper.file[name])[:1] if has else np.ones(1) for name, has in pairs]
         return tuple(float(str(number)) for number in np.concatenate(values))
 
-    def check_gguf(self, cfg: Any) -> None:
-        """Refuse blocks whose k and v llama.cpp takes from another. Raises ConfigError."""
-        super().check_gguf(cfg)
-        first = cfg.n_layers - cfg.shared_kv
-        for n in range(first, cfg.n_layers):
-            if cfg.source(n) != first - 1 - cfg.windowed[n]:
-                raise ConfigError(
-                    f"export: llama.cpp reads gemma4 with block {first - 2} with a window and "
-                    f"{first - 1} without, as the last that have k and v; got windowed "
-                    f"{cfg.windowed[:first]}"
-                )
-
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         written = super().write(cfg)
@@ -272,9 +221,9 @@ class Gemma4Files(Windowed):
         written |= {
             _WIDTH: widths if cfg.wide_shared else cfg.d_ff,
             KV: [cfg.heads(not windowed) for windowed in cfg.windowed],
-            _LOCAL_BASE: float(cfg.local_base),
-            _SHARED: cfg.shared_kv,
-            _INPUT: cfg.per_layer,
+            LOCAL_BASE: float(cfg.local_base),
+            SHARED: cfg.shared_kv,
+            INPUT: cfg.per_layer,
         }
         if cfg.logit_cap:
             written[LOGITS] = float(cfg.logit_cap)
@@ -291,14 +240,6 @@ class Gemma4Files(Windowed):
             found[SCALE.replace("{n}", str(n))] = np.array([scale], np.float32)
         return found
 
-    def unread(self, hyper: Mapping[str, Any], name: str) -> bool:
-        """Say whether a tensor is a k or v of a block that reads those of another."""
-        _, _, rest = name.partition(".")
-        number, _, part = rest.partition(".")
-        first = hyper.get("block_count", 0) - hyper.get(_SHARED, 0)
-        known = (f"{part}.weight" for part in ("attn_k", "attn_v", "attn_k_norm"))
-        return number.isdecimal() and int(number) >= first and part in known
-
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read kinds of blocks, their heads and widths, RoPE, and which parts there are."""
         self.read_kinds(config, found)
@@ -309,20 +250,15 @@ class Gemma4Files(Windowed):
         found[_FULL] = full["head_dim"]
         heads = [own if window else full for window in windowed]
         found[KV] = [kind["num_key_value_heads"] for kind in heads]
-        for key, name, usual in (
-            (_SHARED, "num_kv_shared_layers", 0),
-            (_INPUT, "hidden_size_per_layer_input", 256),
-        ):
-            given = config.get(name, usual)
-            found[key] = config.number(name, 0 if given is None else given, real=False, least=0)
+        self.read_counts(config, found)
         rows = config.get("vocab_size_per_layer_input", found.get("vocab_size"))
-        if found[_INPUT] and rows != found.get("vocab_size"):
+        if found[INPUT] and rows != found.get("vocab_size"):
             config.refuse(
                 f"vocab_size_per_layer_input must be vocab_size, {found.get('vocab_size')}; got "
                 f"{rows!r}"
             )
-        if config.flag("use_double_wide_mlp", False) and found[_SHARED]:
-            width, first = found.get(_WIDTH, 1), count - found[_SHARED]
+        if config.flag("use_double_wide_mlp", False) and found[SHARED]:
+            width, first = found.get(_WIDTH, 1), count - found[SHARED]
             found[_WIDTH] = [width * (1 + (n >= first)) for n in range(count)]
         mixes = config.flag("enable_moe_block", False)
         for key in (EXPERTS, USED, EXPERT_WIDTH):
@@ -336,13 +272,9 @@ class Gemma4Files(Windowed):
 
     def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
         """Read which blocks have a window."""
-        count = min(found.get("block_count", 0), _MOST)
-        usual = [KINDS[(n + 1) % _PERIOD != 0 and n < count - 1] for n in range(count)]
-        kinds = config.get("layer_types")
-        super().read_kinds(config.over(layer_types=usual if kinds is None else kinds), found)
-        if PATTERN not in found:
-            config.refuse("sliding_window must be a whole number >= 1; got None")
+        super().read_kinds(config, found)
         if found[PATTERN][-1:] != [False]:
+            kinds = config.get("layer_types")
             config.refuse(f"layer_types must end in {KINDS[0]}; got {kinds!r}")
 
     def _read_full(self, config: Config, found: dict[str, Any]) -> dict[str, int]:
@@ -390,7 +322,7 @@ class Gemma4Files(Windowed):
                 f"rope_parameters must be those of two kinds of layers, as objects; got {given!r}"
             )
         part = 1.0
-        for kind, key in zip(KINDS, (BASE, _LOCAL_BASE), strict=True):
+        for kind, key in zip(KINDS, (BASE, LOCAL_BASE), strict=True):
             rope = dict(kinds[kind] or {})
             found[key] = config.number("rope_theta", rope.pop("rope_theta", None), real=True)
             name = rope.pop("rope_type", "default")
@@ -409,7 +341,7 @@ class Gemma4Files(Windowed):
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
         """Return kinds of blocks, their heads and widths, RoPE, and which parts there are."""
         keys, _ = super().folder(hyper, tensors)
-        windowed, first = hyper[PATTERN], hyper["block_count"] - hyper[_SHARED]
+        windowed, first = hyper[PATTERN], hyper["block_count"] - hyper[SHARED]
         full = [n for n, window in enumerate(windowed) if not window]
         local = [n for n, window in enumerate(windowed) if window] or full
         widths = hyper[_WIDTH] if isinstance(hyper[_WIDTH], list) else [hyper[_WIDTH]]
@@ -426,15 +358,11 @@ class Gemma4Files(Windowed):
             "attention_k_eq_v": not any(
                 f"blk.{n}.attn_v.weight" in tensors for n in full if n < first
             ),
-            "num_kv_shared_layers": hyper[_SHARED],
             "use_double_wide_mlp": widths[-1] != widths[0],
-            "hidden_size_per_layer_input": hyper[_INPUT],
-            "vocab_size_per_layer_input": hyper["vocab_size"],
             "enable_moe_block": EXPERTS in hyper,
-            LOGITS: hyper.get(LOGITS),
             "rope_parameters": {
                 KINDS[0]: whole,
-                KINDS[1]: {"rope_type": "default", "rope_theta": hyper[_LOCAL_BASE]},
+                KINDS[1]: {"rope_type": "default", "rope_theta": hyper[LOCAL_BASE]},
             },
         }
         scales = {name: values for name, values in tensors.items() if SCALE[7:] in name}

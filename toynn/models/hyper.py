@@ -179,6 +179,16 @@ class Hyper:
             refuse(self.file, f"{self.prefix}{key} must be a number > 0; got {repr(value)}")
         return float(str(np.float32(value)))  # 1e-05, not 9.999999747378752e-06
 
+    def reals(self, key: str, length: int) -> list[float]:
+        """Return ``length`` numbers, one per block; -infinity is one, NaN is none."""
+        value = self._get(key, None)
+        found = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(found, list) or [type(each) for each in found] != [float] * length:
+            refuse(self.file, f"{self.prefix}{key} must be {length} numbers; got {repr(value)}")
+        if any(each != each for each in found):
+            refuse(self.file, f"{self.prefix}{key} must be numbers; got {repr(value)}")
+        return found
+
     def word(self, key: str, default: str) -> str:
         """Return a text."""
         value = self._get(key, default)

@@ -70,6 +70,8 @@ class Windowed(Llama):
     config_type = WindowConfig
     #: The window where config.json has no sliding_window; 0: none.
     usual_window = 4096
+    #: The last of so many blocks has no window, where a file does not say.
+    period = _PERIOD
 
     # -- Files ---------------------------------------------------------------------------------
 
@@ -77,7 +79,7 @@ class Windowed(Llama):
         """Return a file's configuration, and the options that the file implies."""
         cfg, options = super().read(hyper)
         window = hyper.count(WINDOW)
-        windowed = hyper.pattern(PATTERN, cfg.n_layers, _PERIOD) if window else []
+        windowed = hyper.pattern(PATTERN, cfg.n_layers, self.period) if window else []
         found: dict[str, Any] = {"window": window, "windowed": tuple(windowed)}
         return replace(cfg, **found), options
 

@@ -251,12 +251,16 @@ class Layers:
         """Record down(silu(gate) * up), where gate and up are the halves of both(x)."""
         return self.linear(ops.swiglu_halves(self.session, self.linear(x, both)), down)
 
-    def geglu(self, x: Tensor, gate: str, up: str | Tensor, down: str) -> Tensor:
+    def geglu(
+        self, x: Tensor, gate: str, up: str | Tensor, down: str, cutoff: float | None = None
+    ) -> Tensor:
         """Record down(gelu(gate(x)) * up(x)), with GELU's tanh form; up may be a tensor itself.
 
-        Source: see ``swiglu``.
+        ``cutoff`` is the z of ops.gaussian_topk, which is then applied before GELU. Source: see
+        ``swiglu``.
         """
         gates, values = self.linear(x, gate), self.linear(x, up) if isinstance(up, str) else up
+        gates = gates if cutoff is None else ops.gaussian_topk(self.session, gates, cutoff)
         return self.linear(ops.geglu(self.session, gates, values), down)
 
     def geglu_mixture(self, x: Tensor, both: str, down: str, routes: ops.Routes) -> Tensor:
@@ -347,6 +351,26 @@ class Layers:
             count=counts,
         )
         return self.narrowed(y)
+
+    def predict(self, x: Tensor, w: Tensor, n_streams: int) -> Tensor:
+        """Record streams (N, A C) predicted from all of x, by w (N, A A); see ops.predict."""
+        return ops.predict(self.session, x, w, n_streams)
+
+    def correct(self, p: Tensor, a: Tensor, w: Tensor, f: Tensor | None = None) -> Tensor:
+        """Record streams p (N, A C) corrected by a (N, C) and w (N, A), plus f; see ops.correct."""
+        return ops.correct(self.session, p, a, w, f)
+
+    def rescale(self, z: Tensor, x: Tensor) -> Tensor:
+        """Record z (N, C) with the length of x by row."""
+        return ops.rescale(self.session, z, x)
+
+    def beside(self, x: Tensor, y: Tensor) -> Tensor:
+        """Record (x | y) of x (N, A) and y (N, B)."""
+        return ops.joined(self.session, x, y, 1)
+
+    def weighed(self, x: Tensor, name: str, ones: str) -> Tensor:
+        """Record x (N, C) times the weight of this whole name (C,); ``ones`` names ones (C,)."""
+        return ops.dora(self.session, x, self.weight(name), self.constants[ones])
 
     def columns(self, x: Tensor, first: int, count: int) -> Tensor:
         """Record so many columns of x (N, C), from ``first`` on."""

@@ -28,6 +28,7 @@ from toynn.formats.gguf.finite import find_nonfinite
 from toynn.formats.gguf.header import Value
 from toynn.formats.gguf.latents import joined, parts_of, whole_of
 from toynn.formats.gguf.parts import Part, open_parts
+from toynn.formats.gguf.stacks import one_by_one
 from toynn.formats.gguf.strings import Strings
 from toynn.formats.gguf.tensors import READABLE, TensorInfo
 from toynn.formats.gguf.values import typed_metadata
@@ -84,6 +85,10 @@ class GGUFFile(Opened):
         for part in parts:
             self.tensors |= part.header.tensors
             self._paths |= dict.fromkeys(part.header.tensors, part.path)
+        for name, (stack, info) in one_by_one(self.tensors).items():
+            self._paths[name] = self._paths[stack]
+            self.tensors[name] = info
+            self.tensors.pop(stack, None)
         self._halves = parts_of(self.tensors)  # of tensors that are one here
         for name, halves in self._halves.items():
             self._paths[name] = self._paths[halves[0].name]

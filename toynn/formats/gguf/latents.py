@@ -20,7 +20,7 @@ from toynn.formats.gguf.deferred import Deferred, Tensors, stored_as
 from toynn.formats.gguf.tensors import BLOCKS, TensorInfo
 from toynn.formats.quants import dequantize
 
-__all__ = ["WHOLE", "apart", "joined", "parts_of", "whole_of"]
+__all__ = ["WHOLE", "apart", "floats_of", "joined", "parts_of", "whole_of"]
 
 Floats = NDArray[np.float32]
 WHOLE, _KEYS, _VALUES = ".attn_kv_b.weight", ".attn_k_b.weight", ".attn_v_b.weight"
@@ -85,7 +85,7 @@ def _parts(
     shapes = {block + _KEYS: (H, C, P), block + _VALUES: (H, E, C)}
 
     def make(name: str) -> Floats:
-        heads = _floats(array, type, (rows, C)).reshape(H, P + E, C)
+        heads = floats_of(array, type).reshape(H, P + E, C)
         part = heads[:, :P].swapaxes(1, 2) if name.endswith(_KEYS) else heads[:, P:]
         return np.ascontiguousarray(part)
 
@@ -102,11 +102,12 @@ def _columns(array: Any, type: str) -> int:
     return int(array.shape[1] // nbytes * elements)
 
 
-def _floats(array: Any, type: str, shape: tuple[int, int]) -> Floats:
+def floats_of(array: Any, type: str) -> Floats:
+    """Return a matrix of floats, or of blocks of a type, in float32."""
     values = array.make() if isinstance(array, Deferred) else array
     floats: Floats = values
     if values.dtype == np.uint8:
-        floats = dequantize(values, type.upper(), shape)
+        floats = dequantize(values, type.upper(), (array.shape[0], _columns(array, type)))
     return floats.astype(np.float32, copy=False)
 
 

@@ -19,6 +19,7 @@ from toynn.formats.gguf.finite import find_nonfinite
 from toynn.formats.gguf.header import is_alignment, read_header
 from toynn.formats.gguf.latents import apart
 from toynn.formats.gguf.mapping import is_mapped, map_file
+from toynn.formats.gguf.stacks import stacked
 from toynn.formats.gguf.tensors import BLOCKS
 from toynn.formats.gguf.values import typed
 from toynn.formats.quants import quantize
@@ -58,7 +59,7 @@ def write(
     path = Path(path)
     check_target(path, overwrite=overwrite)
     _check_kinds(path, metadata, tensors)
-    tensors = apart(metadata, tensors)
+    tensors = stacked(apart(metadata, tensors))
     # The library writes this key itself, and first.
     architecture, type, _ = typed(
         f"{path}: general.architecture", metadata.get("general.architecture", "")

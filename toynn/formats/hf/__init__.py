@@ -140,9 +140,9 @@ class HFModel(Opened):
             return False
         if name in self._pieces or self._is_changed(name) or self._is_transposed(name):
             return True
-        info = self.tensors[name]
+        info = self._stored.tensors[self._sources[name]]
         odd = info.type == "F32" and info.offset % _VIEWS["F32"].itemsize != 0
-        return odd or self._order(name, info.shape) is not None
+        return odd or self._order(name, self._whole(name, info.shape)) is not None
 
     def _as_stored(self, name: str) -> Array:
         """Return a weight with GGUF's shape, as stored; q and k in the folder's order."""
@@ -339,8 +339,10 @@ class HFModel(Opened):
         if self._is_changed(name):
             shape = self._whole(name, info.shape)
             return TensorInfo(name, "F32", shape, info.offset, 4 * math.prod(shape))
-        shape = info.shape[::-1] if self._is_transposed(name) else self._whole(name, info.shape)
-        return TensorInfo(name, info.type, shape, info.offset, info.nbytes)
+        if self._is_transposed(name):
+            return TensorInfo(name, info.type, info.shape[::-1], info.offset, info.nbytes)
+        shape, size = self._taken(name, self._whole(name, info.shape), info.nbytes)
+        return TensorInfo(name, info.type, shape, info.offset, size)
 
     def _info_of_pieces(self, name: str) -> TensorInfo:
         """Describe a weight in pieces; all pieces must exist, with one shape and type."""
@@ -364,13 +366,17 @@ class HFModel(Opened):
             raise DataError(
                 f"{path}: {name}: expected rows that {piece.parts} parts divide; got {first.shape}"
             )
-        size //= piece.parts
+        shape, size = self._taken(name, shape, size // piece.parts)
+        whole = (len(numbers), *shape) if numbers else shape
+        return TensorInfo(name, type, whole, first.offset, size)
+
+    def _taken(self, name: str, shape: tuple[int, ...], size: int) -> tuple[tuple[int, ...], int]:
+        """Return shape and bytes of the rows or columns that a weight has of those stored."""
         if order := self._order(name, shape):
             axis, index = order
             size = size // shape[axis] * len(index)
             shape = (*shape[:axis], len(index), *shape[axis + 1 :])
-        whole = (len(numbers), *shape) if numbers else shape
-        return TensorInfo(name, type, whole, first.offset, size)
+        return shape, size
 
     def _whole_of_blocks(self, source: str) -> tuple[int, ...]:
         """Return the shape of the matrices that MXFP4 blocks and scales hold."""
