@@ -9,6 +9,7 @@ from tiny import Tiny
 
 import toynn
 from toynn.backends import threads
+from toynn.backends.cpu.work import dequantized, seconds, worth
 from toynn.errors import ConfigError
 
 
@@ -86,6 +87,18 @@ def test_memory_is_spread_if_threads_need_two_nodes(cpus, n_threads, spread, mon
     toynn.Session(n_threads=n_threads)
     assert asked == ([[0, 1]] if spread else [])
     threads.spread_memory.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("more", "count"),
+    [({"type": 0}, 3), ({"type": 8}, 13), ({"type": 8, "precision": 2}, 3), ({"M": 0}, 3)],
+    ids=["float32", "Q8_0", "Q8_0 in 8 bits", "no rows"],
+)
+def test_a_product_of_one_row_is_worth_threads_for_its_dequantizing(more, count):
+    """20 microseconds a thread: 10 for the sums and 50 for the bytes, then 200 for the weights."""
+    sizes = {"M": 1, "N": 1000, "K": 1000, "type": 8, "precision": 0} | more
+    flops, nbytes = 10**6, 10**6
+    assert worth(seconds(flops, nbytes, dequantized(sizes))) == count
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(None, 8), (2.5, 3), (0.25, 1), (64.0, 8)])

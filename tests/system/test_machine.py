@@ -109,6 +109,12 @@ def test_the_tightest_quota_of_the_groups_above_counts(system):
     assert machine.cpu_quota() == 0.5
 
 
+def test_the_load_is_that_of_the_last_minute(system):
+    assert machine.load() is None
+    system("proc/loadavg", "1.75 0.50 0.10 2/99 1234")
+    assert machine.load() == 1.75
+
+
 def test_a_quota_of_version_1(system):
     system("proc/self/cgroup", "7:cpu,cpuacct:/a\n5:memory:/x\n0::/nothing")
     system("cgroup/cpu/cpu.cfs_quota_us", -1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from toynn.backends.threads import get_num_threads, set_num_threads
 from toynn.formats import gguf
 from toynn.formats.tokenizer import Tokenizer, byte_letters
+from toynn.system.machine import load
 
 if TYPE_CHECKING:
     from toynn.testing.scaling import Lost, Recorded
@@ -38,7 +39,8 @@ def scaling(parts: Sequence[str], cores: Sequence[int], bandwidth: float) -> lis
     """
     from toynn.testing.scaling import HAND_OVER
 
-    here = get_num_threads()
+    here, busy = get_num_threads(), load()
+    loaded = "" if busy is None else f" The load is {busy:.1f}: measured rows need idle cores."
     told = "without a limit" if bandwidth == float("inf") else f"{bandwidth / 1e9:.0f} GB/s in all"
     print(
         f"This machine computes on {here} {'core' if here == 1 else 'cores'}. `measured` runs that "
@@ -46,6 +48,7 @@ def scaling(parts: Sequence[str], cores: Sequence[int], bandwidth: float) -> lis
         f"says. `simulated` was computed on\none core, share by share, as the kernels cut the work "
         f"for that many cores; assumed are calls of\nthe pool ({HAND_OVER[0] / 1e3:.1f} "
         f"microseconds, and {HAND_OVER[1] / 1e3:.1f} for each further thread), and memory {told}."
+        f"{loaded}"
     )
     found = []
     for part in parts:

@@ -6,7 +6,15 @@ from platform import machine
 
 from toynn.system import platform
 
-__all__ = ["cpu_quota", "free_memory", "nodes", "peak_memory", "processor", "total_memory"]
+__all__ = [
+    "cpu_quota",
+    "free_memory",
+    "load",
+    "nodes",
+    "peak_memory",
+    "processor",
+    "total_memory",
+]
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _NODES = Path("/sys/devices/system/node")
@@ -53,6 +61,12 @@ def cpu_quota() -> float | None:
         if len(told) == 2 and all(each.isdigit() for each in told) and int(told[1]):
             found.append(int(told[0]) / int(told[1]))
     return min(found, default=None)
+
+
+def load() -> float | None:
+    """Return how many threads of all processes computed in the last minute; None if unknown."""
+    told = "".join(_lines(_PROC / "loadavg")).split()
+    return float(told[0]) if told else None
 
 
 def nodes(cpus: frozenset[int]) -> dict[int, frozenset[int]]:

@@ -13,7 +13,7 @@ from toynn.backends.cpu.precision import automatic, multiplies_in
 from toynn.backends.cpu.prepacked import Prepacked, Prepacks
 from toynn.backends.cpu.program import CompiledProgram
 from toynn.backends.cpu.squares import Squares
-from toynn.backends.cpu.work import seconds, worth
+from toynn.backends.cpu.work import dequantized, seconds, worth
 from toynn.backends.host import HostBuffer
 from toynn.backends.protocol import (
     Accumulate,
@@ -158,7 +158,7 @@ class CPU(Backend):
                 tuple(launch.options[name] for name in names.options),
                 int(launch.accumulate),
                 self._worth(launch),
-                seconds(launch.flops, launch.nbytes),
+                _seconds(launch),
                 kept.get(i, 0),
                 launch.kernel,
                 launch.nbytes,
@@ -174,7 +174,7 @@ class CPU(Backend):
         return CPUProgram(self, program, workspace, each, squares, letters, computing)
 
     def _worth(self, launch: Launch) -> int:
-        return min(self.threads(), worth(seconds(launch.flops, launch.nbytes)))
+        return min(self.threads(), worth(_seconds(launch)))
 
     def feed(self, inputs: Sequence[FeedInput]) -> Feed | None:
         """Return a compiled feed; None if an input has more than two axes."""
@@ -198,6 +198,10 @@ class CPU(Backend):
     def automatic_precision(self) -> tuple[str, str]:
         """Return medium if this CPU multiplies bfloat16 faster than float32, else highest."""
         return automatic()
+
+
+def _seconds(launch: Launch) -> float:
+    return seconds(launch.flops, launch.nbytes, dequantized(launch.sizes))
 
 
 @lru_cache(4096)
