@@ -48,7 +48,8 @@ def test_the_folder_of_a_run_is_its_model(words, folder, tmp_path, capsys):
     for short, path in names.items():
         words = [word.replace(short, path) for word in words]
     assert main(words) == 0
-    assert "llama-cli" not in capsys.readouterr().out  # which knows no tokenizer of bytes
+    said = capsys.readouterr().out
+    assert "llama-cli" not in said and "llama-completion" not in said  # no tokenizer of bytes
 
 
 def test_a_folder_with_half_an_adapter(folder, tmp_path):

@@ -48,7 +48,8 @@ def test_the_example_of_fine_tuning(base, capsys):
     name, text = re.search(r"cat > (\S+) <<'END'\n(.*?)END\n", block, re.DOTALL).groups()
     (base / name).write_text(text)
     rows = [json.loads(line) for line in text.splitlines()]
-    train, generate = re.findall(r"^\.venv/bin/toynn (.*)$", block, re.MULTILINE)
+    fetch, train, generate = re.findall(r"^\.venv/bin/toynn (.*)$", block, re.MULTILINE)
+    assert fetch.startswith("convert hf:") and fetch.endswith("--out base.gguf")  # needs a network
     capsys.readouterr()
     assert main([*shlex.split(train, comments=True), "--threads", "1"]) == 0
     assert "no valid.jsonl, and 6 examples: nothing is held out" in capsys.readouterr().out

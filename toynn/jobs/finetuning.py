@@ -142,7 +142,7 @@ def finetune(
     Parameters
     ----------
     model
-        A GGUF file, or a folder in Hugging Face's format.
+        A GGUF file, a folder in Hugging Face's format, or hf:OWNER/NAME.
     data
         A .jsonl file, a folder with train.jsonl, a table or a text, as `--data` takes. Give several
         in a list, or in a mapping to their weights (shares of the rows). Rows are taken, too.

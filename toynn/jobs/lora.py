@@ -304,7 +304,8 @@ class LoRAJob(TextJob):
                 said = f"toynn convert {model}{more} --out model.gguf"
                 yield f"            {said}     # for llama.cpp"
                 model = "model.gguf"
-            yield f"            llama-cli -m {model} --lora {adapter}"
+            program = "llama-cli" if chat else "llama-completion -no-cnv"
+            yield f"            {program} -m {model} --lora {adapter}"
         if not Path(self.base.model).is_dir() and not self.recipe.unwritten["peft"]:
             own = in_shell(self.base.model)
             yield f"for PEFT    toynn export --to hf --model {own} --out FOLDER"

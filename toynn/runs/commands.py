@@ -46,7 +46,7 @@ def _with_adapter(model: Any, run: str, folder: Path) -> Iterator[tuple[str, str
     if isinstance(model, str) and Path(model).is_dir():
         file = "model.gguf"
         yield "write the base for llama.cpp", f"toynn convert {base} --out {file}"
-    yield "the same in llama.cpp", f'llama-cli -m {file} --lora {adapter} -p "..."'
+    yield "the same in llama.cpp", f'llama-completion -no-cnv -m {file} --lora {adapter} -p "..."'
     yield "compare it with its base", f"toynn eval {both} --against {base} --data FILE"
     yield "write it for PEFT", f"toynn export {both} --to peft --out FOLDER"
     yield "put it into the model", f"toynn fuse {both} --out merged.gguf"
