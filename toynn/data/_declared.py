@@ -20,7 +20,7 @@ DAMAGED = (
     *(TypeError, AttributeError),  # a field of another kind
 )
 BATCHES = (2, 3)  # Arrow's message types: a dictionary batch, a record batch
-INDEX = 4  # bytes that each Parquet value takes besides its own
+INDEX = 4  # bytes that each Parquet value takes in addition to its contents
 HEADER = 2**12  # bytes: enough for most page headers; pyarrow refuses any longer than this:
 LONGEST_HEADER = 2**24
 

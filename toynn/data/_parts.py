@@ -21,7 +21,7 @@ class Pictures(Protocol):
     """A sequence of pictures."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of pictures."""
 
     def fitted(self, index: int, side: int, channels: int) -> Picture:
         """Return one as (side, side, channels). Raises DataError if it cannot be read."""

@@ -25,7 +25,7 @@ __all__ = ["arrow_rows", "pyarrow_for"]
 PARQUET_ROWS = 2**8  # in a batch
 AT_A_TIME = 2**12  # rows of a batch that become objects at once, at most
 PART = 2**24  # bytes of these objects, at most
-VALUE = 8  # bytes that an object takes besides its own: its place in a list
+VALUE = 8  # bytes of an object's place in a list, in addition to its contents
 
 
 def arrow_rows(

@@ -26,8 +26,9 @@ class Augment:
     flip
         Whether half of the pictures are mirrored, left to right.
     mixup
-        The a of mixup: x' = l x + (1 - l) x2, with x2 another picture of the batch, and labels
-        likewise; l is drawn from Beta(a, a) once for a batch. 0 mixes nothing. arXiv:1710.09412
+        The a of mixup: x' = l x + (1 - l) x2, where x2 is another picture of the batch; labels are
+        mixed likewise. l is drawn from Beta(a, a) once for a batch. 0 mixes nothing.
+        arXiv:1710.09412
     smoothing
         The share of a label that is spread evenly over all classes. arXiv:1512.00567, section 7
     """

@@ -6,11 +6,11 @@ Every line of a .jsonl file is an object, and all objects of a file have one for
     {"prompt": "...", "completion": "..."}                      the completion has loss
     {"messages": [{"role": "user", "content": "..."}, ...]}     the assistant's messages have loss
 
-Alpaca's and ShareGPT's formats are read too. Objects may also be the rows of a table (.csv, .tsv;
-.parquet and .arrow by pyarrow), or the texts of a folder of .txt and .md files. Files ending with
-.gz and .zst are unpacked. Other keys and blank lines are ignored. A text and a completion end with
-EOS; names of special tokens in them are plain text. mlx-lm reads the same formats and file names.
-A .txt file is one long text, read in windows; a .bin file holds tokens.
+Alpaca's and ShareGPT's formats are read too. Objects may also be the rows of a table: .csv or .tsv,
+and with pyarrow .parquet or .arrow. Or each .txt and .md file of a folder is one object. Files
+ending with .gz and .zst are unpacked. Other keys and blank lines are ignored. A text and a
+completion end with EOS; names of special tokens in them are plain text. mlx-lm reads the same
+formats and file names. A .txt file is one long text, read in windows; a .bin file holds tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -245,9 +245,9 @@ def documents(
 
     Tokens attend only within their document (``toynn.data.documents``). Each document has BOS and
     EOS as an example has; without an EOS token it ends with the separator. The last tenth of the
-    tokens is for validation. ``seq`` and ``more`` are those of ``read``. Raises DataError if the
-    file is not a text, has no such separator, has too few tokens, or has an id that is not below
-    the vocabulary size.
+    tokens is for validation. ``seq`` and ``more`` are those of ``read``. Raises DataError for a
+    file that is not a text, without such a separator, or with too few tokens; and for an id that is
+    not below the vocabulary size.
     """
     how = ReadOptions.of(seq, more)
     separator = how.separator

@@ -52,9 +52,9 @@ class Mixture:
         ``weights`` are shares of the rows, and need not add up to 1; by default a source's share is
         its size. Windows of a text become as long as rows of examples.
 
-        Raises ConfigError for fewer than two sources; for weights that are not above 0, or not one
-        for each source; for preferences mixed with other data; and for preferences that differ in
-        kind or row length.
+        Raises ConfigError for fewer than two sources, and unless each source has one weight above
+        0. Preferences can be mixed only with preferences of the same kind and row length; for
+        others it is raised too.
         """
         if len(sources) < 2:
             raise ConfigError(f"a mixture needs two sources or more; got {len(sources)}")

@@ -8,9 +8,9 @@ The number of rows depends on the lengths alone. Which examples share a row depe
 lengths too; examples of equal length are exchanged by the epoch's seed. The seed also draws the
 order of the rows. Segments do not see each other, so who shares a row does not matter.
 
-An epoch is whole rows. With natural lengths all rows but one are nearly full: 64 examples fill 95
-to 99 percent of rows of 512 tokens, 256 or more examples over 98 percent. Only tokens are computed,
-never the padding of a row.
+An epoch is whole rows. With natural lengths all rows but one are nearly full. Of rows of 512
+tokens, 64 examples fill 95 to 99 percent, and 256 or more examples over 98 percent. Only tokens are
+computed, never the padding of a row.
 Sources: Johnson 1973, Near-optimal bin packing algorithms, chapter 2 (best fit decreasing: at most
 11/9 of the fewest rows, and 4). Gupta & Ho 1999, A new heuristic algorithm for the one-dimensional
 bin-packing problem (minimum bin slack); here by subset sums of the lengths.

@@ -1,4 +1,4 @@
-"""Every change to a disk has one function here; tests replace them to make each one fail.
+"""Every kind of change to the disk is one function here; tests replace it with one that fails.
 
 A temporary file belongs to one process. Its name cannot be guessed, and the process holds a lock on
 it until the process ends. So the files of a killed process can be told from those in use.
@@ -99,8 +99,8 @@ class Temporary(io.FileIO):
 def hold(descriptor: int, path: Path) -> bool:
     """Lock a new file or folder until it is closed; return whether it still has its name.
 
-    A `sweep` between creation and lock takes it for a stray. On a file system without locks, no
-    sweep can lock either, so none removes anything.
+    A `sweep` that comes between creation and lock takes the file for a stray and removes it. On a
+    file system without locks, no sweep can lock either, so none removes anything.
     """
     try:
         platform.lock(descriptor)

@@ -39,7 +39,7 @@ class Fused:
 
     #: By merged tensor: its type before and after.
     types: dict[str, tuple[str, str]] = field(default_factory=dict)
-    #: By merged tensor that is not float32: sums of squares of the rounding error, and of s B A.
+    #: By merged tensor that is not float32: sums of squares, of the rounding error and of s B A.
     squares: dict[str, tuple[float, float]] = field(default_factory=dict)
     #: By merged tensor: the sum of squares of s B A.
     added: dict[str, float] = field(default_factory=dict)
@@ -70,12 +70,14 @@ def fuse(
 
     ``metadata`` replace the base's; without them the base must be a GGUF file.
 
-    Each tensor keeps its type, but merged tensors of a type that toynn cannot write (all quantized
-    types except Q8_0 and Q4_0) become Q8_0, and the two tensors that are one matrix here
-    (attn_k_b and attn_v_b of DeepSeek) become F32. With an ``outtype`` of f32, f16, bf16 or q8_0,
-    all matrices get that type. With one of `mixes.MIXES` (q4_k_m, iq4_xs, ...), llama.cpp's
-    quantizer chooses the types, and needs a temporary float32 file next to ``out``. Rounding to a
-    type other than float32 can undo much of an adapter: the result says how much.
+    Each tensor keeps its type, with two exceptions. A merged tensor becomes Q8_0 if toynn cannot
+    write its type: of quantized types toynn writes only Q8_0 and Q4_0. DeepSeek's attn_k_b and
+    attn_v_b, which are one matrix here, become F32.
+
+    With an ``outtype`` of f32, f16, bf16 or q8_0, all matrices get that type. With one of
+    `mixes.MIXES` (q4_k_m, iq4_xs, ...), llama.cpp's quantizer chooses the types, and needs a
+    temporary float32 file next to ``out``. Rounding to a type other than float32 can undo much of
+    an adapter: the result says how much.
 
     Raises AdapterError if the adapter does not fit. Raises GGUFError if ``out`` exists (unless
     ``overwrite``), is the base, or cannot be written; and the base's error if it changes meanwhile.

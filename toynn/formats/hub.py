@@ -68,8 +68,9 @@ def named(text: str, *, data: bool = False) -> Name:
 def fetched(text: str) -> Path:
     """Fetch a model; return its path in the cache, a file or a folder.
 
-    Raises ConfigError for a malformed name; for a repository, revision or file that does not exist
-    or is not allowed; if several files fit; and without a network if the cache has no copy.
+    Raises ConfigError for a malformed name, if several files fit, and for a repository, revision or
+    file that does not exist or needs permission. Without a network, raises it if the cache has no
+    copy.
     """
     name = named(text)
     patterns = [name.file] if name.file else [*FOLDER, "*.gguf"]

@@ -86,8 +86,9 @@ class Reader:
     def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits (V,) of the token after ids; only the new ids are read.
 
-        A new sequence is begun if ids do not start with those that were read before, or if the last
-        read was interrupted (the decoder's position then differs from the one noted here).
+        A new sequence is begun if ids do not start with those that were read before. It is also
+        begun if the last read was interrupted: the decoder's position then differs from the one
+        noted here.
         """
         ids = list(ids)
         known = _known(self._ids, ids)

@@ -9,7 +9,8 @@ lora          c1 = 1 / (1 - beta1^t), c2 = 1 / (1 - beta2^t), t = 1, 2, ...: Ada
 from_scratch  c1 = beta1, c2 = beta2 at every step: Adam without bias correction, its rate
               multiplied by beta1 / sqrt(beta2), which is 0.923 for the default betas.
 
-They give different training curves, so an object without a mode refuses to fill a row.
+The two conventions give different training curves, so an object without a mode refuses to fill a
+row.
 """
 
 from dataclasses import dataclass

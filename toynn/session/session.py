@@ -69,7 +69,7 @@ class Session:
     matmul_precision
         For ops recorded from now on (default: see ``toynn.set_float32_matmul_precision``); "auto"
         is the backend's choice; "int8" is for products by frozen quantized weights, see
-        docs/precision.md.
+        docs/environment.md.
     checkpointing
         Whether the backward pass recomputes the activations of each block of a tape
         (``s.tape.block``) instead of keeping them. That takes less memory, about one forward pass
@@ -205,8 +205,8 @@ class Session:
     def release(self, tensors: Iterable[Tensor]) -> None:
         """Free persistent tensors, their names, and the recorded tapes that use them.
 
-        Raises ConfigError for a tensor that is not a persistent one of this session, LifecycleError
-        if the session's own tape uses one, or while another tape is being recorded.
+        Raises ConfigError for a tensor that is not a persistent one of this session. Raises
+        LifecycleError if the session's own tape uses one, or while another tape is being recorded.
         """
         self._check_open()
         gone = set(tensors)

@@ -1,6 +1,6 @@
-/* Signals that wait: while a signal is held it is noted, and its handler is not called.
+/* Signals that wait: a signal that is held is noted, and its handler is not called.
 
-   Signals that cannot wait for the end of a long section: the first request to stop is answered at
+   Some signals cannot wait for the end of a long section: the first request to stop is answered at
    once, and the second one ends the process.
 
    The caller holds and releases from one thread; a signal may arrive in any thread. */
@@ -21,13 +21,14 @@ static tn_action tn_before[TN_SIGNALS];
 static int tn_held[TN_SIGNALS];
 static volatile sig_atomic_t tn_came[TN_SIGNALS];
 
-/* While a run is to stop by a signal: what the first one writes to stderr, and whether it came. */
+/* Whether the first signal writes a text to stderr and a second one ends the process; whether the
+   first one came. */
 static volatile sig_atomic_t tn_stops, tn_stopping;
 static long long tn_first; /* when, in nanoseconds */
 static char tn_text[200];
 static size_t tn_text_size;
 
-/* Have the first signal that asks to stop write a text, and the second end the process. */
+/* Let the first signal that asks to stop write a text, and the second end the process. */
 static inline void tn_stop_by_signal(int on, const char* text, size_t size) {
     tn_stops = 0;
     tn_stopping = 0;
@@ -36,8 +37,9 @@ static inline void tn_stop_by_signal(int on, const char* text, size_t size) {
     tn_stops = on;
 }
 
-/* A second SIGHUP, or Ctrl-Break, is no second request: a shell that ends may repeat its terminal's. Nor is a
-   signal within half a second: timeout(1) and wrappers send one to a process and to its group. */
+/* A second SIGHUP, or Ctrl-Break, does not count as a second request: a shell that ends may repeat
+   its terminal's. Nor does a signal within half a second: timeout(1) and wrappers send one to a
+   process and to its group. */
 static int tn_is_repeated(void) {
     return tn_nanoseconds() - tn_first < 500000000LL;
 }
@@ -87,7 +89,7 @@ static inline void tn_forget_signals(void) {
         tn_came[i] = 0;
 }
 
-/* Put the handlers back, and raise what was noted. */
+/* Restore the handlers, and raise the signals that were noted. */
 static inline void tn_release_signals(void) {
     tn_restore_handlers();
     for (int i = 0; i < TN_SIGNALS; i++)

@@ -1,19 +1,19 @@
-"""Critical sections: what no signal handler interrupts, and only one thread at a time does.
+"""Critical sections: no signal handler interrupts them, and with a lock one thread at a time is in.
 
     with Section():                  in the main thread, signals wait until the section ends
-    with Section(lock, refusal):     the section holds the lock, too; where ``signals`` is true,
-                                     that is all it does: handlers run, and may raise
+    with Section(lock, refusal):     the section also holds the lock; with ``signals`` it does only
+                                     that: handlers run, and may raise
     @uninterrupted                   each call of the function is a section
     @exclusive                       each call of the method is self.exclusively(call)
 
 CPython runs signal handlers in the main thread, between two instructions of Python. A handler may
-raise, as that of Ctrl-C does: KeyboardInterrupt. So between any two instructions a call may end,
-with a lock held or half of its changes made. A section is entered and left in C, where CPython runs
-no handler. So at no instruction is the lock held while signals are handled.
+raise: that of Ctrl-C raises KeyboardInterrupt. So a call may end between any two instructions, with
+a lock held or half of its changes made. A section is entered and left in C, where CPython runs no
+handler. So the lock is never held while signals are handled.
 
-Sections nest; of one lock, if it is an RLock. When the outermost one ends, its changes are made and
-its lock is free; then the handlers of the signals that waited run, and raise what they raise. Do
-not yield inside a section.
+Sections nest. Sections of the same lock nest if it is an RLock. When the outermost section ends,
+its changes are made and its lock is free. Only then do the handlers of signals that waited run;
+they may raise. Do not yield inside a section.
 """
 
 import threading
@@ -45,7 +45,7 @@ cdef tuple _numbers = tuple([tn_signals[i] for i in range(TN_SIGNALS)])
 
 
 cdef int _enter() except -1:
-    """Let signals wait; those that came before are handled first, and may raise."""
+    """Let signals wait. Handle the signals that came before; their handlers may raise."""
     global _depth
     cdef int i
     if PyThread_get_thread_ident() != _main:
@@ -65,7 +65,7 @@ cdef int _enter() except -1:
 
 
 cdef int _leave() except -1:
-    """Behind the outermost section, handle the signals that waited."""
+    """At the end of the outermost section, handle the signals that waited."""
     global _depth
     if PyThread_get_thread_ident() != _main:
         return 0
@@ -91,10 +91,10 @@ platform.in_child(_after_fork)
 
 
 cdef class Section:
-    """A critical section, for a with statement; with a lock, one that no other thread is in.
+    """A critical section, for a with statement; with a lock, no other thread can be in it.
 
-    Where another thread holds the lock, entering raises LifecycleError with the text ``refusal``.
-    Where the section ends with a BackendError, ``failed`` is called while the lock is still held.
+    If another thread holds the lock, entering raises LifecycleError with the text ``refusal``. If
+    the section ends with a BackendError, ``failed`` is called while the lock is still held.
     """
 
     cdef object _lock, _refusal, _failed
@@ -136,10 +136,10 @@ cdef class Section:
 
 
 def stop_by_signal(bytes text):
-    """Have the first SIGINT, SIGTERM or SIGHUP that waits write a text to stderr, at once.
+    """Let the first SIGINT, SIGTERM or SIGHUP that must wait write a text to stderr at once.
 
-    A second SIGINT or SIGTERM in the same section ends the process. None: none of that any more.
-    Returns the text that held before, for whoever puts that back.
+    A second SIGINT or SIGTERM in the same section ends the process. None switches both off.
+    Returns the text that was set before, so that the caller can restore it.
     """
     global _text
     before, _text = _text, text

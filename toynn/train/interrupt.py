@@ -24,10 +24,10 @@ class Interrupt:
     after the loop too, so that the run's last files are written whole.
 
     For the second signal the system's own handler is restored, because a handler in Python would
-    wait until a running kernel returns. If both signals come within one critical section, its
-    handler in C does the same: see ``critical.stop_by_signal``. Outside of the main thread, where
-    Python allows no handlers, nothing is installed. Signals that are ignored stay ignored. Contexts
-    nest: at its end, the outer one handles signals again.
+    wait until a running kernel returns. If both signals come within one critical section, the
+    section's handler in C does the same: see ``critical.stop_by_signal``. Outside of the main
+    thread, where Python allows no handlers, nothing is installed. Signals that are ignored stay
+    ignored. Contexts nest: when the inner one ends, the outer one handles signals again.
     """
 
     def __init__(self) -> None:

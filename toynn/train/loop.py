@@ -306,7 +306,7 @@ class Loop:
 
         Without validation data or evaluations, the newest weights are the best. If a signal cuts
         the evaluation short, the means are over the batches so far, and are compared with the best
-        ones over the same batches. The saved state is then the one before the evaluation.
+        weights' means over the same batches. The saved state is then the one before the evaluation.
         """
         self.check()
         result, begin, before = self.result, time.perf_counter(), self.state()

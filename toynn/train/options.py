@@ -124,7 +124,8 @@ class LoopOptions:
         if self.metrics[0] == "kl":
             raise ConfigError(
                 f"best_by=|--metric {self.best_by}: kl is the distance from the base model, which "
-                "is least at step 0, so these weights would be kept; put kl second, as in loss,kl"
+                "is least before training, so untrained weights would be kept; put kl second, as "
+                "in loss,kl"
             )
 
     def per_update(self, ranks: int) -> int:

@@ -85,10 +85,10 @@ class Trainer:
         A new folder for the run, or an open ``RunFolder``; None leaves no files.
     resume
         A run folder or a checkpoint to resume from, or what ``find`` returned for one. ``force``
-        resumes although the run differs. More steps or epochs than the run had extend it. The
-        schedule is then recomputed for all steps: the warm-up stays, and a learning rate that had
-        fallen rises again. Intervals of reports, evaluations and checkpoints may differ, and so may
-        early stopping.
+        resumes although the run differs. To extend a run, give more steps or epochs than it had.
+        The schedule is then recomputed for all steps: the warm-up stays, and a learning rate that
+        had fallen rises again. Intervals of reports, evaluations and checkpoints may differ, and so
+        may early stopping.
     identity
         What a resumed run must share with the saved one, by name: configuration, hashes of files.
     measure, on_step, on_report, on_best, check

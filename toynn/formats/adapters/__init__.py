@@ -6,8 +6,8 @@
         adapter = adapters.load("folder", base)
         adapters.write_peft("folder", adapter, base)
 
-In memory, names and the order of rows are GGUF's. A PEFT folder has neither, so reading one needs
-the base model. With a base model, an adapter is checked against it: see `check`.
+In memory, names and the order of rows are GGUF's. A PEFT folder has Hugging Face's, so reading one
+needs the base model. With a base model, an adapter is checked against it: see `check`.
 """
 
 import os

@@ -10,7 +10,7 @@ __all__ = ["no_gguf", "no_peft"]
 
 #: Matrices of attention over latents that llama.cpp multiplies by without their adapters.
 _UNADAPTED = ("attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b")
-#: Another one, which all blocks share.
+#: One more matrix whose adapter llama.cpp ignores; all blocks share it.
 _INPUTS = "per_layer_model_proj.weight"
 _INSTEAD = "write a PEFT folder, or merge it into a model (toynn fuse)"
 
@@ -28,14 +28,14 @@ def no_gguf(tensors: Iterable[str], base: Base | None = None) -> str:
             return f"llama.cpp reads an adapter of {weight}, and does not apply it: {_INSTEAD}"
         if scale in known:
             return (
-                f"llama.cpp adds what an adapter of {weight} gives behind {scale}, which "
-                f"multiplies both here: {_INSTEAD}"
+                f"llama.cpp multiplies only {weight} by {scale}, not its adapter; toynn multiplies "
+                f"both: {_INSTEAD}"
             )
         if name.rpartition(".weight.")[0].rpartition(".")[2] in _UNADAPTED:
             return (
                 f"llama.cpp reads an adapter of {name.rpartition('.')[0]}, and does not apply it: "
-                f"of attention over latents it adapts attn_output alone (targets o, gate, up, "
-                f"down, experts); {_INSTEAD}"
+                f"in attention over latents it adapts only attn_output (train the targets o, "
+                f"gate, up, down, experts); {_INSTEAD}"
             )
     if base is not None and (weight := _unadapted(names, base.architecture, "gguf")):
         return f"{weight}: llama.cpp multiplies by it without adapters: {_INSTEAD}"

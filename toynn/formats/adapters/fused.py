@@ -4,8 +4,8 @@
     PEFT           A = [A_1; A_2]  (R, in)              R = 2 r
                    B (out, R): B_1 in the rows of the first matrix, and the columns of A_1; ...
 
-All else of B is 0, so that it is the same matrix, of twice the rank. DoRA's magnitudes are those of
-the rows; of a matrix that has no adapter, the norms that its rows have.
+The rest of B is 0. So B A adds the same to each matrix as before, with twice the rank. DoRA's
+magnitudes are one for each row. A matrix without an adapter gets the norms of its rows.
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,10 @@ Floats = NDArray[np.float32]
 
 
 def fused(adapter: Adapter, mapping: NameMapping, base: Base) -> dict[str, Wrapped]:
-    """Return the adapters of modules that are several matrices, by the first of each.
+    """Return adapters in PEFT's form for modules that are several matrices here.
 
-    Raises AdapterError where the base model's sizes do not fit.
+    The keys are the name of each module's first matrix. Raises AdapterError where the base model's
+    sizes do not fit.
     """
     groups: dict[str, list[str]] = {}
     for weight in adapter.pairs:
@@ -52,10 +53,10 @@ def fused(adapter: Adapter, mapping: NameMapping, base: Base) -> dict[str, Wrapp
 def split(
     where: str, mapping: NameMapping, base: Base, name: str, side: str, values: Floats
 ) -> Iterator[tuple[str, Floats]]:
-    """Yield the matrices that a weight of a folder is, and what an adapter of it has of each.
+    """Yield each matrix that is part of a folder's weight, with its part of the weight's adapter.
 
-    ``side`` is A, B, or magnitudes. Raises AdapterError, with ``where`` it is, for other sizes than
-    the base model's.
+    ``values`` are A, B or magnitudes, as ``side`` says. ``where`` begins an error. Raises
+    AdapterError for other sizes than the base model's.
     """
     parts = [piece.name for piece in pieces_of(mapping.modules, name) if piece.expert is None]
     parts = [part for part in parts if part in base.tensors]
@@ -69,7 +70,7 @@ def split(
 def _rows(
     mapping: NameMapping, base: Base, parts: list[str]
 ) -> tuple[int, dict[str, NDArray[np.intp]]]:
-    """Return how many rows there are in all, and which are those of each part."""
+    """Return the number of rows of all parts, and the indices of each part's rows."""
     total = sum(base.tensors[part].shape[0] for part in parts)
     try:
         return total, {part: mapping.rows(base.metadata, part, total) for part in parts}

@@ -10,8 +10,8 @@ copy in float16 or bfloat16 rounds them. That is why gains are stored, not a dig
 equal if one number rounds to both. A converter may write some added tokens differently, so a few
 tokens may differ.
 
-Two models with the same norms and tokens count as the same: for example two untrained models, or a
-model with and without an adapter merged in.
+Two models with the same norms and tokens count as the same. For example, two untrained models do,
+or a model with and without a merged adapter.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """Read PEFT's adapters: a folder with adapter_config.json and adapter_model.safetensors.
 
-PEFT uses Hugging Face's names of modules and its order of rows, so B of q and k can have another
-order than in a GGUF file. A and B are not transposed, even where Hugging Face's matrices are.
+PEFT uses Hugging Face's names of modules and its order of rows. So the rows of B of q and k can be
+ordered unlike a GGUF file's. A and B are not transposed, even where Hugging Face's matrices are.
 """
 
 import re

@@ -2,11 +2,12 @@
 
     toynn, GGUF    gate: A_g (E, r, in), B_g (E, F, r)          up: A_u, B_u
     PEFT           A = [A_g; A_u]  (E R, in), expert by expert  R = 2 r
-                   B = [B_g, 0; 0, B_u]  (2 F, R E), rank by rank, of each all experts
+                   B = [B_g, 0; 0, B_u]  (2 F, R E): for each rank the columns of all experts
 
-B has F rows of gate, then F of up; or interleaved, if the parameter is. The product B A is the
-same matrix, with twice the rank. If two parameters of a module are adapted, PEFT wraps the module
-twice. The second wrapper's names are the module's, the first one's are those of its base_layer.
+B has F rows of gate, then F of up. If the parameter interleaves gate and up, so does B. The product
+B A is the same matrix, with twice the rank. If two parameters of a module are adapted, PEFT wraps
+the module twice. Names of the second wrapper are the module's; names of the first one go on with
+base_layer.
 Ranks and alphas are in PEFT's patterns. PEFT 0.21 uses them, though it warns that they match no
 module.
 """

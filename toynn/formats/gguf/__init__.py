@@ -89,7 +89,7 @@ class GGUFFile(Opened):
             self._paths[name] = self._paths[stack]
             self.tensors[name] = info
             self.tensors.pop(stack, None)
-        self._halves = parts_of(self.tensors)  # of tensors that are one here
+        self._halves = parts_of(self.tensors)  # pairs of tensors that are one matrix here
         for name, halves in self._halves.items():
             self._paths[name] = self._paths[halves[0].name]
             self.tensors[name] = joined(name, *halves)
@@ -151,7 +151,7 @@ class GGUFFile(Opened):
         return flat.reshape(*info.shape[:-1], -1)
 
     def is_copied(self, name: str) -> bool:
-        """Return whether ``stored`` copies a tensor: one that is two in the file."""
+        """Return whether ``stored`` makes a copy: it does for a matrix that is two in the file."""
         return name in self._halves
 
     def stored(self, name: str) -> NDArray[Any]:

@@ -18,9 +18,9 @@ Float = tuple[np.dtype[Any], int, int]
 #: The least scale of MXFP4 with infinite numbers: a number is up to 12 times 2^(scale - 128).
 E8M0_LIMIT = 253
 HALF: Float = (np.dtype("<u2"), 0x7C00, 0x7C00)
-#: By type, unless it is HALF: an unsigned integer of the float's size, the bits of its exponent,
-#: and the least exponent of numbers that are not finite. (The scale of IQ1_M is the upper 4 bits of
-#: four words; its exponent is in the last two.)
+#: For each type that is not HALF: an unsigned integer of the float's size, the mask of the
+#: exponent's bits, and the least exponent of numbers that are not finite. (The scale of IQ1_M is
+#: the upper 4 bits of four words; its exponent is in the last two.)
 FLOATS: dict[str, Float] = {
     "F32": (np.dtype("<u4"), 0x7F800000, 0x7F800000),
     "BF16": (np.dtype("<u2"), 0x7F80, 0x7F80),

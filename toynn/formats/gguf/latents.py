@@ -1,11 +1,12 @@
-"""The matrix that makes keys and values of latents: one for toynn, two in llama.cpp's files.
+"""The matrix that makes keys and values from latents: one in toynn, two in llama.cpp's files.
 
-    blk.{n}.attn_kv_b (H (P + E), C)      of each head P rows for its key, then E for its value
-    blk.{n}.attn_k_b (H, C, P)            the former, transposed
-    blk.{n}.attn_v_b (H, E, C)            the latter
+    blk.{n}.attn_kv_b (H (P + E), C)      for each head P rows of its key, then E of its value
+    blk.{n}.attn_k_b (H, C, P)            the rows of the keys, transposed
+    blk.{n}.attn_v_b (H, E, C)            the rows of the values
 
-llama.cpp multiplies queries by the one and what attention gives by the other; it adapts neither. A
-file is read and written as if it had the one matrix, which is in float32 where the two were read.
+llama.cpp multiplies queries by attn_k_b and the output of attention by attn_v_b. It applies
+adapters of neither. toynn reads and writes files as if they had the one matrix. Joined from two
+tensors, the matrix is float32.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +28,7 @@ WHOLE, _KEYS, _VALUES = ".attn_kv_b.weight", ".attn_k_b.weight", ".attn_v_b.weig
 
 
 def parts_of(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[TensorInfo, TensorInfo]]:
-    """Return the two tensors that each whole one is in, by its name: those that fit together."""
+    """Return the pairs of tensors that fit together, by the name of the whole matrix."""
     found = {}
     for name, k in tensors.items():
         block = name.removesuffix(_KEYS)
@@ -40,20 +41,20 @@ def parts_of(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[TensorInfo, T
 
 
 def joined(name: str, k: TensorInfo, v: TensorInfo) -> TensorInfo:
-    """Return what the whole of two tensors is."""
+    """Describe the whole matrix that two tensors make."""
     H, C, P = k.shape
     rows = H * (P + v.shape[1])
     return TensorInfo(name, "F32", (rows, C), k.offset, 4 * rows * C)
 
 
 def whole_of(k: Floats, v: Floats) -> Floats:
-    """Return the whole (H (P + E), C) of k (H, C, P) and v (H, E, C)."""
+    """Return the whole matrix (H (P + E), C) from k (H, C, P) and v (H, E, C)."""
     both = np.concatenate([k.swapaxes(1, 2), v], axis=1, dtype=np.float32)
     return np.ascontiguousarray(both.reshape(-1, both.shape[2]))
 
 
 def apart(metadata: Mapping[str, Any], tensors: Tensors) -> Tensors:
-    """Return the tensors of a file, whole ones in two, if its metadata tell of latents.
+    """Return a file's tensors; a whole matrix becomes two if the metadata describe latents.
 
     Raises GGUFError where the metadata do not fit.
     """

@@ -123,8 +123,8 @@ class HFModel(Opened):
     def stored(self, name: str) -> Array:
         """Return a weight as stored in the folder: float32, or the bytes of another type.
 
-        It is a view of the mapped file, or a copy in the same type if the file has the weight in
-        pieces, transposed or in another order. Rows of q and k are in the folder's order: see
+        It is a view of the mapped file. If the file has the weight in pieces, transposed or in
+        another order, it is a copy in the same type. Rows of q and k are in the folder's order: see
         ``pairs_apart``.
         """
         values = self._as_stored(name)

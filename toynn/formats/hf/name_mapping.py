@@ -98,9 +98,9 @@ class Folder:
     model_type
         The architecture's name in config.json; empty: GGUF's.
     also
-        Other names of what computes the same.
+        Other values of model_type whose models compute the same.
     begins
-        What names may begin with in place of another beginning.
+        Prefixes of names that a folder may have, and the prefixes that toynn expects instead.
     unadapted
         Modules whose adapters a program does not apply: "gguf", llama.cpp; or "peft".
     """
@@ -147,14 +147,14 @@ class NameMapping(Folder):
         Weights with one axis in a folder and two in GGUF files. The values are keys of the number
         of rows.
     spare
-        Returns the modules that a model has not, where two of them have one name in a folder.
+        Returns the modules that a model lacks: needed where two share a name in folders.
     claims
-        Says whether a folder of its model_type is of the architecture, where several have one.
+        Returns whether a folder is of this architecture: needed if several share a model_type.
     complete
         Reads values that are not plain numbers: adds hyper-parameters, and returns tensors that
         follow from config.json.
     beside
-        Returns what else to write: keys of config.json, and tensors by GGUF name.
+        Returns what a new folder needs besides: keys of config.json, and tensors by GGUF name.
     unread
         Returns whether a model with these hyper-parameters ignores a weight, if a folder has it.
     has_head
@@ -318,17 +318,20 @@ class NameMapping(Folder):
         return None if same else (found.axis, index)
 
     def module(self, gguf_name: str) -> str:
-        """Return the module at Hugging Face of a weight, or of what it is a part of; KeyError."""
+        """Return a weight's module at Hugging Face, or the one it is part of. Raises KeyError."""
         return layout_of(self.name(gguf_name))[0].removesuffix(".weight")
 
     def parts_of(self, gguf_name: str) -> list[str]:
-        """Return the matrices that are one in a folder with this one; none if it is whole there."""
+        """Return all matrices that a folder joins with this one; none if it is whole there."""
         if not is_cut(self.name(gguf_name)) or "_exps." in gguf_name:
             return []
         return [p.name for p in pieces_of(self.modules, f"{self.module(gguf_name)}.weight")]
 
     def rows(self, metadata: Mapping[str, Any], gguf_name: str, total: int) -> NDArray[np.intp]:
-        """Return which of so many rows of a folder's weight a part is; raises as ``order``."""
+        """Return the indices of a part's rows among the ``total`` of a folder's weight.
+
+        Raises what ``order`` raises.
+        """
         order = self.order(metadata, gguf_name, (total,))
         _, part, parts, interleaved = layout_of(self.name(gguf_name))
         return order[1] if order else np.arange(total)[rows_of(part, parts, interleaved, total)]
@@ -341,7 +344,7 @@ class NameMapping(Folder):
     def heads(self, metadata: Mapping[str, Any], gguf_name: str) -> int:
         """Return the number of heads of a weight whose rows are ordered differently, else 0.
 
-        What is no number of heads is returned as it stands.
+        A value that is not a number of heads is returned unchanged.
 
         Raises KeyError for missing metadata.
         """

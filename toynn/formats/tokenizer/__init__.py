@@ -451,8 +451,9 @@ def _without_vocab(file: GGUFFile) -> ByteTokenizer:
     size = file.require(key, int) if key in file.metadata else None
     if size != BYTES:
         raise GGUFError(
-            f"{file.path}: tokenizer.ggml.model: expected gpt2 or llama, or a model on bytes with "
-            f"{key} = {BYTES}; got no vocabulary and {size or 'an unknown number of'} tokens"
+            f"{file.path}: tokenizer.ggml.model: expected gpt2, llama or gemma4, or a model on "
+            f"bytes with {key} = {BYTES}; got no vocabulary and "
+            f"{size or 'an unknown number of'} tokens"
         )
     return ByteTokenizer(file.path)
 

@@ -1,8 +1,8 @@
-"""Byte-level BPE, as in GPT-2, with the tokenizers library.
+"""BPE on bytes, as in GPT-2, or over spaces, as in Gemma 4, with the tokenizers library.
 
-A text is cut into pieces (`pre`). Each piece becomes bytes, each byte written as a printable
-letter. Then the adjacent pair whose merge comes first in the list is merged, until no merge
-applies.
+A text is cut into pieces (`pre`). In byte-level BPE each piece becomes bytes, each byte written as
+a printable letter. Over spaces (``Kind.spaced``) a space is written as U+2581. Then the adjacent
+pair whose merge comes first in the list is merged, until no merge applies.
 
 Source: Sennrich et al. 2016, arXiv:1508.07909; Radford et al. 2019 (GPT-2), section 2.2.
 """

@@ -1,4 +1,4 @@
-r"""The ways byte-level BPE cuts a text into pieces before merging, by `tokenizer.ggml.pre`.
+r"""The ways BPE cuts a text into pieces before merging, by `tokenizer.ggml.pre`.
 
 A kind is a list of regular expressions. Each one cuts all pieces of the one before: every match is
 a piece, and so is the text between two matches. No merge crosses the end of a piece, so a wrong
@@ -67,7 +67,7 @@ class Kind:
     spaced: bool = False  # spaces are spelled U+2581, other bytes <0x00> to <0xFF>
 
 
-#: Of files whose tokenizer.ggml.model is "gemma4": merges cross spaces, and no line break.
+#: For files whose tokenizer.ggml.model is "gemma4": merges cross spaces, but not line breaks.
 GEMMA4 = Kind(("[^\\n]+|\\n+",), add_bos=True, spaced=True)
 _DEFAULT = Kind((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
 _GPT2 = Kind((GPT2,))

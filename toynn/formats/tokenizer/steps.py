@@ -45,8 +45,7 @@ def added_of(
 ) -> list[Added]:
     """Return the added tokens of tokenizer.json, or else of tokenizer_config.json.
 
-    ``ids``: those of the tokens that there are, of which some are said to be added, too.
-    Raises DataError for malformed entries.
+    ``ids`` are the ids of the vocabulary by text. Raises DataError for malformed entries.
     """
     found = data.get("added_tokens") or []
     if not data:

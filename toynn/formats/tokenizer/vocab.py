@@ -103,7 +103,7 @@ class Vocab:
     declared: NDArray[np.int32]  # the file's types
     scores: NDArray[np.float32]
     merges: Sequence[str]
-    kind: Kind | None  # of byte-level BPE; None: SentencePiece
+    kind: Kind | None  # of BPE, on bytes or over spaces; None: SentencePiece
     bos: int | None
     eos: int | None
     unknown: int | None
