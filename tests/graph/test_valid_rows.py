@@ -173,4 +173,7 @@ def test_scratch_memory_serves_any_fewer_rows(entry, shape, precision, monkeypat
     )
     product = getattr(kernels.matmul, entry)
     needed = [product.workspace({"M": m, **sizes}, n_threads=2) for m in range(1, rows + 1)]
+    asked, own = [], kernels.entry.scratch_bytes
+    monkeypatch.setattr(kernels.entry, "scratch_bytes", lambda *a: asked.append(a) or own(*a))
     assert backends.get("cpu").scratch([launch]) >= max(needed)
+    assert len(asked) <= 1, "rows are counted in C: long contexts have many"

@@ -68,20 +68,26 @@ class Entry:
     def __repr__(self) -> str:
         return f"<kernel {self.name}: {self.signature}>"
 
-    def workspace(self, sizes: Mapping[str, int], n_threads: int = 1) -> int:
+    def workspace(
+        self, sizes: Mapping[str, int], n_threads: int = 1, size: str = "", rows: int = 1
+    ) -> int:
         """Return the bytes of scratch memory that the kernel needs at these sizes.
 
+        If ``size`` names the size of so many ``rows``, the bytes serve any smaller number of them.
         Raises ValueError if these sizes make an array whose bytes cannot be counted.
         """
         for spec in self.signature.specs:
             countable(self.name, spec.name, spec.shape(sizes))
-        return self._scratch_bytes(sizes, n_threads)
+        return self._scratch_bytes(sizes, n_threads, size, rows)
 
-    def _scratch_bytes(self, sizes: Mapping[str, int], n_threads: int) -> int:
+    def _scratch_bytes(
+        self, sizes: Mapping[str, int], n_threads: int, size: str = "", rows: int = 1
+    ) -> int:
         if self._scratch is None:
             return 0
-        ordered = tuple(sizes[name] for name in self.signature.sizes)
-        return int(scratch_bytes(self._scratch, ordered, n_threads))
+        names = self.signature.sizes
+        ordered, slot = tuple(sizes[name] for name in names), names.index(size) if size else 0
+        return int(scratch_bytes(self._scratch, ordered, n_threads, slot, rows))
 
     def __call__(
         self,

@@ -2,7 +2,9 @@ from typing import Any
 
 __test__: dict[str, str]
 
-def scratch_bytes(scratch: Any, sizes: tuple[int, ...], n_threads: int) -> int: ...
+def scratch_bytes(
+    scratch: Any, sizes: tuple[int, ...], n_threads: int, slot: int = 0, rows: int = 1
+) -> int: ...
 def invoke(
     kernel: Any,
     tensors: list[Any],

@@ -25,12 +25,20 @@ cdef int _fill(
     return 0
 
 
-def scratch_bytes(scratch, tuple sizes, int n_threads):
-    """Return the bytes of scratch memory that a kernel needs at these sizes."""
+def scratch_bytes(scratch, tuple sizes, int n_threads, int slot=0, Py_ssize_t rows=1):
+    """Return the bytes of scratch memory that a kernel needs at these sizes.
+
+    The size in ``slot`` is that of so many ``rows``. The result serves any smaller number, too.
+    """
     cdef KernelArgs a
     cdef scratch_fn needed = <scratch_fn>PyCapsule_GetPointer(scratch, "toynn.scratch")
+    cdef Py_ssize_t each, count, most
     _fill(&a, [], sizes, (), n_threads)
-    return needed(&a)
+    most, each = needed(&a), a.n[slot] // rows
+    for count in range(1, rows):
+        a.n[slot] = each * count
+        most = max(most, needed(&a))
+    return most
 
 
 def invoke(

@@ -209,12 +209,8 @@ def _scratch_of(
     kernel: str, sizes: tuple[tuple[str, int], ...], n_threads: int, limit: RowLimit | None
 ) -> int:
     """Return the bytes that a kernel needs for all its rows, or for any smaller number of rows."""
-    entry = kernels.find(kernel)
-    each = [dict(sizes)]
-    if limit is not None:  # with fewer rows a product may be cut differently, and need more
-        counts = range(limit.first + 1, limit.first + limit.rows)
-        each += [limit.sizes(each[0], count) for count in counts]
-    return max(entry.workspace(these, n_threads) for these in each)
+    fewer = () if limit is None else (limit.size, limit.rows)  # may need more, as they are cut
+    return kernels.find(kernel).workspace(dict(sizes), n_threads, *fewer)
 
 
 def _entry(launch: Launch) -> Entry:
