@@ -19,6 +19,7 @@ from toynn.engines import SequenceEngine, engine_for
 from toynn.errors import DataError
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import ByteTokenizer
+from toynn.jobs import before_after
 from toynn.jobs.made import JOBS
 from toynn.jobs.peers import COMMANDS, FLAGS, VALUES
 from toynn.recipes import LoRA
@@ -250,6 +251,18 @@ def test_an_adapter_is_shown_before_and_after(files, capsys):
     assert lines[2].startswith("before    ") and lines[3].startswith("after     yes")
     assert not lines[2].startswith("before    yes")
     assert (files / "run" / "sample.txt").read_text().startswith("prompt    8: \n")
+
+
+def test_of_long_prompts_and_answers_the_near_ends_are_shown(monkeypatch):
+    monkeypatch.setattr(before_after, "sample", lambda *given, **more: [33])
+    ids, labels = np.full(1300, 98), np.full(1300, -100)
+    ids[:90], ids[90:600], labels[599:-1], labels[700:] = 97, 99, 98, 100
+    (found,) = before_after.before_and_after(
+        lambda: None, None, ByteTokenizer(), [[(ids, labels)]], 4
+    )
+    assert found["prompt"] == "..." + "a" * 2 + "c" * 510
+    assert found["expected"] == "b" * 101 + "d" * 411 + "..."
+    assert found["before"] == found["after"] == "!"
 
 
 def test_lines_fit_into_a_terminal(files, capsys):

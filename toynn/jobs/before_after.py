@@ -13,6 +13,7 @@ from toynn.generation.drawing import sample
 __all__ = ["before_and_after"]
 
 PROMPTS = 3
+LONGEST = 512  # tokens that are shown of a prompt, from its end, and of an expected answer
 
 
 def before_and_after(
@@ -26,7 +27,8 @@ def before_and_after(
     """Yield the first held-out prompts, with their answers and the texts of both models.
 
     Several sources take turns, and each has at least one prompt. A text has at most ``count``
-    tokens; no text is begun once ``late`` is true. ``frozen`` makes the model without adapters.
+    tokens; no text is begun once ``late`` is true. Of long prompts and answers LONGEST tokens are
+    shown. ``frozen`` makes the model without adapters.
     """
     first = [part[k] for k in range(PROMPTS) for part in valid if k < len(part)]
     asked = [(ids, labels) for ids, labels in first if labels[0] == IGNORED]
@@ -40,7 +42,10 @@ def before_and_after(
         trained = np.flatnonzero(labels != IGNORED)
         prompt = [int(id) for id in ids[: trained[0] + 1]]
         answer = [int(id) for id in labels[trained] if int(id) not in tokenizer.eog]
-        texts = {"prompt": prompt, "expected": answer}
+        texts = {"prompt": prompt[-LONGEST:], "expected": answer[:LONGEST]}
         for name, by in (("before", base), ("after", engine)):
             texts[name] = sample(by, prompt, count, temperature=0, stop=tokenizer.eog)
-        yield {name: tokenizer.decode(ids, special=True) for name, ids in texts.items()}
+        found = {name: tokenizer.decode(ids, special=True) for name, ids in texts.items()}
+        found["prompt"] = "..." * (len(prompt) > LONGEST) + found["prompt"]
+        found["expected"] += "..." * (len(answer) > LONGEST)
+        yield found
