@@ -5,7 +5,7 @@ import sys
 from prepack import prepacked
 from sections_files import decode, generation, load
 from sections_kernels import attention, matmul, medium, stored
-from sections_lora import blocks, experts, lora, precisions, real, seeds, types
+from sections_lora import blocks, context, experts, lora, precisions, real, seeds, types
 from sections_steps import busy, families, lengths, llama, memory, scaling, step, tiny, vit
 
 import toynn
@@ -23,6 +23,7 @@ SECTIONS = {
     "decode": decode,
     "lora": lora,
     "blocks": blocks,
+    "context": context,
     "precisions": precisions,
     "experts": experts,
     "real": real,

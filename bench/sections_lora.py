@@ -5,6 +5,7 @@ import tempfile
 from itertools import product
 from pathlib import Path
 
+import growth
 import lora as tuning
 import mixture
 import real as natural
@@ -15,6 +16,8 @@ import toynn
 from toynn._kernels import matmul
 from toynn.formats.quants import BLOCKS, TYPES
 from toynn.testing.race import race
+
+CONTEXTS = (512, 2048, 8192)
 
 
 def lora(n_threads: int, rounds: int, only: str) -> None:
@@ -93,6 +96,31 @@ def blocks(n_threads: int, rounds: int, only: str) -> None:
             ratios = "/".join(f"{of[who] / of['all']:.2f}" for of in (best, usual))
             row = f"  {who:22}{peaks[who] / 1e6:10.1f}{best[who]:9.3f}/{usual[who]:8.3f}"
             print(f"{row}{ratios:>14}", flush=True)
+
+
+def context(n_threads: int, rounds: int, only: str) -> None:
+    """Print the memory and the time of a LoRA step for each token, as one row grows.
+
+    The step recomputes blocks (checkpointing). ``only`` is another number of tokens. On one thread
+    it is CPU time, so that a busy machine will do.
+    """
+    toynn.set_num_threads(n_threads)
+    clock, shape = clock_of(n_threads), tuning.SHAPES["smollm2_135m_T256"]
+    print(f"{'tokens':>8}{'peak, MB':>10}{'kB/token':>10}{'ms/token':>10}{'of attention':>14}")
+    with tempfile.TemporaryDirectory() as folder:
+        for T in [int(only)] if only else CONTEXTS:
+            path, own = Path(folder) / f"{T}.gguf", shape._replace(T=T)
+            tuning.write_file(path, own)
+            recipe = tuning.recipe_over(path, own, checkpointing=True)
+            step, taken = tuning.toynn_calls(recipe, own)["toynn"], []
+            for _ in range(rounds):
+                begun = clock()
+                step()
+                taken.append(clock() - begun)
+            session, each = recipe.engine.session, 1000 * min(taken) / T
+            peak, of_attention = session.memory().peak, each * growth.attention_share(session)
+            row = f"{T:8}{peak / 1e6:10.1f}{peak / T / 1e3:10.1f}{each:10.2f}{of_attention:14.2f}"
+            print(row, flush=True)
 
 
 def experts(n_threads: int, rounds: int, only: str) -> None:

@@ -33,7 +33,7 @@ from llamas import (
     WINDOWS,
     YARN_UNCUT,
 )
-from lora_bases import T, draw, make, mixed, write_base
+from lora_bases import T, draw, make, mixed, stir, write_base
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
@@ -157,11 +157,11 @@ def models(tmp_path_factory):
     return get
 
 
-def theirs_for(model_path, recipe, folder, base):
+def theirs_for(model_path, recipe, folder, base, attention="eager"):
     """The model of PEFT with the adapters of a recipe."""
     recipe.export_peft(folder)
     model = AutoModelForCausalLM.from_pretrained(
-        model_path, dtype=torch.float32, attn_implementation="eager"
+        model_path, dtype=torch.float32, attn_implementation=attention
     )
     theirs = PeftModel.from_pretrained(model, folder, is_trainable=True).eval()  # without dropout
     for name, w in theirs.named_parameters():
@@ -247,6 +247,33 @@ def test_gradients_and_ten_losses(models, kind, setting, tmp_path):
         theirs.step()
         expected.append(loss.item())
     assert losses == pytest.approx(expected, rel=1e-4)
+
+
+def test_gradients_of_a_long_row(tmp_path):
+    """2048 tokens, recomputed by blocks, the loss in chunks of rows; angles as exact as here."""
+    long, sizes = 2048, {"d_model": 64, "n_heads": 2, "n_kv_heads": 1, "d_ff": 96, "vocab": 8200}
+    base = write_base(tmp_path / "base.gguf", context=long, **sizes)
+    ENGINES["llama"].from_gguf(base, t_seq=T).export_hf(tmp_path / "model")
+    recipe = LoRA()
+    opts = RecipeOptions(t_seq=long, seed=7, init_scale=0.1, checkpointing=True)
+    recipe.realize(base, None, 4, opts, 8.0, "all-linear")
+    stir(recipe)
+    assert recipe.engine.t_logits is None  # chunked
+    model = theirs_for(tmp_path / "model", recipe, tmp_path / "start", base, "sdpa")
+    engine = recipe.engine
+    frequencies = torch.tensor(engine.model.constants(engine.config)["inverse_frequencies"])
+
+    def angles(x, position_ids):  # rounded to float32 in transformers, whose error grows with T
+        found = position_ids[..., None].double() * frequencies.double()
+        found = torch.cat((found, found), -1)
+        return found.cos().float(), found.sin().float()
+
+    model.base_model.model.model.rotary_emb.forward = angles
+    ids, labels = np.random.default_rng(5).integers(0, sizes["vocab"], (2, long)).astype(np.int32)
+    loss = loss_of(model, ids, labels, 1)
+    loss.backward()
+    assert recipe.accumulate(ids, None, labels) == pytest.approx(loss.item(), rel=1e-6)
+    assert_same_gradients(recipe, model, tmp_path, base)
 
 
 @pytest.mark.parametrize(("kind", "setting"), PAIRS[2:7])
