@@ -73,7 +73,7 @@ class LoRAJob(TextJob):
 
     name = "lora"
     help = "train an adapter of a model in a GGUF file or Hugging Face folder, which is only read"
-    example = "--model base.gguf --data chats.jsonl --out runs/chats"
+    example = "--model base.gguf --data chats --out runs/chats"
     options = of_run(
         name,
         "rows of --seq tokens",

@@ -278,7 +278,7 @@ class FromScratchJob(ModelJob):
 
     name = "from-scratch"
     help = "a small Llama-like model from scratch, on text"
-    example = "--arch qwen3 --data book.txt --tokenizer model.gguf"
+    example = "--data book.txt --tokenizer model.gguf"
     options = _options(name, LlamaOptions, without=("prepack",))
     make: ClassVar[Callable[[str], Any]] = FromScratch
 
