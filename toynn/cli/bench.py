@@ -49,27 +49,19 @@ SHAPES = ("gpt2_fc", "llama_row_q8_0", "llama_row_q4_k", "gpt2_124m_t64", "gpt2_
 
 EPILOG = """\
 Times are the best of many calls, with as many threads as a training step gives the kernel. Results
-are checked first. GB/s counts each array once.
+are checked first. GB/s counts each array once. docs/performance.md says how to read the tables.
 
-The limits are measured first, by loops that only multiply and add in registers, or only read and
-write memory. A kernel needs at least the time of its multiply-adds or of its bytes at those rates,
-whichever is longer. `limit` names the longer one; `share` is that least time divided by the
-measured time. A product's multiply-adds count at the fastest rate that --precision allows; bytes
-count at the rate of the cache or memory that arrays of the row's size fit into.
+The limits are measured first, by loops that only compute in registers, or only move memory. `limit`
+names what bounds a kernel, its multiply-adds at the rate that --precision allows or its bytes.
+`share` is the least time at that limit, divided by the measured time.
 
-With --steps the rows are the kernels of whole training steps: of GPT-2 models, and of adapters over
-a Q8_0 file of SmolLM2-135M's shape. A step's roofline is the time of all its nodes at their limits;
-beside it stands the goal, the largest ratio of a step to its roofline. --compare runs the steps of
-GPT-2 in PyTorch too, in turns. The time of a step on one thread is CPU time, so other load on the
-machine matters little. docs/performance.md says how to read the tables.
+With --steps the rows are the kernels of whole training steps. A step's roofline is the time of all
+its nodes at their limits; beside it stands the goal, the largest ratio of a step to its roofline.
+--compare runs the steps of GPT-2 in PyTorch too, in turns. One thread is timed by its CPU time.
 
-With --scaling the rows are numbers of cores: how much faster is a part on more of them, and what is
-lost? Serial: one thread computes, the others wait. Uneven: shares are too few or unequal. Growth:
-all shares together take longer than on one thread. Memory: bytes take longer than all this. More
-cores than this machine has are simulated. Fewer are simulated too, which shows the error.
-
---paste prints a report for an issue about speed: the processor, the build, the limits, and a few
-kernels at highest and at medium precision."""
+With --scaling the rows are numbers of cores, with what is lost. Serial: one thread computes.
+Uneven: shares are too few or unequal. Growth: all shares together take longer than on one thread.
+Memory: bytes take longer than all this. This machine's cores are measured too."""
 
 
 def add_parser(commands: Any) -> None:
