@@ -104,7 +104,7 @@ def test_the_divergence_of_its_logits_is_ours(tmp_path):
 def test_an_adapter_that_llama_cpp_would_add_behind_a_factor(tmp_path):
     """Of Gemma 4's experts, whose results are multiplied; and of a matrix without adapters."""
     for kind, part, why in (
-        ("gemma4-moe", "blk.0.ffn_down_exps", r"behind blk\.0\.ffn_down_exps\.scale"),
+        ("gemma4-moe", "blk.0.ffn_down_exps", r"by blk\.0\.ffn_down_exps\.scale"),
         (
             "gemma4-three",
             "per_layer_model_proj",
