@@ -109,10 +109,13 @@ def test_what_does_not_exist_is_refused_with_what_does(arch, target):
         ({"use_lorafa": 1}, "use_lorafa must be True or False; got 1"),
         (
             {"use_lorafa": True, "loraplus_lr_ratio": 16},
-            "loraplus_lr_ratio compares B's learning rate with A's; got 16 with use_lorafa",
+            "use_lorafa=True trains no A, .* loraplus_lr_ratio= compares B's; got 16: use one",
         ),
         ({"init": "pissa_niter_"}, "init must be one of normal, peft, pissa, pissa_niter_N; got"),
-        ({"init": "pissa", "use_dora": True}, "use_dora needs the whole matrix; got init 'pissa'"),
+        (
+            {"init": "pissa", "use_dora": True},
+            "use_dora=True needs the whole matrix; got init 'pissa'",
+        ),
     ],
 )
 def test_options_out_of_range_are_refused_by_name(wrong, message):
@@ -155,7 +158,7 @@ def test_the_last_blocks(number, targets, expected):
 @pytest.mark.parametrize(
     ("number", "targets", "message"),
     [
-        (3, "q", "LoRA: num_layers must be at most 2, the blocks of this qwen3; got 3"),
+        (3, "q", "num_layers: expected at most 2, the blocks of this qwen3; got 3"),
         (1, "blk.0.attn_q", "targets: this qwen3 has no 'blk.0.attn_q' in the last 1 of its 2 blo"),
     ],
 )

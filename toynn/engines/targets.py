@@ -163,14 +163,14 @@ class AdapterOptions:
         alpha = self.rank if self.alpha is None else self.alpha
         if self.use_dora and self.is_principal:
             raise ConfigError(
-                f"LoRA: use_dora needs the whole matrix; got init {self.init!r}, which subtracts a "
-                "part of it: use one of the two"
+                f"LoRA: use_dora=True|--dora needs the whole matrix; got init {self.init!r}, which "
+                "subtracts a part of it: use one of the two"
             )
         if self.use_lorafa and self.loraplus_lr_ratio != 1:
             raise ConfigError(
-                f"LoRA: loraplus_lr_ratio compares B's learning rate with A's; got "
-                f"{self.loraplus_lr_ratio:g} with use_lorafa, which does not train A: use one of "
-                "the two"
+                "LoRA: use_lorafa=True|--lorafa trains no A, with whose learning rate "
+                "loraplus_lr_ratio=|--loraplus-lr-ratio compares B's; got "
+                f"{self.loraplus_lr_ratio:g}: use one of the two"
             )
         named = isinstance(targets, Sequence) and all(isinstance(t, str) and t for t in targets)
         if not named or not targets:
@@ -242,7 +242,7 @@ class AdapterOptions:
             blocks = 1 + max(map(_block_of, names))
             if self.num_layers > blocks:
                 raise ConfigError(
-                    f"LoRA: num_layers must be at most {blocks}, the blocks of this "
+                    f"--num-layers: expected at most {blocks}, the blocks of this "
                     f"{architecture}; got {self.num_layers}"
                 )
             below = range(blocks - self.num_layers)
@@ -270,12 +270,13 @@ class AdapterOptions:
                 raise ConfigError(
                     f"targets: {name}: DoRA does not support the embedding table: it would need "
                     "norms of columns, so each step would read the whole table; leave out "
-                    "embed, or use_dora"
+                    "embed, or use_dora=True|--dora"
                 )
             if is_embedding(name) and self.use_lorafa:
                 raise ConfigError(
                     f"targets: {name}: LoRA-FA trains only B, and A of the embedding table, whose "
-                    "rows are looked up, is zero at first: leave out embed, or use_lorafa"
+                    "rows are looked up, is zero at first: leave out embed, or use_lorafa=True|"
+                    "--lorafa"
                 )
 
 
