@@ -412,6 +412,10 @@ class RecipeOptions:
     checkpointing
         Whether the backward pass recomputes the activations of each block instead of keeping them:
         less memory, the same results, about one forward pass more work.
+    recompute_cheap
+        Whether the backward pass recomputes the outputs of norms and activations that products
+        read, instead of keeping them: less memory, the same results, about one percent more work.
+        Without it, that is done only for products with more than 512 outputs.
     packed
         Whether a batch is examples one after another, in segments, of up to t_batch * t_seq tokens
         in all. Only tokens that exist are computed. See ``SequenceEngine.step``.
@@ -496,6 +500,13 @@ class RecipeOptions:
         memory="{flag}",
         heavy=False,
     )
+    recompute_cheap: bool = option(
+        "recompute norms and activations in the backward pass: less memory, hardly slower",
+        False,
+        compared=False,
+        memory="{flag}",
+        heavy=False,
+    )
     packed: bool = option("", False)
     label_losses: bool = option("", False, compared=False)
     decay: str = option(
@@ -538,9 +549,8 @@ class RecipeOptions:
         """Return the arguments of ``Session`` that say how the recipe is computed."""
         # Whoever rounds weights to bfloat16 wants products of bfloat16.
         precision = "medium" if self.weight_dtype == "bf16" else self.precision
-        own = {
-            name: getattr(self, name) for name in ("seed", "n_threads", "checkpointing", "prepack")
-        }
+        names = ("seed", "n_threads", "checkpointing", "recompute_cheap", "prepack")
+        own = {name: getattr(self, name) for name in names}
         return {"matmul_precision": precision, **own}
 
     def __setattr__(self, name: str, value: Any) -> None:

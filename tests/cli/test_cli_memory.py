@@ -10,6 +10,7 @@ from lora_bases import write_base
 from toynn.backends.host import HostBuffer
 from toynn.cli import main
 from toynn.engines.engine import Engine
+from toynn.engines.plans import OPTIONS
 from toynn.jobs.run import build as build_job
 from toynn.options import nbytes_or
 from toynn.system.printing import size
@@ -146,7 +147,7 @@ def built(files, monkeypatch, capsys):
         with monkeypatch.context() as patch:
             patch.setattr(HostBuffer, "zeros", classmethod(zeros))
             recipe, *_ = build_job(job)
-        plan = {name: job.given[name] for name in ("checkpointing", "prepack") if name in job.given}
+        plan = [job.given[name] for name in OPTIONS if name in job.given]
         promised = recipe.engine.session.memory().peak
         raise Built(plan, promised, sum(taken), job.read_by_step(), " ".join(job.said))
 
@@ -162,19 +163,14 @@ def built(files, monkeypatch, capsys):
     return run
 
 
+NOTHING, CHEAP, BLOCKS = [False, False], [True, False], [False, True]
+#: The plans of each run, the fastest first: recompute_cheap, checkpointing, and prepack.
 PLANS = {
-    "gpt2": [{"checkpointing": False}, {"checkpointing": True}],
-    "warm-start": [{"checkpointing": False}, {"checkpointing": True}],
-    "vit": [{"checkpointing": False}, {"checkpointing": True}],
-    "lora pairs": [
-        {"checkpointing": False, "prepack": "auto"},
-        {"checkpointing": True, "prepack": "auto"},
-    ],
-    "lora wide": [
-        {"checkpointing": False, "prepack": "auto"},
-        {"checkpointing": False, "prepack": "never"},
-        {"checkpointing": True, "prepack": "never"},
-    ],
+    "gpt2": [NOTHING, CHEAP, BLOCKS],
+    "warm-start": [NOTHING, CHEAP, BLOCKS],
+    "vit": [NOTHING, CHEAP, BLOCKS],
+    "lora pairs": [[*level, "auto"] for level in (NOTHING, CHEAP, BLOCKS)],
+    "lora wide": [[*NOTHING, "auto"], [*NOTHING, "never"], [*BLOCKS, "never"]],  # one block
 }
 MORE = {
     "lora pairs": (
@@ -207,7 +203,7 @@ def test_the_fastest_plan_that_fits_takes_what_it_says(name, built):
             assert plan == found[-1] and "parts of the file are read again" in said
             room = promised - 1
     assert found == PLANS[name]
-    flags = "--checkpointing" + (" --prepack never" if plan.get("prepack") == "never" else "")
+    flags = "--checkpointing" + (" --prepack never" if plan[-1] == "never" else "")
     assert f"the smallest plan, {flags}, needs {size(promised)}; --memory allows" in known
     advice = known.partition("; try ")[2]
     assert "--batch" in advice and "--checkpointing" not in advice

@@ -115,6 +115,7 @@ SEEN = {
     "--save-every": "2",
     "--save-total-limit": ("1", {"--save-every": "1"}),
     "--questions": "asked.jsonl",
+    "--recompute-cheap": "",
     "--report": "none",
     "--rslora": "",
     "--seed": "7",

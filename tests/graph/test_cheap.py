@@ -7,20 +7,13 @@ from tapes import TAPES, C, Net
 
 from toynn import AdamW, GPT2Config, LlamaConfig, LlamaSeqEngine, RecipeOptions, ops
 from toynn.engines.gpt2 import GPT2SeqEngine
-from toynn.graph import checkpointing
 from toynn.recipes import GPT2
 from toynn.testing import gradcheck
 
 
-@pytest.fixture
-def everything(monkeypatch):
-    """Have everything computed again that an op knows how to."""
-    monkeypatch.setattr(checkpointing, "CHEAP", 0)
-
-
-def gradients(name):
+def gradients(name, **session):
     build, *arguments = TAPES[name]
-    net = Net()
+    net = Net(**session)
     s = net.realize(net.loss(build(net, *arguments)))
     for weight in (1.0, 3.0):
         s.run("grads", weight=weight)
@@ -28,10 +21,8 @@ def gradients(name):
 
 
 @pytest.mark.parametrize("name", TAPES)
-def test_every_op_gives_the_same_gradients(name, monkeypatch):
-    kept = gradients(name)
-    monkeypatch.setattr(checkpointing, "CHEAP", 0)
-    assert gradients(name) == kept
+def test_every_op_gives_the_same_gradients(name):
+    assert gradients(name, recompute_cheap=True) == gradients(name)
 
 
 def again(s):
@@ -54,8 +45,8 @@ def block(net):
     return ops.linear(s, ops.silu(s, x), net.parameter(C, C))
 
 
-def test_each_is_computed_once_and_read_by_all(everything):
-    net = Net()
+def test_each_is_computed_once_and_read_by_all():
+    net = Net(recompute_cheap=True)
     s = net.realize(net.loss(block(net)))
     kinds = ["silu", "gelu", "gelu", "rmsnorm", "swiglu", "layernorm"]
     assert again(s) == [f"{kind}.forward" for kind in kinds]
@@ -69,23 +60,25 @@ def test_only_for_products_that_are_large_beside_it():
         assert again(net.realize(net.loss(y))) == expected
 
 
-def test_nothing_for_nobody(everything):
+def test_nothing_for_nobody():
     """A frozen product reads no input to go back; what no parameter made is not kept for more."""
-    net = Net()
+    net = Net(recompute_cheap=True)
     s = net.s
     x = ops.linear(s, ops.silu(s, net.activation()), net.constant(C, C))
     y = ops.linear(s, ops.silu(s, net.input(*x.shape)), net.parameter(C, C))
     assert again(net.realize(net.loss(ops.add(s, x, y)))) == []
 
 
-def gpt2():
+def gpt2(**options):
     recipe = GPT2()
-    recipe.realize(GPT2Config(61, 24, 6, 40, 3, 16), RecipeOptions(t_seq=13, t_batch=2, seed=5))
+    opts = RecipeOptions(t_seq=13, t_batch=2, seed=5, **options)
+    recipe.realize(GPT2Config(61, 24, 6, 40, 3, 16), opts)
     return recipe
 
 
 MODELS = {"gpt2": gpt2} | {
-    kind: lambda kind=kind: make(kind, 2) for kind in ("llama", "llama-lens", "qwen3")
+    kind: lambda kind=kind, **options: make(kind, 2, **options)
+    for kind in ("llama", "llama-lens", "qwen3")
 }
 
 
@@ -102,10 +95,8 @@ def ten_steps(recipe):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_trains_to_the_same_bits_in_less_memory(name, monkeypatch):
-    kept = MODELS[name]()
-    monkeypatch.setattr(checkpointing, "CHEAP", 0)
-    lean = MODELS[name]()
+def test_a_model_trains_to_the_same_bits_in_less_memory(name):
+    kept, lean = MODELS[name](), MODELS[name](recompute_cheap=True)
     assert again(lean.engine.session) and not again(kept.engine.session)
     assert ten_steps(kept) == ten_steps(lean)
     memory, less = (recipe.engine.session.memory() for recipe in (kept, lean))

@@ -18,6 +18,7 @@ def test_defaults():
         "seed": 0,
         "init_scale": 1.0,
         "checkpointing": False,
+        "recompute_cheap": False,
         "packed": False,
         "label_losses": False,
         "decay": "all",

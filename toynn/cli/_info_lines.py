@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toynn.engines import ViTConfig, ViTEngine
-from toynn.engines.plans import Plan, plans
+from toynn.engines.plans import Level, Plan, plans
 from toynn.errors import DataError, ToynnError
 from toynn.formats import adapters
 from toynn.formats.adapters import LORA_A, LORA_B, LORA_M
@@ -41,13 +41,6 @@ __all__ = [
 
 Lines = list[tuple[str, str]]
 
-#: Names of plans, by whether they recompute and prepack.
-PLANS = {
-    (False, True): "with prepacking",
-    (False, False): "peak beside the file",
-    (True, True): "with both",
-    (True, False): "with checkpointing",
-}
 SHOWN = 8  # names of classes
 
 
@@ -83,7 +76,7 @@ def table(plans: Sequence[Plan]) -> Lines:
     """Return the peak memory of each plan, and how much slower it is than the first."""
     return [
         (
-            f"  {PLANS[each.checkpointing, each.memory.prepacked > 0]}",
+            f"  {each.name or 'peak beside the file'}",
             size(each.memory.peak) + each.slower(plans[0]),
         )
         for each in plans
@@ -211,7 +204,7 @@ def safetensors(path: Path, batch: int) -> Lines:
             fields = described(file, list(asdict(ViTConfig())), {})
             names = class_names(file, fields["classes"])
             config = ViTConfig(**fields | {"classes": fields["classes"] or 1})
-            needed = plans(lambda again: _vit(config, batch, again))
+            needed = plans(lambda level: _vit(config, batch, level))
         except ToynnError as error:
             notes = [(f"  {key}", str(text)) for key, text in file.metadata.items()]
             return [*lines, *types(file.tensors), *notes, ("model", f"none of pictures: {error}")]
@@ -222,8 +215,8 @@ def safetensors(path: Path, batch: int) -> Lines:
         return [*lines, *memory(needed, f"{batch} pictures")]
 
 
-def _vit(config: ViTConfig, batch: int, again: bool) -> Mapping[str, Cost]:
-    """Return what a step of a vision transformer takes, with checkpointing or without."""
+def _vit(config: ViTConfig, batch: int, level: Level) -> Mapping[str, Cost]:
+    """Return what a step of a vision transformer takes."""
     engine = ViTEngine()
-    engine.declare(config, RecipeOptions(t_batch=batch, checkpointing=again))
+    engine.declare(config, RecipeOptions(t_batch=batch, **level._asdict()))
     return engine.step_costs(["never"])

@@ -187,7 +187,8 @@ def _room(read: int, plans: Sequence[Plan]) -> Lines:
         return []
     fitting = [p for p in plans if p.memory.peak + p.of_file(read) <= free]
     if fitting:
-        fits = "enough with checkpointing" if fitting[0].checkpointing else "enough"
+        again = any(fitting[0].level)
+        fits = f"enough {fitting[0].name}" if again else "enough"
     elif plans[-1].memory.peak <= free:
         fits = "too little: parts of the file would be read again in every step"
     else:

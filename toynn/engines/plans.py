@@ -2,23 +2,51 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from toynn.graph.reports import Cost, Memory
 
-__all__ = ["CHECKPOINTING", "PREPACK", "Plan", "plans"]
+__all__ = ["LEVELS", "OPTIONS", "PREPACK", "Level", "Plan", "plans"]
 
-#: The choices of both options, the faster one first.
-CHECKPOINTING, PREPACK = (False, True), ("auto", "never")
+
+class Level(NamedTuple):
+    """What the backward pass recomputes: options by their names."""
+
+    recompute_cheap: bool
+    checkpointing: bool
+
+
+#: The choices, the fastest first.
+LEVELS = Level(False, False), Level(True, False), Level(False, True)
+PREPACK = "auto", "never"
+#: The options that a plan sets.
+OPTIONS = (*Level._fields, "prepack")
 
 
 @dataclass(frozen=True)
 class Plan:
     """How a training step is computed, and what it takes."""
 
-    checkpointing: bool
+    level: Level
     prepack: str
     memory: Memory
     seconds: float  # estimated: see Cost
+
+    @property
+    def options(self) -> dict[str, bool | str]:
+        """The options that ask for it, by name."""
+        return {**self.level._asdict(), "prepack": self.prepack}
+
+    @property
+    def name(self) -> str:
+        """What it does, in words; "" if it does nothing in particular."""
+        words = {
+            "prepacking": self.memory.prepacked > 0,
+            "cheap recomputing": self.level.recompute_cheap,
+            "checkpointing": self.level.checkpointing,
+        }
+        found = " and ".join(word for word, on in words.items() if on)
+        return f"with {found}" if found else ""
 
     def of_file(self, read: int) -> int:
         """Return the bytes of a mapped file that stay in memory, if a step reads ``read`` of it."""
@@ -31,16 +59,16 @@ class Plan:
 
 
 def plans(
-    costs: Callable[[bool], Mapping[str, Cost]], levels: Iterable[bool] = CHECKPOINTING
+    costs: Callable[[Level], Mapping[str, Cost]], levels: Iterable[Level] = LEVELS
 ) -> list[Plan]:
-    """Return plans, the fastest first; ``costs`` are with checkpointing or not, by prepacking.
+    """Return plans, the fastest first; ``costs`` are those of a level, by prepacking.
 
     A plan that takes no less memory than a faster one is left out.
     """
     found = [
-        Plan(again, prepack, cost.memory, cost.seconds)
-        for again in levels
-        for prepack, cost in costs(again).items()
+        Plan(level, prepack, cost.memory, cost.seconds)
+        for level in levels
+        for prepack, cost in costs(level).items()
     ]
     found.sort(key=lambda plan: plan.seconds)
     return [

@@ -22,7 +22,8 @@ class Backward:
     """One walk from the loss to the parameters.
 
     ``gradient_of`` gives the session's gradient tensor of a parameter; ``add`` and ``accumulate``
-    are the ops y = a + b and g (+)= x. With ``recompute`` the nodes of each block are recomputed.
+    are the ops y = a + b and g (+)= x. With ``recompute`` the nodes of each block are recomputed,
+    with ``recompute_cheap`` norms and activations for all their readers.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class Backward:
         accumulate: Op,
         *,
         recompute: bool = False,
+        recompute_cheap: bool = False,
     ) -> None:
         self.tape = tape
         self._gradient_of = gradient_of
         self._add = add
         self._accumulate = accumulate
         self._recompute = recompute
+        self._cheap = 0 if recompute_cheap else checkpointing.CHEAP
         self._active = _reached_by_parameters(tape)
         self._behind = {n.outputs[0]: n.inputs[0] for n in tape.nodes if n.op.straight_through}
         self._originals: dict[Tensor, Tensor] = {}  # by recomputed tensor
@@ -82,7 +85,7 @@ class Backward:
         """Record a node's backward, after recomputing inputs that are too cheap to keep."""
         roots = dict.fromkeys(t.root for t in node.inputs if t is not None and self.wants(t))
         found = [makers[t] for t in roots if t in makers and t not in self._copies]
-        copies, originals = checkpointing.repeated(checkpointing.cheap(found, node))
+        copies, originals = checkpointing.repeated(checkpointing.cheap(found, node, self._cheap))
         fresh = self._copies | {tensor: copy for copy, tensor in originals.items()}
         read = checkpointing.reading(node, fresh)
         for copy in self._back_from(copies, originals, [(node, read)]):

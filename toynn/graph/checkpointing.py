@@ -6,8 +6,8 @@ same kernels recompute the rest from the same numbers, so the bits are the same.
 Source: Chen et al. 2016, arXiv:1604.06174.
 
 Even without checkpointing, a product's backward pass recomputes an input that is the output of a
-norm or an activation, if that is cheap (CHEAP). Source: Korthikanti et al. 2022, section 5,
-arXiv:2205.05198, on selective recomputation.
+norm or an activation, if that is cheap (CHEAP), or for any product if asked. Source: Korthikanti et
+al. 2022, section 5, arXiv:2205.05198, on selective recomputation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,12 +48,15 @@ def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
     return copies, {copy: tensor for tensor, copy in fresh.items()}
 
 
-def cheap(makers: Iterable[Node], reader: Node) -> list[Node]:
-    """Return nodes that recompute the makers' outputs, where that is cheap next to the reader."""
+def cheap(makers: Iterable[Node], reader: Node, least: int) -> list[Node]:
+    """Return nodes that recompute the makers' outputs, where that is cheap next to the reader.
+
+    It is where the reader has more than ``least`` flops for each number: CHEAP, or 0 for any.
+    """
     recomputed = [
         maker.op.recompute(maker)
         for maker in makers
-        if maker.op.recompute and reader.flops > CHEAP * max(t.size for t in maker.outputs if t)
+        if maker.op.recompute and reader.flops > least * max(t.size for t in maker.outputs if t)
     ]
     return [node for node in recomputed if node is not None]
 

@@ -144,6 +144,10 @@ class Keywords(TypedDict, total=False):
     """
     checkpointing: bool
     """Recompute activations in the backward pass: less memory, slower (default off)."""
+    recompute_cheap: bool
+    """Recompute norms and activations in the backward pass: less memory, hardly slower (default
+    off).
+    """
     prepack: Literal["auto", "always", "never"]
     """Prepack base weights into GEMM panels; auto: if that saves time and fits: auto, always,
     never (default auto).

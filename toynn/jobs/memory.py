@@ -7,7 +7,7 @@ from typing import Any
 
 from toynn import engines
 from toynn.engines import AdapterOptions, LlamaConfig, engine_for
-from toynn.engines.plans import CHECKPOINTING, PREPACK, Plan, plans
+from toynn.engines.plans import LEVELS, OPTIONS, PREPACK, Level, Plan, plans
 from toynn.errors import ConfigError
 from toynn.jobs.job import Job
 from toynn.jobs.models import WarmStartJob, default_d_ff
@@ -35,8 +35,8 @@ def plans_of_all_weights(file: Source, options: RecipeOptions) -> list[Plan]:
     """Return the plans of training all weights of a file's model, the fastest first."""
     kind = engine_for(file)
 
-    def costs(again: bool) -> Any:
-        return kind.declared(file, replace(options, checkpointing=again)).step_costs(["never"])
+    def costs(level: Level) -> Any:
+        return kind.declared(file, replace(options, **level._asdict())).step_costs(["never"])
 
     return plans(costs)
 
@@ -44,10 +44,10 @@ def plans_of_all_weights(file: Source, options: RecipeOptions) -> list[Plan]:
 def plans_of_adapters(file: Source, options: RecipeOptions) -> list[Plan]:
     """Return the plans of training adapters of all linear layers, the fastest first."""
 
-    def costs(again: bool) -> Any:
+    def costs(level: Level) -> Any:
         engine = engine_for(file)()
         engine.enable_lora(AdapterOptions(ADAPTER_RANK, targets="all-linear"))
-        engine.declare_for_mmap(file, None, replace(options, checkpointing=again))
+        engine.declare_for_mmap(file, None, replace(options, **level._asdict()))
         return engine.step_costs(PREPACK)
 
     return plans(costs)
@@ -144,14 +144,14 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
     Raises ConfigError for "auto" if nobody knows what is free.
     """
     room = _Room.of(job.given["memory"], ranks)
-    given: dict[str, Any]
-    given = {name: job.given[name] for name in ("checkpointing", "prepack") if name in job.given}
+    given: dict[str, Any] = {name: job.given[name] for name in OPTIONS if name in job.given}
     prepack = dict.fromkeys((given.get("prepack", "never"), "never"))
-    levels = (True,) if given["checkpointing"] else CHECKPOINTING
+    least = Level(given["recompute_cheap"], given["checkpointing"])
+    levels = list(dict.fromkeys(Level(*map(max, each, least)) for each in LEVELS))
 
     @cache
-    def costs(again: bool) -> Any:
-        job.given["checkpointing"] = again
+    def costs(level: Level) -> Any:
+        job.given |= level._asdict()
         return room.engine(job).step_costs(prepack)
 
     read, found = job.read_by_step(), list[Plan]()
@@ -165,7 +165,7 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
     if not room.holds(plan.memory.peak):
         needed = size(plan.memory.peak)
         raise MemoryError(f"the smallest plan, {told[plan]}, needs {needed}; {room}")
-    job.given |= {name: getattr(plan, name) for name in given}
+    job.given |= {name: plan.options[name] for name in given}
     file = plan.of_file(read)
     beside = f" and {size(file)} of the file" if file else ""
     job.say("plan", f"{told[plan]}: {size(plan.memory.peak)}{beside}{plan.slower(fastest)}; {room}")
@@ -181,7 +181,7 @@ def _flags(plan: Plan, given: Mapping[str, Any]) -> str:
     """Return the flags that change given options into a plan."""
     words = []
     for name, before in given.items():
-        option, value = named(RecipeOptions, name), getattr(plan, name)
+        option, value = named(RecipeOptions, name), plan.options[name]
         if value != before:
             words.append(option.flag if option.is_switch else f"{option.flag} {value}")
     return " ".join(words)

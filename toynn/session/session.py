@@ -74,6 +74,9 @@ class Session:
         Whether the backward pass recomputes the activations of each block of a tape
         (``s.tape.block``) instead of keeping them. That takes less memory, about one forward pass
         more work, and gives the same bits.
+    recompute_cheap
+        Whether the backward pass recomputes the outputs of norms and activations: see
+        ``toynn.RecipeOptions``.
     prepack
         Whether frozen weights are prepacked into GEMM panels: see ``toynn.RecipeOptions``.
 
@@ -97,6 +100,7 @@ class Session:
         matmul_precision: str | None = None,
         *,
         checkpointing: bool = False,
+        recompute_cheap: bool = False,
         prepack: str = "never",
     ) -> None:
         checks.thread_count("Session", n_threads)
@@ -115,7 +119,9 @@ class Session:
         self.tape = self._new_tape()
         self.trained: Tape | None = None  # the tape of the last step or micro-batch
         self._storage = Storage(self.backend)
-        self._updates = Updates(self._storage, checkpointing=checkpointing)
+        self._updates = Updates(
+            self._storage, checkpointing=checkpointing, recompute_cheap=recompute_cheap
+        )
         self._known: set[Tensor] = set()  # uploaded, or computed by a run
         self._compiled: dict[Tape, CompiledTape] = {}
         self._memory = MemoryUse(

@@ -22,8 +22,11 @@ __all__ = ["Updates"]
 class Updates:
     """The gradients of a session's parameters, their moments, and the scalars of an update."""
 
-    def __init__(self, storage: Storage, *, checkpointing: bool = False) -> None:
-        self._storage, self._checkpointing = storage, checkpointing
+    def __init__(
+        self, storage: Storage, *, checkpointing: bool = False, recompute_cheap: bool = False
+    ) -> None:
+        self._storage = storage
+        self._recomputing = {"recompute": checkpointing, "recompute_cheap": recompute_cheap}
         self._gradients: dict[Tensor, Tensor] = {}  # of each parameter
         self._moments: dict[Tensor, tuple[Tensor, Tensor]] = {}
         self.pending = 0.0  # weight of the micro-batches whose gradients wait for an update
@@ -42,9 +45,7 @@ class Updates:
 
         Raises ConfigError unless the same parameters get gradients on every tape.
         """
-        back = Backward(
-            tape, self._gradient_of, ops.ADD, ops.ACCUMULATE, recompute=self._checkpointing
-        )
+        back = Backward(tape, self._gradient_of, ops.ADD, ops.ACCUMULATE, **self._recomputing)
         gradients = back.run(loss, self._seed)
         for parameter in self._gradients:
             if parameter not in gradients:
