@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.sanitized import asked, finish, loaded, make, pytest_words, runtime, steady
 
-STRETCH = "min((i + 1) * blocks // m * d.block, d.n)"  # where a thread's rows end
+STRETCH = "(i + 1) * fixed // m"  # where a thread's own blocks end
 
 TESTS = ["-k", "threads", "tests/kernels/test_kernels.py", "tests/session/test_in_threads.py"]
 
@@ -47,7 +47,7 @@ def plant(build: Path) -> None:
     parallel = build / "toynn/_kernels/_parallel.pxd"
     text = parallel.read_text()
     assert STRETCH in text
-    parallel.write_text(text.replace(STRETCH, "d.n"))
+    parallel.write_text(text.replace(STRETCH, "fixed"))
 
 
 if __name__ == "__main__":
