@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hf_folders import edit_object
 from llamas import KINDS, config, make, shake
 from some_adapters import draw
 
 from toynn import ops
 from toynn.engines import LlamaSeqEngine, frozen
 from toynn.errors import ConfigError, GGUFError
-from toynn.formats import gguf
+from toynn.formats import gguf, hf
 from toynn.session import Session
 
 KIND, IDS = "deepseek2", np.arange(13) % 61
@@ -94,6 +95,27 @@ def test_an_older_file_has_the_matrix_whole(base, tmp_path):
     assert b"attn_k_b" not in path.read_bytes() and b"attn_kv_b" in path.read_bytes()
     assert b"attn_k_b" in base.path.read_bytes() and b"attn_kv_b" not in base.path.read_bytes()
     assert np.array_equal(LlamaSeqEngine.from_gguf(path).logits(IDS), frozen(base).logits(IDS))
+
+
+def test_older_files_of_deepseek_v2_do_not_say_how_experts_are_scored(tmp_path):
+    """llama.cpp's converter wrote no expert_gating_func; those of V3 have what chooses experts."""
+    for kind in ("deepseek2-v2", KIND):
+        engine = make(kind).engine
+        shake(engine, np.random.default_rng(1))
+        engine.export_gguf(tmp_path / f"{kind}.gguf")
+        with gguf.open(tmp_path / f"{kind}.gguf") as file:
+            without = ["deepseek2.expert_gating_func"]
+            path = written(file, tmp_path / f"{kind}-old.gguf", without=without)
+        again = LlamaSeqEngine.from_gguf(path)
+        assert again.config.softmax == (kind != KIND)
+        assert nmse(again.logits(IDS), engine.logits(IDS)) < SAME
+
+
+def test_a_folder_of_deepseek_v2_has_no_dense_blocks_unless_it_says_so(tmp_path):
+    make("deepseek2-v2").engine.export_hf(tmp_path / "v2")
+    edit_object(tmp_path / "v2" / "config.json", first_k_dense_replace=None)
+    with hf.open(tmp_path / "v2") as folder:
+        assert frozen(folder).config.dense_blocks == 0
 
 
 @pytest.mark.parametrize(

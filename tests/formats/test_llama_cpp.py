@@ -246,6 +246,16 @@ MODELS = {
         LlamaSeqEngine(),
         DeepSeek2Config(**SPARSE | LATENT, **SCALED, q_rank=40, **YARN_LATENT, yarn_scores=1.0),
     ),
+    "deepseek2-v2": lambda: trained(
+        LlamaSeqEngine(),
+        DeepSeek2Config(
+            **SPARSE | LATENT | YARN_LATENT,
+            **{"dense_blocks": 1, "shared_d_ff": 192, "weights_scale": 1.7, "normalized": False},
+            q_rank=40,
+            yarn_scores=1.0,
+            softmax=True,
+        ),
+    ),
     "ernie4_5-moe": lambda: trained(
         LlamaSeqEngine(), Ernie45MoEConfig(**SPARSE, dense_blocks=2, shared_d_ff=192)
     ),
@@ -362,9 +372,10 @@ def test_a_gemma3n_that_shares_keys_and_values_behind_its_20th_block(tmp_path):
     assert nmse(model.logits(ids), judged_logits(tmp_path / "model.gguf", ids)) < 1e-5
 
 
-def test_a_deepseek_without_latents_of_queries_by_its_27_blocks(tmp_path):
+@pytest.mark.parametrize("version", [{}, {"softmax": True, "normalized": False}])
+def test_a_deepseek_without_latents_of_queries_by_its_27_blocks(tmp_path, version):
     sizes = SMALL | EXPERTS | LATENT | {"n_layers": 27, "d_ff": 32, "d_model": 32}
-    model = trained(LlamaSeqEngine(), DeepSeek2Config(**sizes))
+    model = trained(LlamaSeqEngine(), DeepSeek2Config(**sizes, **version))
     model.export_gguf(tmp_path / "model.gguf")
     ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
     assert nmse(model.logits(ids), judged_logits(tmp_path / "model.gguf", ids)) < 1e-8

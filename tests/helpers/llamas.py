@@ -135,6 +135,13 @@ KINDS = {
         {"arch": "deepseek2"} | LATENT | {"normalized": False, "n_experts_used": 3},
         {},
     ),
+    "deepseek2-v2": (
+        {"arch": "deepseek2", "softmax": True, "normalized": False, "q_rank": 10}
+        | LATENT
+        | EXPERTS
+        | {"shared_d_ff": 56, "expert_d_ff": 28, "weights_scale": 1.7},
+        {},
+    ),
     "glm4moe-plain": ({"arch": "glm4moe", "normalized": False, "rope_channels": 2}, {}),
     "ernie4_5-moe": ({"arch": "ernie4_5-moe", "shared_d_ff": 56} | SPARSE, {}),
     "ernie4_5-moe-none": ({"arch": "ernie4_5-moe", "shared_d_ff": 0} | EXPERTS, {"untied": True}),

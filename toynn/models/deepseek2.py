@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and GLM-4.7-Flash: latent attention, and a mixture of experts in groups.
+"""DeepSeek-V2 and V3, GLM-4.7-Flash: latent attention, and a mixture of experts.
 
     x += W_o attention(rotate(W_qb rmsnorm(W_qa n)), (W_k c | rotate(r)), W_v c)      n = rmsnorm(x)
     c | r = W_kva n,  c then through an rmsnorm of its own; so is W_qa n
@@ -9,9 +9,10 @@ neighbours are pairs. All heads share r. Generation caches c and r alone: see
 Layers.latent_attention. Small models have one W_q in place of W_qa and W_qb. Scores are scaled by
 D^-1/2, D = nope_dim + rope_dim; YaRN, with context s times as long, also scales them by
 (1 + yarn_scores ln(s) / 10)^2. The norms of latents have an eps of their own, 1e-6 in folders;
-llama.cpp uses rms_eps there too. Blocks after the last are not imported.
-Sources: DeepSeek-AI 2024, arXiv:2405.04434 and arXiv:2412.19437; deepseek_v3 and glm4_moe_lite of
-transformers; deepseek2 of llama.cpp.
+llama.cpp uses rms_eps there too. Blocks after the last are not imported. DeepSeek-V2's scores of
+experts are a softmax over all, and no b chooses.
+Sources: DeepSeek-AI 2024, arXiv:2405.04434 and arXiv:2412.19437; deepseek_v2, deepseek_v3 and
+glm4_moe_lite of transformers; deepseek2 of llama.cpp.
 """
 
 from collections.abc import Mapping
@@ -22,18 +23,22 @@ from typing import Any, ClassVar
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_positive, check_sizes
+from toynn.models.checks import check_flags, check_positive, check_sizes
+from toynn.models.deepseek_scores import V2, scores_read
 from toynn.models.hyper import EPS, KV, Hyper, refuse, sizes_of
 from toynn.models.llama import Floats, Llama
 from toynn.models.mixture import (
     DENSE,
     EXPERT_WIDTH,
     EXPERTS,
+    GATING,
     GROUPS,
     GROUPS_USED,
     SCALE,
+    SCORES,
     SHARED,
     SHARED_COUNT,
+    SUM,
     USED,
     Sparse,
     SparseConfig,
@@ -79,6 +84,8 @@ class DeepSeek2Config(SparseConfig):
         Channels of a head of v; default: d_model / n_heads.
     latent_eps
         eps of the norms of latents.
+    softmax
+        Whether the scores of experts are DeepSeek-V2's.
     yarn_scores
         Under YaRN, scores are scaled by (1 + yarn_scores ln(rope_factor) / 10)^2.
     """
@@ -98,6 +105,7 @@ class DeepSeek2Config(SparseConfig):
     value_dim: int | None = None
     latent_eps: float = _FOLDER_EPS
     yarn_scores: float = 0.0
+    softmax: bool = False
 
     def __post_init__(self) -> None:
         usual = max(self.d_model // max(self.n_heads, 1), 1)
@@ -112,6 +120,12 @@ class DeepSeek2Config(SparseConfig):
         check_sizes(self, "kv_rank", "nope_dim", "rope_dim", "value_dim")
         check_sizes(self, "q_rank", least=0)
         check_positive(self, "latent_eps")
+        check_flags(self, "softmax")
+        if self.softmax and self.expert_groups > 1:
+            raise ConfigError(
+                "DeepSeek2Config: expert_groups must be 1 with softmax, where toynn has no groups; "
+                f"got {self.expert_groups}"
+            )
         if self.head_dim is not None or self.n_kv_heads != self.n_heads:
             raise ConfigError(
                 "DeepSeek2Config: needs head_dim None (nope_dim + rope_dim give it) and n_kv_heads "
@@ -214,8 +228,13 @@ class Latent(Llama):
             rope_dim=R,
             value_dim=E,
             **stretch,
+            **self.read_latent(hyper),
         )
         return cfg, {"untied": "output.weight" in hyper.tensors}
+
+    def read_latent(self, hyper: Hyper) -> dict[str, Any]:
+        """Return further values of a file's configuration."""
+        return {}
 
     def check_gguf(self, cfg: Any) -> None:
         """Raise ConfigError for a model that llama.cpp does not read."""
@@ -340,7 +359,7 @@ class Latent(Llama):
 
 
 class DeepSeek2(Sparse, Latent):
-    """DeepSeek-V3: latent attention and a mixture of experts."""
+    """DeepSeek-V2 and V3: latent attention and a mixture of experts."""
 
     config_type = DeepSeek2Config
     score, eps, chooses = "sigmoid", 1e-20, True
@@ -367,20 +386,28 @@ class DeepSeek2(Sparse, Latent):
             GROUPS_USED: "topk_group",
         },
         real=Llama.hf.real | {SCALE},
-        optional=frozenset((_Q_RANK,)),
+        optional=frozenset((_Q_RANK, GROUPS, GROUPS_USED)),
         fixed={
             "hidden_act": ("silu",),
             "attention_bias": (False,),
             "rope_interleave": (True,),
-            "topk_method": ("noaux_tc",),
-            "scoring_func": ("sigmoid",),
             "moe_layer_freq": (1,),
         },
         biases={},
         zero_biases=frozenset(),
     )
 
+    def scored(self, cfg: Any) -> str:
+        """Return the function from a router's logits to scores."""
+        return "softmax" if cfg.softmax else self.score
+
     # -- Files ---------------------------------------------------------------------------------
+
+    def read_latent(self, hyper: Hyper) -> dict[str, Any]:
+        """Return which scores a file's experts have; old files of DeepSeek-V2 do not say it."""
+        if hyper.has(GATING):
+            return {"softmax": hyper.whole(GATING) == SCORES["softmax"]}
+        return {"softmax": not any("exp_probs_b" in name for name in hyper.tensors)}
 
     def read_shared(self, hyper: Hyper, width: int) -> int:
         """Return the shared expert's width: a multiple of ``width``, the other experts'."""
@@ -393,6 +420,7 @@ class DeepSeek2(Sparse, Latent):
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read which blocks are dense, from a list in GLM's folders, and the rest."""
         kinds, count = config.get("mlp_layer_types"), found.get("block_count", 0)
+        config = scores_read(config, found, self.dense_key)
         if config.get("model_type") == _GLM:
             config.get(self.dense_key)  # transformers ignores this key for GLM
             kinds = ["dense"] + ["sparse"] * (count - 1) if kinds is None else kinds
@@ -406,6 +434,17 @@ class DeepSeek2(Sparse, Latent):
             )
         return more
 
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return further keys of config.json. Raises ConfigError for a V2 whose weights add up."""
+        keys, more = super().folder(hyper, tensors)
+        if hyper[GATING] == SCORES["softmax"]:
+            if hyper[SUM]:
+                raise ConfigError(f"export_hf: a folder of {V2} has normalized False; got True")
+            keys |= {"model_type": V2, "architectures": ["DeepseekV2ForCausalLM"]}
+        return keys, more
+
 
 def _growth(factor: float, times: float = 1.0) -> float:
     """Return YaRN's scale for a context that is ``factor`` times as long."""
@@ -417,4 +456,4 @@ def _rounded(x: float) -> float:
     return float(f"{x:.7g}")
 
 
-register(DeepSeek2("deepseek2", "DeepseekV3", interleaved=True, also=(_GLM,)))
+register(DeepSeek2("deepseek2", "DeepseekV3", interleaved=True, also=(_GLM, V2)))

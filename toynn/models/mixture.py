@@ -266,10 +266,15 @@ class Mixture(Llama):
     def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return the values of the table's letters and conditions."""
         mixes = n is not None and cfg.mixes(n)
-        own = {"mixes": mixes, "dense": not mixes, "chooses": mixes and self.chooses}
+        chooses = mixes and self.chooses and self.scored(cfg) == self.score
+        own = {"mixes": mixes, "dense": not mixes, "chooses": chooses}
         own |= {"N": cfg.n_experts, "M": cfg.expert_width, "1": 1}
         own["S"] = getattr(cfg, "shared_d_ff", 0) if mixes else 0
         return {**super().sizes(cfg, opts, n), **own}
+
+    def scored(self, cfg: Any) -> str:
+        """Return the function from a router's logits to scores; with another one, no b chooses."""
+        return self.score
 
     # -- Files ---------------------------------------------------------------------------------
 
@@ -286,7 +291,7 @@ class Mixture(Llama):
                 hyper.file,
                 f"{hyper.prefix}{EXPERTS} is {count}; {known} has {stacked} experts",
             )
-        hyper.expect(GATING, SCORES[self.score])
+        hyper.expect(GATING, SCORES[self.scored(cfg)])
         found: dict[str, Any] = {"n_experts": count, "n_experts_used": used}
         return replace(cfg, **found), options
 
@@ -381,7 +386,7 @@ class Sparse(Mixture):
             own[GROUPS_USED] = cfg.expert_groups_used
         if cfg.counts_shared:
             own[SHARED_COUNT] = cfg.shared_d_ff // cfg.expert_d_ff
-        return super().write(cfg) | own | {GATING: SCORES[self.score]}
+        return super().write(cfg) | own | {GATING: SCORES[self.scored(cfg)]}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for dense_blocks and normalized."""
@@ -406,6 +411,7 @@ class Sparse(Mixture):
 
     def routing(self, cfg: Any) -> dict[str, Any]:
         """Return how experts are chosen and weighed, as Layers.routes takes it."""
-        how = {"normalized": cfg.normalized, "scale": cfg.weights_scale, "score": self.score}
+        how = {"normalized": cfg.normalized, "scale": cfg.weights_scale}
+        how["score"] = self.scored(cfg)
         groups = (cfg.expert_groups, cfg.expert_groups_used)
         return how | {"eps": self.eps, "choice": "exp_probs_b", "groups": groups}
