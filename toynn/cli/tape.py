@@ -30,6 +30,7 @@ SHAPING: tuple[str, ...] = (
     "rank",
     "targets",
     "checkpointing",
+    "recompute_cheap",
 )
 SHAPING += ("precision", "threads", "backend")
 
