@@ -143,6 +143,32 @@ def backward(q, k, v, do, first, batch, **options):
     return o, dq, dk, dv
 
 
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+@pytest.mark.parametrize(
+    ("limits", "segments"),
+    [({}, [290]), ({}, [3, 130, 64, 93]), ({"window": 70}, [290]), ({"cap": 2.0}, [290])]
+    + [({"causal": 0}, [290])],
+    ids=["causal", "segments", "window", "cap", "full"],
+)
+def test_many_threads_for_few_heads_give_the_same_bits(limits, segments, precision):
+    """With more than 2 threads for each head of keys, dq is computed apart from dk and dv."""
+    H, KV, D, T = 4, 2, 16, sum(segments)
+    q, do = normal(2, 2 * T, H * D)
+    k, v = normal(2, 2 * T, KV * D)
+    one = np.repeat(np.cumsum([0, *segments[:-1]]), segments)
+    first = np.concatenate([one, one + T]).astype(np.int32) if len(segments) > 1 else None
+    o, (lse, delta) = np.empty_like(q), np.empty((2, 2, H, T), np.float32)
+    options = {"precision": precision, **limits}
+    attention.forward(o, lse, q, k, v, first, **options)
+    found = []
+    for n_threads in (1, 9, 40):
+        dq, dk, dv = np.empty_like(q), np.empty_like(k), np.empty_like(v)
+        given = (dq, dk, dv, delta, do, o, lse, q, k, v, first)
+        attention.backward(*given, n_threads=n_threads, **options)
+        found.append([each.tobytes() for each in (dq, dk, dv)])
+    assert found[0] == found[1] == found[2]
+
+
 def test_one_segment_a_sequence_gives_the_bits_of_none():
     q, k, v, do = normal(4, B * T, H * D)
     first = np.concatenate([starts([T]), starts([T], T)])

@@ -21,6 +21,7 @@ cdef struct Dealt:
     void* task
     Py_ssize_t n, block
     bint flush
+    bint each         # threads take block by block
     Py_ssize_t taken  # pieces
 
 
@@ -33,11 +34,14 @@ cdef inline void _stretch(void* dealt, int i, int m) noexcept nogil:
     cdef Dealt* d = <Dealt*>dealt
     cdef Py_ssize_t blocks = (d.n + d.block - 1) // d.block, fixed = blocks, piece, t
     cdef fpstate before = flush_denormals() if d.flush else 0
-    if m > 1 and blocks >= MANY * m:
+    if m > 1 and d.each:
+        fixed = 0
+    elif m > 1 and blocks >= MANY * m:
         fixed = blocks // 2
-    _compute(d, i * fixed // m, (i + 1) * fixed // m)
+    if fixed:
+        _compute(d, i * fixed // m, (i + 1) * fixed // m)
     if fixed < blocks:
-        piece = (blocks - fixed) // (PIECES * m)
+        piece = 1 if d.each else (blocks - fixed) // (PIECES * m)
         t = fixed + take(&d.taken) * piece
         while t < blocks:
             _compute(d, t, min(t + piece, blocks))
@@ -47,13 +51,15 @@ cdef inline void _stretch(void* dealt, int i, int m) noexcept nogil:
 
 
 cdef inline void deal(
-    part_fn part, void* task, Py_ssize_t n, int n_threads, Py_ssize_t block=1, bint flush=True
+    part_fn part, void* task, Py_ssize_t n, int n_threads, Py_ssize_t block=1, bint flush=True,
+    bint each=False,
 ) noexcept nogil:
     """Compute items 0 .. n - 1 on up to n_threads threads; return when all are done.
 
-    Ranges begin at multiples of ``block``. A single range runs on the caller's thread.
+    Ranges begin at multiples of ``block``. A single range runs on the caller's thread. With
+    ``each``, threads take the blocks one by one.
     """
-    cdef Dealt d = Dealt(part, task, n, block, flush, 0)
+    cdef Dealt d = Dealt(part, task, n, block, flush, each, 0)
     cdef Py_ssize_t m = min(<Py_ssize_t>n_threads, (n + block - 1) // block)
     if m <= 1:
         _stretch(&d, 0, 1)
@@ -70,3 +76,8 @@ cdef inline void parallel_blocks(
     part_fn part, void* a, Py_ssize_t n, Py_ssize_t block
 ) noexcept nogil:
     deal(part, a, n, (<KernelArgs*>a).n_threads, block)
+
+
+cdef inline void parallel_each(part_fn part, void* a, Py_ssize_t n) noexcept nogil:
+    """The same for items that differ in size, the largest first: threads take them one by one."""
+    deal(part, a, n, (<KernelArgs*>a).n_threads, 1, True, True)

@@ -37,7 +37,7 @@ from toynn._kernels.attention._attention cimport backward_block, forward_block
 from toynn._kernels.attention._visible cimport BLOCK, Sizes, block_count, first_key
 from toynn._kernels._common cimport dot_, exp_
 from toynn._kernels.gemm._panels cimport HAS_PAIRS
-from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels._parallel cimport parallel_each, parallel_for, part_fn
 from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.attention cimport Backward, BackwardSinks, Forward
 from toynn._kernels.entry cimport entry
@@ -48,6 +48,7 @@ from toynn._kernels.cpu import gains_by_pairs
 cdef enum:
     SMALL = 1 << 19  # up to this many multiplications per product, waking threads does not pay
     SHORT = 32       # up to this many rows, packing pairs costs more than it saves
+    SPLIT = 2        # threads for each head of keys from which backward computes scores twice
     MEDIUM = 2       # in toynn.numerics.precision.PRECISIONS
 
 cdef bint _pairs = HAS_PAIRS and gains_by_pairs()
@@ -101,29 +102,50 @@ cdef inline float* _from(float* x, Py_ssize_t offset) noexcept nogil:
     return x + offset if x != NULL else NULL
 
 
-cdef inline void _backward_head(
-    Backward* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv, Py_ssize_t start
+cdef inline void _backward_pair(
+    Backward* a, const Sizes* s, const Sizes* one, Py_ssize_t batch, Py_ssize_t h,
+    Py_ssize_t start, Py_ssize_t i, Py_ssize_t j, bint queries, bint keys, bint add_to_keys,
 ) noexcept nogil:
-    """Compute dk and dv of a head, and dq of the heads it serves, for the segment at ``start``."""
+    """What a block of queries and one of keys add: to dq if ``queries``, to dk, dv if ``keys``.
+
+    ``one`` is the segment that begins at ``start``; i and j count its blocks.
+    """
+    cdef Py_ssize_t row = batch * s.T + start, kv = h * s.KV // s.H
+    cdef Py_ssize_t at_k = row * s.ldk + kv * s.D, at_v = row * s.ldv + kv * s.E
+    cdef Py_ssize_t at_q = row * s.ldq + h * s.D, at_o = row * s.ldo + h * s.E
+    cdef Py_ssize_t at_t = (batch * s.H + h) * s.T + start
+    backward_block(
+        _from(a.dq if queries else NULL, at_q), _from(a.dk if keys else NULL, at_k),
+        _from(a.dv if keys else NULL, at_v), _from(a.delta, at_t), a.do + at_o, a.lse + at_t,
+        a.q + at_q, a.k + at_k, a.v + at_v, one, i * BLOCK, j * BLOCK, add_to_keys,
+    )
+
+
+cdef inline void _backward_keys(
+    Backward* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv, Py_ssize_t start, Py_ssize_t j,
+    bint queries,
+) noexcept nogil:
+    """dk and dv of block j of keys of a segment; with ``queries`` also what it adds to dq."""
     cdef Sizes one = _segment(s, a.first, batch * s.T, start, s.T)
-    cdef Py_ssize_t group = s.H // s.KV, blocks = block_count(&one, one.T)
-    cdef Py_ssize_t row = batch * s.T + start, i, j, g, h, i0
-    cdef Py_ssize_t at_k = row * s.ldk + kv * s.D, at_v = row * s.ldv + kv * s.E, at_q, at_o, at_t
-    for j in range(blocks):
-        i0 = j if s.causal else 0
-        for g in range(group):
-            h = kv * group + g
-            at_q = row * s.ldq + h * s.D
-            at_o = row * s.ldo + h * s.E
-            at_t = (batch * s.H + h) * s.T + start
-            for i in range(i0, blocks):
-                if first_key(&one, i * BLOCK) > j * BLOCK:
-                    break  # later queries do not see these keys either
-                backward_block(
-                    _from(a.dq, at_q), _from(a.dk, at_k), _from(a.dv, at_v), _from(a.delta, at_t),
-                    a.do + at_o, a.lse + at_t, a.q + at_q, a.k + at_k, a.v + at_v,
-                    &one, i * BLOCK, j * BLOCK, g > 0 or i > i0,
-                )
+    cdef Py_ssize_t group = s.H // s.KV, blocks = block_count(&one, one.T), g, i
+    cdef Py_ssize_t i0 = j if s.causal else 0
+    for g in range(group):
+        for i in range(i0, blocks):
+            if first_key(&one, i * BLOCK) > j * BLOCK:
+                break  # later queries do not see these keys either
+            _backward_pair(
+                a, s, &one, batch, kv * group + g, start, i, j, queries, True, g > 0 or i > i0
+            )
+
+
+cdef inline void _backward_queries(
+    Backward* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t h, Py_ssize_t start, Py_ssize_t i
+) noexcept nogil:
+    """dq of block i of queries of a segment: the sums of _backward_keys, in the same order."""
+    cdef Sizes one = _segment(s, a.first, batch * s.T, start, s.T)
+    cdef Py_ssize_t last = i if s.causal else block_count(&one, one.T) - 1, j
+    for j in range(first_key(&one, i * BLOCK) // BLOCK, last + 1):
+        _backward_pair(a, s, &one, batch, h, start, i, j, True, False, True)
 
 
 cdef inline void _forward_block(
@@ -178,21 +200,70 @@ cdef void _backward_stretches(Backward* a, Py_ssize_t begin, Py_ssize_t end) noe
     Stretches are counted through sequences and heads of k and v.
     """
     cdef Sizes s = _sizes(a)
-    cdef Py_ssize_t stretches = block_count(&s, s.T), n, i, r, batch
+    cdef Sizes one
+    cdef Py_ssize_t stretches = block_count(&s, s.T), n, i, j, r, batch
     for n in range(begin, end):
         batch = n // stretches // s.KV
         i = n % stretches * BLOCK
         for r in range(i, min(i + BLOCK, s.T)):
             if _start(a.first, batch * s.T, r) == r:
-                _backward_head(a, &s, batch, n // stretches % s.KV, r)
+                one = _segment(&s, a.first, batch * s.T, r, s.T)
+                for j in range(block_count(&one, one.T)):
+                    _backward_keys(a, &s, batch, n // stretches % s.KV, r, j, True)
+
+
+cdef void _key_blocks(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """dk and dv of the blocks of keys that begin in given stretches: the first ones first."""
+    cdef Sizes s = _sizes(a)
+    cdef Py_ssize_t n, r, start, batch, i
+    for n in range(begin, end):
+        batch = n // s.KV % s.B
+        i = n // s.KV // s.B * BLOCK
+        for r in range(i, i + (min(BLOCK, s.T - i) if a.first != NULL else 1)):
+            start = _start(a.first, batch * s.T, r)
+            if (r - start) % BLOCK == 0:
+                _backward_keys(a, &s, batch, n % s.KV, start, (r - start) // BLOCK, False)
+
+
+cdef void _query_blocks(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """dq of the blocks of queries that begin in given stretches: the last ones first."""
+    cdef Sizes s = _sizes(a)
+    cdef Py_ssize_t stretches = block_count(&s, s.T), n, r, start, batch, i
+    for n in range(begin, end):
+        batch = n // s.H % s.B
+        i = (stretches - 1 - n // s.H // s.B) * BLOCK
+        for r in range(i, i + (min(BLOCK, s.T - i) if a.first != NULL else 1)):
+            start = _start(a.first, batch * s.T, r)
+            if (r - start) % BLOCK == 0:
+                _backward_queries(a, &s, batch, n % s.H, start, (r - start) // BLOCK)
+
+
+cdef inline Py_ssize_t _segments(const int* first, Py_ssize_t rows, Py_ssize_t B) noexcept nogil:
+    """Count the segments of all sequences."""
+    cdef Py_ssize_t i, count = 0
+    if first == NULL:
+        return B
+    for i in range(rows):
+        count += first[i] == i
+    return count
 
 
 cdef void _backward(Backward* a) noexcept nogil:
     cdef Sizes s = _sizes(a)
     cdef Backward few = _on_few_threads(a, &s)
+    cdef Py_ssize_t blocks = block_count(&s, s.T)
+    cdef Py_ssize_t heads = s.KV * _segments(a.first, s.B * s.T, s.B)
     if a.delta != NULL:
         parallel_for(<part_fn>_deltas, &few, s.B * s.H * s.T)
-    parallel_for(<part_fn>_backward_stretches, &few, s.B * s.KV * block_count(&s, s.T))
+    if blocks > 1 and SPLIT * heads < few.n_threads:
+        # Some threads would have no head. Computing all scores twice, for keys and for queries,
+        # takes 1.4 times the work, and gives the same bits.
+        if a.dk != NULL or a.dv != NULL:
+            parallel_each(<part_fn>_key_blocks, &few, s.B * s.KV * blocks)
+        if a.dq != NULL:
+            parallel_each(<part_fn>_query_blocks, &few, s.B * s.H * blocks)
+        return
+    parallel_for(<part_fn>_backward_stretches, &few, s.B * s.KV * blocks)
 
 
 cdef void _sink_heads(BackwardSinks* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
