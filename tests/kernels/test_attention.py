@@ -144,14 +144,12 @@ def backward(q, k, v, do, first, batch, **options):
 
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])
-@pytest.mark.parametrize(
-    ("limits", "segments"),
-    [({}, [290]), ({}, [3, 130, 64, 93]), ({"window": 70}, [290]), ({"cap": 2.0}, [290])]
-    + [({"causal": 0}, [290])],
-    ids=["causal", "segments", "window", "cap", "full"],
-)
+@pytest.mark.parametrize("segments", [[290], [3, 130, 64, 93]], ids=["one", "segments"])
+@pytest.mark.parametrize("limits", [{}, {"window": 70}, {"cap": 2.0}, {"causal": 0}])
 def test_many_threads_for_few_heads_give_the_same_bits(limits, segments, precision):
     """With more than 2 threads for each head of keys, dq is computed apart from dk and dv."""
+    if "causal" in limits:
+        segments = [290]  # segments are causal
     H, KV, D, T = 4, 2, 16, sum(segments)
     q, do = normal(2, 2 * T, H * D)
     k, v = normal(2, 2 * T, KV * D)

@@ -40,7 +40,7 @@ def scaling(parts: Sequence[str], cores: Sequence[int], bandwidth: float) -> lis
     from toynn.testing.scaling import HAND_OVER
 
     here, busy = get_num_threads(), load()
-    loaded = "" if busy is None else f" The load is {busy:.1f}: measured rows need idle cores."
+    loaded = "" if busy is None else f"\nThe load is {busy:.1f}: measured rows need idle cores."
     told = "without a limit" if bandwidth == float("inf") else f"{bandwidth / 1e9:.0f} GB/s in all"
     print(
         f"This machine computes on {here} {'core' if here == 1 else 'cores'}. `measured` runs that "
