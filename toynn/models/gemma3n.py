@@ -67,6 +67,7 @@ _WIDTH, _SPARSITY = "feed_forward_length", "activation_sparsity_scale"
 _ACTIVE, _STREAMS, _RANK = "altup.active_idx", "altup.num_inputs", "laurel.rank"
 #: What llama.cpp takes as given: blocks with k and v, sparse blocks, and sizes.
 _WITH_KV, _SPARSE, _SHARE = 20, 10, 0.95
+_MOST, _MOST_IDS = 1 << 40, 1 << 24  # numbers of a matrix; tokens of a vocabulary
 _ROWS, _ONES = "vocab_rows", "ones"
 _GIVEN = {"per_layer": 256, "laurel_rank": 64, "logit_cap": 30.0}
 
@@ -139,6 +140,8 @@ def _rows(hyper: Mapping[str, Any], stored: int) -> Any:
     """Return the row that each token reads of so many: those that have none read the first."""
     if hyper.get(_ROWS, stored) != stored:
         raise ValueError(f"vocab_size_per_layer_input = {hyper[_ROWS]}")
+    if hyper["vocab_size"] > _MOST_IDS:
+        raise ValueError(f"vocab_size = {hyper['vocab_size']}")
     rows = np.arange(hyper["vocab_size"])
     return np.where(rows < stored, rows, 0)
 
@@ -399,11 +402,16 @@ class Gemma3n(Sharing):
 def _unread(
     count: int, shared: int, n_kv_heads: int, d_head: int, d_model: int
 ) -> dict[str, Floats]:
-    """Return zeros for the k and v of the last ``shared`` of ``count`` blocks."""
+    """Return zeros for the k and v of the last ``shared`` of ``count`` blocks; they take no memory.
+
+    None for sizes that no model has, which are refused by the shapes of other tensors.
+    """
     rows = n_kv_heads * d_head
+    if rows * d_model > _MOST:
+        return {}
     shapes = {"attn_k": (rows, d_model), "attn_v": (rows, d_model), "attn_k_norm": (d_head,)}
     return {
-        f"blk.{n}.{part}.weight": np.zeros(shape, np.float32)
+        f"blk.{n}.{part}.weight": np.broadcast_to(np.float32(0), shape)
         for n in range(max(count - shared, 0), count)
         for part, shape in shapes.items()
     }
