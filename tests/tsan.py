@@ -7,8 +7,8 @@ A build of its own is made in --build (minutes at first), and pytest runs there 
 arguments; without any, on all kernels on several threads, and on sessions in two. The first race
 ends the process. The suite does so for the pool by itself.
 
-``--plant`` lets each thread go on to the end of all work, so that two write the same rows: whoever
-doubts that a race would be seen sees one.
+``--plant`` lets each thread go on to the end of what is dealt beforehand, so that two write the
+same rows: whoever doubts that a race would be seen sees one.
 """
 
 import sys
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.sanitized import asked, finish, loaded, make, pytest_words, runtime, steady
 
-STRETCH = "(i + 1) * fixed // m"  # where a thread's own blocks end
+STRETCH = "(i + 1) * fixed // m"  # where the rows end that a thread always has
 
 TESTS = ["-k", "threads", "tests/kernels/test_kernels.py", "tests/session/test_in_threads.py"]
 
