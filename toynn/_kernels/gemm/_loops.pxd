@@ -38,7 +38,7 @@ cdef enum:
     STREAMED = 3 << 15        # floats of a packed streamed group (384 KB): it stays in L2
     STREAMED_TILES = 5 << 16  # the same for tiles (1.25 MB): CPUs with AMX have 2 MB of L2
     STREAMED_BESIDE_C = 5 << 15  # the same (640 KB) if a block of C shares L2 with the group
-    BLOCKS = 8                # least blocks of tiles for each thread, if the streamed side is common
+    BLOCKS = 8                # least blocks of tiles for each thread, if a side is common
 
 cdef struct Plan:
     const Operand* resident
