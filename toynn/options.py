@@ -310,7 +310,7 @@ def real(
 
 
 #: 8G, 500 M, 7.5GiB: powers of 1000, with an i of 1024.
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGT])(i?))?B?", re.IGNORECASE | re.ASCII)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?) ?(?:([KMGT])(i?))?B?", re.IGNORECASE | re.ASCII)
 
 
 def nbytes_or(word: str) -> Callable[[str], int | str]:

@@ -28,6 +28,7 @@ RUNS = {
     "warm-start": (*TEXTS, *SHAPE, "--donor", "base.gguf"),
     "lora": ("--model", "base.gguf", *TEXTS),
     "lora packed": ("--model", "wide.gguf", "--prepack", "always", *TEXTS, "--batch", "4"),
+    "lora last": ("--model", "deep.gguf", "--num-layers", "1", *TEXTS, "--batch", "16"),
     "lora on": ("--model", "base.gguf", "--adapter", "adapted", *TEXTS),
     "vit": ("--data", "pictures.npz", *SHAPE),
     "vit fine": ("--data", "pictures.npz", "--init-from", "pictured"),
@@ -49,6 +50,8 @@ def files(tmp_path_factory):
     write_base(folder / "gpt2.gguf", "gpt2", vocab=256, context=64)
     wide = {"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 512, "n_layers": 1}
     write_base(folder / "wide.gguf", vocab=256, context=64, **wide)
+    deep = {"d_model": 64, "n_heads": 2, "n_kv_heads": 2, "d_ff": 64, "n_layers": 48}
+    write_base(folder / "deep.gguf", vocab=256, context=64, **deep)
     images = np.random.default_rng(1).integers(0, 256, (40, 8, 8), np.uint8)
     np.savez(folder / "pictures.npz", images=images, labels=np.arange(40) % 2)
     with pytest.MonkeyPatch.context() as patch:
@@ -231,7 +234,7 @@ def test_a_plan_is_kept_and_changes_no_bit(files, tmp_path, monkeypatch, capsys)
     assert one == other
 
 
-@pytest.mark.parametrize("text", ["0", "8X", "-1G", "much", "0.0001K"])
+@pytest.mark.parametrize("text", ["0", "8X", "-1G", "much", "0.0001K", "9" * 320 + "G"])
 def test_a_size_that_is_none_is_refused(text, files, monkeypatch, capsys):
     monkeypatch.chdir(files)
     assert main(words("gpt2", f"--memory={text}")) == 2

@@ -112,12 +112,15 @@ class _Room:
     def engine(self, job: Job) -> Any:
         """Return an engine of the job, declared only.
 
-        Raises MemoryError if one vector per row and block is too much: recording a step of millions
-        of rows takes minutes.
+        Raises MemoryError if one vector per row and block, from the lowest that is trained, is too
+        much: recording a step of millions of rows takes minutes.
         """
         engine, rows = job.declared()
         vectors = [w.size for w in engine.tensors.values() if len(w.shape) == 1]  # gains: a row
-        least = 4 * rows * min(vectors, default=1) * engine.config.n_layers
+        blocks = engine.config.n_layers
+        trained = (name.split(".") for name in engine.parameters)
+        lowest = min((int(words[1]) for words in trained if words[0] == "blk"), default=blocks)
+        least = 4 * rows * min(vectors, default=1) * (blocks - lowest)
         if not self.holds(least):
             raise MemoryError(f"a step needs more than {size(least)}; {self}")
         return engine
