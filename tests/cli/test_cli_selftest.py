@@ -81,6 +81,18 @@ def test_a_run_that_fails_is_said(monkeypatch):
     assert not right and said.startswith("toynn") and "heads" in said
 
 
+def test_a_run_that_cannot_go_on_is_said(monkeypatch):
+    """Beside the weights of the checkpoint before, too: those are not compared."""
+    train = selftest._trained
+
+    def other(*flags):
+        return train(*flags, *(["--heads", "4"] if flags[0] == "--resume" else ()))
+
+    monkeypatch.setattr(selftest, "_trained", other)
+    ((_, right, said),) = selftest.resumed("cpu")
+    assert not right and "heads" in said and "weights of a run" not in said
+
+
 def test_a_run_that_goes_on_elsewhere_is_said(monkeypatch):
     train, resume = selftest._trained, ["--force-resume", "--lr", "1"]
 
