@@ -10,16 +10,22 @@ import numpy as np
 import pytest
 from faults import each_call
 from hf_folders import edit_object
+from llamas import EXPERTS, HYBRID, config, shake
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from some_adapters import RANKS, SomeBase, draw, matrices
 from test_hf import build
 
+from toynn.engines import LlamaSeqEngine, frozen
+from toynn.engines.converting import convert
 from toynn.errors import AdapterError, ToynnError
-from toynn.formats import adapters, gguf
+from toynn.formats import adapters, gguf, hf
 from toynn.formats.adapters import Adapter
+from toynn.options import RecipeOptions
+from toynn.recipes import LoRA
 
 KINDS = ["gpt2", "llama", "llama-wide-heads", "qwen2", "qwen3"]
+ONE = RecipeOptions(t_seq=8)
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -361,3 +367,42 @@ def test_peft_has_no_place_for_everything(bases, tmp_path):
     with pytest.raises(AdapterError, match=r"expected 'llama', as the base model is; got 'mamba'"):
         adapters.check(Adapter("mamba", 1.0, tensors), base)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes"),
+    [("granite", {}), ("granitemoe", EXPERTS | {"shared_d_ff": 20, "rotated": True})],
+)
+def test_an_adapter_fits_a_folder_and_its_file_of_another_architecture(
+    architecture, sizes, tmp_path
+):
+    engine = LlamaSeqEngine()
+    cfg = config("granitehybrid", **HYBRID | {"attention_blocks": (0, 1, 2)} | sizes)
+    engine.realize_for_random_init(cfg, RecipeOptions(t_seq=8))
+    shake(engine, np.random.default_rng(1))
+    engine.export_hf(tmp_path / "model")
+    convert(tmp_path / "model", tmp_path / "model.gguf", "f32")
+    ids = np.arange(8)
+    with hf.open(tmp_path / "model") as folder, gguf.open(tmp_path / "model.gguf") as file:
+        assert (folder.architecture, file.architecture) == ("granitehybrid", architecture)
+        drawn = draw(file)
+        expected = frozen(file, drawn).logits(ids)
+        assert np.abs(frozen(file).logits(ids) - expected).max() > 0.1
+        for base in (folder, file):
+            out = tmp_path / base.architecture
+            out.mkdir()
+            recipe = LoRA()
+            recipe.realize_from_adapter(base, replace(drawn, architecture=base.architecture), ONE)
+            recipe.export_adapter(out / "adapter.gguf")
+            recipe.export_peft(out / "peft")
+            with gguf.open(out / "adapter.gguf") as written:
+                assert written.architecture == architecture  # which llama.cpp compares
+            for other in (folder, file):
+                found = [adapters.load(out / name, other) for name in ("adapter.gguf", "peft")]
+                adapters.write_peft(out / f"from {other.architecture}", found[0], other)
+                found.append(adapters.load(out / f"from {other.architecture}", other))
+                mean = adapters.combine(found, (0.25, 0.5, 0.25))
+                got = frozen(other, mean).logits(ids)
+                np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+        with pytest.raises(AdapterError, match=f"expected '{architecture}', as .*got 'llama'"):
+            adapters.check(replace(drawn, architecture="llama"), file)

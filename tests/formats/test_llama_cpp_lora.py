@@ -35,6 +35,7 @@ LIMIT = 1e-10
 
 BASES = ["stories", "gpt2", "qwen2", "qwen3", "llama-untied", "smollm3", "granite"]
 BASES += ["qwen3moe", "olmoe", "granitemoe", "gpt-oss", "granitehybrid", "granitehybrid-experts"]
+BASES += ["granitehybrid-attention", "granitehybrid-attention-experts"]
 BASES += ["nemotron_h", "nemotron_h_moe"]
 BASES += ["ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan-dense", "exaone4", "cohere2"]
 BASES += ["starcoder2", "glm4", "granite-biases"]

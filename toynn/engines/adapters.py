@@ -212,7 +212,8 @@ class Adapters:
                 tensors[name + LORA_A] = np.concatenate([a, first_a])
                 tensors[name + LORA_B] = np.concatenate([b, -first_b], axis=1)
         tensors = self._with_rows(tensors, pairs_together)
-        found = Adapter(self._file.architecture, alpha, tensors, rslora, self._told)
+        architecture = adapters.gguf_architecture(self._file)
+        found = Adapter(architecture, alpha, tensors, rslora, self._told)
         for name, layer in self.layers.items():  # the embedding table, which has no start
             if self.starts and layer.start is None:
                 tensors[name + LORA_B] *= np.float32(layer.scale / found.scale(name))

@@ -12,10 +12,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.models.granite import ROTATED, Granite
-from toynn.models.granitemoe import GraniteMoE, GraniteMoEConfig
+from toynn.models.granitemoe import PARTS, SHARED_MLP, GraniteMoE, GraniteMoEConfig
 from toynn.models.hyper import KV, Hyper
 from toynn.models.llama import Floats, Llama
 from toynn.models.mamba import GROUPS, HEADS, INNER, STATE, TAPS, Mamba, MambaConfig, mamba_rows
@@ -29,8 +31,6 @@ __all__ = ["GraniteHybrid", "GraniteHybridConfig"]
 _LAYER = "model.layers.{n}"
 #: What config.json calls kinds of blocks: those with attention, and those without.
 _ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")
-_PARTS = {"gate": "input_linear[0/2]", "up": "input_linear[1/2]", "down": "output_linear"}
-_SHARED = {part: f"{_LAYER}.shared_mlp.{name}" for part, name in _PARTS.items()}
 #: The values of time_step_limit that set no limit: toynn computes no other.
 _LIMITS = (None, [0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
 
@@ -77,12 +77,12 @@ class GraniteHybrid(GraniteMoE, Mamba):
                 if row.when != "head_norms"
             ),
             f"{_LAYER}.block_sparse_moe",
-            {"router": "router.layer", **_PARTS},
+            {"router": "router.layer", **PARTS},
             dense=True,
         ),
         **{
             f"ffn_{part}{end}": {"elsewhere": name}
-            for part, name in _SHARED.items()
+            for part, name in SHARED_MLP.items()
             for end in ("", "_shexp")
         },
     )
@@ -125,11 +125,18 @@ class GraniteHybrid(GraniteMoE, Mamba):
         own = {"n_experts": count, "n_experts_used": used, "shared_d_ff": shared}
         return found | own, d_head
 
-    def filed(self, cfg: Any) -> tuple[SequenceModel[Any], Any]:
+    def filed_as(self, hyper: Mapping[str, Any]) -> str:
         """Return the architecture of a file: without a state space, llama.cpp wants another."""
-        if len(cfg.attention_blocks) < cfg.n_layers:
+        heads = hyper.get(KV, 1)  # in each block, or one number for all
+        if not all(heads if isinstance(heads, list | np.ndarray) else [heads]):
+            return ""
+        return "granitemoe" if hyper.get(EXPERTS) else "granite"
+
+    def filed(self, cfg: Any) -> tuple[SequenceModel[Any], Any]:
+        """Return the architecture and the configuration that a GGUF file of a model names."""
+        if not (name := self.filed_as(self.write(cfg))):
             return self, cfg
-        model = architecture("granitemoe" if cfg.n_experts else "granite")
+        model = architecture(name)
         shape = {field.name: getattr(cfg, field.name) for field in fields(model.config_type)}
         return model, model.config_type(**shape | {"arch": model.architecture})
 
@@ -188,7 +195,7 @@ class GraniteHybrid(GraniteMoE, Mamba):
     def spare(self, hyper: Mapping[str, Any]) -> Collection[str]:
         """Return the names that the shared MLP has in other models."""
         end = "" if hyper.get(EXPERTS) else "_shexp"
-        return [f"blk.{{n}}.ffn_{part}{end}" for part in _SHARED]
+        return [f"blk.{{n}}.ffn_{part}{end}" for part in SHARED_MLP]
 
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]

@@ -19,8 +19,13 @@ from toynn.models.hyper import Hyper
 from toynn.models.llama import IN_FILES, Llama
 from toynn.models.mixture import EXPERTS, SHARED, USED, Mixture, MixtureConfig, with_experts
 from toynn.models.registry import register
+from toynn.models.rows import changed
 
-__all__ = ["GraniteMoE", "GraniteMoEConfig"]
+__all__ = ["PARTS", "SHARED_MLP", "GraniteMoE", "GraniteMoEConfig"]
+
+#: Names at Hugging Face: of a mixture's parts; of the shared expert's, in Granite 4's folders.
+PARTS = {"gate": "input_linear[0/2]", "up": "input_linear[1/2]", "down": "output_linear"}
+SHARED_MLP = {part: f"model.layers.{{n}}.shared_mlp.{name}" for part, name in PARTS.items()}
 
 
 @dataclass(frozen=True)
@@ -45,15 +50,13 @@ class GraniteMoE(Granite, Mixture):
     """The architecture."""
 
     config_type: ClassVar[type[Any]] = GraniteMoEConfig
-    table = with_experts(
-        Llama.table,
-        "model.layers.{n}.block_sparse_moe",
-        {
-            "router": "router.layer",
-            "gate": "input_linear[0/2]",
-            "up": "input_linear[1/2]",
-            "down": "output_linear",
-        },
+    table = changed(
+        with_experts(
+            Llama.table,
+            "model.layers.{n}.block_sparse_moe",
+            {"router": "router.layer", **PARTS},
+        ),
+        **{f"ffn_{part}_shexp": {"elsewhere": name} for part, name in SHARED_MLP.items()},
     )
     hf = replace(
         Granite.hf,

@@ -76,6 +76,10 @@ class SequenceModel(Model[S]):
     def check_gguf(self, cfg: S) -> None:
         """Raise ConfigError for a model that GGUF cannot express or llama.cpp does not read."""
 
+    def filed_as(self, hyper: Mapping[str, Any]) -> str:
+        """Return the architecture of a model's GGUF file, if it has another there; else ""."""
+        return ""
+
     def filed(self, cfg: S) -> tuple["SequenceModel[Any]", Any]:
         """Return the architecture and the configuration that a GGUF file of a model names."""
         return self, cfg
@@ -143,6 +147,7 @@ class SequenceModel(Model[S]):
             whole=frozenset(row.name for row in rows if row.bare),
             orders={row.name: row.order for row in rows if row.order},
             flat={row.name: row.flat for row in rows if row.flat},
+            filed_as=self.filed_as,
             spare=self.spare,
             unread=self.unread,
             claims=self.claims,

@@ -11,6 +11,7 @@ needs the base model. With a base model, an adapter is checked against it: see `
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from toynn.formats.adapters.adapter import (
     LORA_M,
     Adapter,
     Base,
+    gguf_architecture,
     is_embedding,
     is_stack,
     is_tied,
@@ -46,6 +48,7 @@ __all__ = [
     "base_metadata",
     "check",
     "combine",
+    "gguf_architecture",
     "is_embedding",
     "is_stack",
     "is_tied",
@@ -85,6 +88,8 @@ def load(
         adapter = read_gguf(path)
         if base is not None:
             check(adapter, base, strict=strict)
+            if adapter.architecture != (named := gguf_architecture(base)):
+                adapter = replace(adapter, architecture=named)
         return adapter
     if base is None:
         raise AdapterError(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import AdapterError
 from toynn.formats.bases import Base
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
 __all__ = [
     "BASE_NAME",
@@ -22,6 +23,7 @@ __all__ = [
     "TABLE",
     "Adapter",
     "Base",
+    "gguf_architecture",
     "is_embedding",
     "is_stack",
     "is_tied",
@@ -46,10 +48,17 @@ def is_stack(name: str) -> bool:
     return "_exps.weight" in name
 
 
+def gguf_architecture(base: Base, own: str = "") -> str:
+    """Return the architecture of a GGUF file of ``base``, whose own one is ``own`` if given."""
+    own = own or base.architecture
+    return NAME_MAPPINGS[own].gguf_architecture(base.metadata) if own in NAME_MAPPINGS else own
+
+
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """A LoRA adapter: y = W x + s B A x, for some of the matrices W (out, in) of a model.
 
+    ``architecture`` is that of a GGUF file of the model: llama.cpp compares the two.
     ``tensors`` has `<weight>.lora_a` (r, in) and `<weight>.lora_b` (out, r). Names and order of
     rows are as in GGUF files; r may differ from weight to weight. For a stack of E experts they are
     (E, r, in) and (E, out, r). For the embedding table token_embd.weight (V, D), A is (V, r) and B

@@ -9,13 +9,14 @@ from toynn.formats.adapters.adapter import (
     LORA_B,
     Adapter,
     Base,
+    gguf_architecture,
     is_embedding,
     matrix_of,
     text_of,
 )
 from toynn.formats.adapters.identity import Identity, called, identity_of, tell
 
-__all__ = ["check", "check_base", "check_shapes"]
+__all__ = ["check", "check_architecture", "check_base", "check_shapes"]
 
 
 def check(adapter: Adapter, base: Base, *, strict: bool = False) -> None:
@@ -29,14 +30,19 @@ def check(adapter: Adapter, base: Base, *, strict: bool = False) -> None:
     check_base(adapter, base, strict=strict)
 
 
+def check_architecture(path: object, architecture: str, base: Base) -> None:
+    """Raise AdapterError unless it is a model's own architecture, or that of its GGUF file."""
+    if gguf_architecture(base, architecture) != gguf_architecture(base):
+        raise AdapterError(
+            f"{path}: general.architecture: expected {base.architecture!r}, as the base model is; "
+            f"got {architecture!r}"
+        )
+
+
 def check_shapes(adapter: Adapter, base: Base) -> None:
     """Raise AdapterError if an adapter does not fit a model by architecture, names and shapes."""
     path = os.fspath(adapter.path)
-    if adapter.architecture != base.architecture:
-        raise AdapterError(
-            f"{path}: general.architecture: expected {base.architecture!r}, as the base model is; "
-            f"got {adapter.architecture!r}"
-        )
+    check_architecture(path, adapter.architecture, base)
     for weight, (a, b) in adapter.pairs.items():
         place = matrix_of(weight, base)
         if place not in base.tensors:

@@ -19,6 +19,7 @@ from toynn.formats.adapters.adapter import (
     LORA_B,
     Adapter,
     Base,
+    gguf_architecture,
     is_stack,
 )
 from toynn.formats.adapters.forms import no_gguf
@@ -109,8 +110,9 @@ def write_gguf(
                 tensors[weight + LORA_B] = tensors[weight + LORA_B] * np.float32(
                     adapter.scale(weight) * rank / alpha
                 )
+    architecture = adapter.architecture if base is None else gguf_architecture(base)
     metadata: dict[str, Any] = {
-        "general.architecture": adapter.architecture,
+        "general.architecture": architecture,
         **KINDS,
         ALPHA: (alpha, "FLOAT32"),
         **_described(adapter.metadata),

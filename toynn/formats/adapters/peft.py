@@ -21,10 +21,11 @@ from toynn.formats.adapters.adapter import (
     LORA_M,
     Adapter,
     Base,
+    gguf_architecture,
     is_embedding,
     matrix_of,
 )
-from toynn.formats.adapters.checks import check_base, check_shapes
+from toynn.formats.adapters.checks import check_architecture, check_base, check_shapes
 from toynn.formats.adapters.fused import split
 from toynn.formats.adapters.stacks import unwrapped
 from toynn.formats.hf.name_mapping import (
@@ -103,14 +104,10 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
         if (folder / name).exists() and not (folder / WEIGHTS).exists():
             raise AdapterError(f"{folder / name}: {meaning}; expected {WEIGHTS}")
     config = _Config(folder / CONFIG)
-    mapping = name_mapping_of(folder, base.architecture).suited(base.metadata)
     with closing(SafeTensors(folder / WEIGHTS)) as file:
         made_for = file.metadata.get(ARCHITECTURE, base.architecture)
-        if made_for != base.architecture:
-            raise AdapterError(
-                f"{file.path}: {ARCHITECTURE}: expected {base.architecture!r}, as the base model "
-                f"is; got {made_for!r}"
-            )
+        check_architecture(file.path, made_for, base)
+        mapping = name_mapping_of(folder, made_for).suited(base.metadata)
         tensors, stacks, seen = unwrapped(
             f"{file.path}", mapping, base, config.parameters, file.tensors, file.__getitem__
         )
@@ -133,7 +130,7 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
             if not tensor or weight is None or tensor in tensors:
                 raise AdapterError(
                     f"{file.path}: tensor {name}: expected base_model.model.<module>.lora_A.weight "
-                    f"or .lora_B.weight, of a matrix of arch {base.architecture}"
+                    f"or .lora_B.weight, of a matrix of arch {mapping.architecture}"
                 )
             transposed = found is not None and found[2] == "lora_embedding_A"
             tensors[tensor] = np.ascontiguousarray(file[name].T) if transposed else file[name]
@@ -142,9 +139,8 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
             for key, text in file.metadata.items()
             if key.startswith(("general.", "adapter.")) and key != ARCHITECTURE
         }
-    adapter = Adapter(
-        base.architecture, config.alpha, tensors, config.use_rslora, described, file.path
-    )
+    architecture = gguf_architecture(base)
+    adapter = Adapter(architecture, config.alpha, tensors, config.use_rslora, described, file.path)
     if adapter.use_dora != config.use_dora:
         which = "some" if adapter.use_dora else "none"
         raise AdapterError(

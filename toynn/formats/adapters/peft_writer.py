@@ -64,11 +64,11 @@ def write_peft(
             raise AdapterError(
                 f"{path}: already exists; pass overwrite=True|--overwrite to replace it"
             )
-    mapping = name_mapping_of(folder, adapter.architecture)
+    mapping = name_mapping_of(folder, (adapter if base is None else base).architecture)
     mapping = mapping if base is None else mapping.suited(base.metadata)
     if base is not None:
         check(adapter, base)
-    if why := no_peft(adapter.tensors, adapter.architecture):
+    if why := no_peft(adapter.tensors, mapping.architecture):
         raise AdapterError(f"{os.fspath(adapter.path)}: {why}")
     stacks = wrapped(adapter, mapping)
     plain = {w: _module(adapter, mapping, w) for w in adapter.pairs if not is_stack(w)}
@@ -94,7 +94,7 @@ def write_peft(
             if suffix in own:
                 name = f"base_model.model.{modules[weight]}.{side}"
                 arrays[name] = np.ascontiguousarray(own[suffix])
-    told = {"format": "pt", ARCHITECTURE: adapter.architecture, **_texts(adapter.metadata)}
+    told = {"format": "pt", ARCHITECTURE: mapping.architecture, **_texts(adapter.metadata)}
     weights = safetensors.parts(arrays, told)
     alike = [module for own, module in modules.items() if called_as_experts(mapping, own)]
     targets = modules | {weight: own.whole for weight, own in parts.items()}
@@ -120,7 +120,7 @@ def _module(adapter: Adapter, mapping: NameMapping, weight: str) -> str:
     if not known:
         raise AdapterError(
             f"{os.fspath(adapter.path)}: {weight}: expected a matrix of arch "
-            f"{adapter.architecture} that PEFT has a lora_A and lora_B for"
+            f"{mapping.architecture} that PEFT has a lora_A and lora_B for"
         )
     return mapping.module(weight)
 

@@ -63,6 +63,10 @@ def _none_spare(hyper: Hyper) -> Collection[str]:
     return ()
 
 
+def _own_name(hyper: Hyper) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Order:
     """A different order of the rows (axis 0) or columns (axis 1) of a weight.
@@ -146,6 +150,8 @@ class NameMapping(Folder):
     flat
         Weights with one axis in a folder and two in GGUF files. The values are keys of the number
         of rows.
+    filed_as
+        Returns the architecture of a model's GGUF file, if it has another there; else "".
     spare
         Returns the modules that a model lacks: needed where two share a name in folders.
     claims
@@ -172,6 +178,7 @@ class NameMapping(Folder):
     orders: Mapping[str, Order] = field(default_factory=dict)
     has_head: bool = True
     flat: Mapping[str, str] = field(default_factory=dict)
+    filed_as: Callable[[Hyper], str] = _own_name
     spare: Callable[[Hyper], Collection[str]] = _none_spare
     unread: Callable[[Hyper, str], bool] = _all_read
     claims: Callable[[Config], bool] = _any_model
@@ -256,8 +263,7 @@ class NameMapping(Folder):
 
     def suited(self, metadata: Mapping[str, Any]) -> "NameMapping":
         """Return the mapping without the modules that a model of these metadata lacks."""
-        prefix = f"{self.architecture}."
-        spare = self.spare({key.removeprefix(prefix): value for key, value in metadata.items()})
+        spare = self.spare(self._hyper(metadata))
         modules = {name: own for name, own in self.modules.items() if name not in spare}
         return replace(self, modules=modules) if spare else self
 
@@ -311,9 +317,7 @@ class NameMapping(Folder):
         found = self.orders.get(self._row(gguf_name))
         if found is None:
             return None
-        prefix = f"{self.architecture}."
-        hyper = {key.removeprefix(prefix): value for key, value in metadata.items()}
-        index = found.index(hyper, shape[found.axis])
+        index = found.index(self._hyper(metadata), shape[found.axis])
         same = np.array_equal(index, np.arange(shape[found.axis]))
         return None if same else (found.axis, index)
 
@@ -338,8 +342,16 @@ class NameMapping(Folder):
 
     def passes_over(self, metadata: Mapping[str, Any], gguf_name: str) -> bool:
         """Return whether a model of these metadata ignores a weight."""
-        prefix = f"{self.architecture}."
-        return self.unread({k.removeprefix(prefix): v for k, v in metadata.items()}, gguf_name)
+        return self.unread(self._hyper(metadata), gguf_name)
+
+    def gguf_architecture(self, metadata: Mapping[str, Any]) -> str:
+        """Return the architecture that a GGUF file of a model of these metadata has."""
+        return self.filed_as(self._hyper(metadata)) or self.architecture
+
+    def _hyper(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Return metadata without the prefix, which is another's if its file has another name."""
+        prefix = f"{metadata.get('general.architecture', self.architecture)}."
+        return {key.removeprefix(prefix): value for key, value in metadata.items()}
 
     def heads(self, metadata: Mapping[str, Any], gguf_name: str) -> int:
         """Return the number of heads of a weight whose rows are ordered differently, else 0.
