@@ -111,7 +111,11 @@ class Granite(Llama):
         Raises ConfigError.
         """
         if not hyper.get(ROTATED, True):
-            raise ConfigError(f"export_hf: a folder of {self.architecture} has RoPE; got none")
+            raise ConfigError(
+                f"export_hf: a folder of {self.architecture} has RoPE; got none. Models without "
+                "RoPE have folders of model_type granitemoehybrid (Granite 4), which toynn writes "
+                "only from such a folder: load the original folder instead of its GGUF file"
+            )
         return super().folder(hyper, tensors)
 
     # -- Forward -------------------------------------------------------------------------------

@@ -81,7 +81,10 @@ class GraniteMoE(Granite, Mixture):
         """Refuse a model without RoPE: llama.cpp rotates all of them. Raises ConfigError."""
         super().check_gguf(cfg)
         if not cfg.rotated and self.architecture == "granitemoe":
-            raise ConfigError("export: llama.cpp reads granitemoe with RoPE; got none")
+            raise ConfigError(
+                "export: llama.cpp reads granitemoe with RoPE; got none (a Granite 4 with experts "
+                "and without a state space is one): keep the model as a Hugging Face folder"
+            )
 
     def folder(
         self, hyper: Any, tensors: Any
