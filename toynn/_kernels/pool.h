@@ -139,9 +139,10 @@ TN_ENTRY tn_run_worker(void* argument) {
     return 0;
 }
 
-/* In a forked child: the workers were not copied, and one of them may have held a lock. */
+/* In a forked child: the workers were not copied, and one of them may have held a lock. Other
+   threads may have gone on while fork() copied page after page. So even a worker that tn_started
+   does not count may hold numbers here: each is cleared before it starts. */
 static void tn_forget_workers(void) {
-    memset(tn_workers, 0, atomic_load(&tn_started) * sizeof(tn_worker));
     atomic_store(&tn_started, 0);
     atomic_store(&tn_no_more, false);
     tn_starts = (tn_mutex)TN_MUTEX;
@@ -149,14 +150,15 @@ static void tn_forget_workers(void) {
 
 /* Start worker i, unless another thread has done so; return whether it runs. */
 static bool tn_start_worker(int i) {
-    static bool watched;
+    static atomic_bool watched;
     tn_worker* worker = &tn_workers[i];
+    if (!atomic_load(&watched)) /* before the lock: a fork while it is held must be noticed */
+        tn_watch_forks(tn_forget_workers); /* twice does no harm */
+    atomic_store(&watched, true);
     tn_lock(&tn_starts);
-    if (!watched)
-        tn_watch_forks(tn_forget_workers);
-    watched = true;
     bool runs = i < atomic_load(&tn_started);
     if (!runs && !atomic_load(&tn_no_more)) {
+        memset(worker, 0, sizeof(*worker)); /* see tn_forget_workers */
         tn_initialize(&worker->go.mutex, &worker->go.changed);
         tn_initialize(&worker->done.mutex, &worker->done.changed);
         runs = tn_start_thread(tn_run_worker, worker, TN_STACK);
