@@ -118,8 +118,8 @@ class _Room:
         engine, rows = job.declared()
         vectors = [w.size for w in engine.tensors.values() if len(w.shape) == 1]  # gains: a row
         blocks = engine.config.n_layers
-        trained = (name.split(".") for name in engine.parameters)
-        lowest = min((int(words[1]) for words in trained if words[0] == "blk"), default=blocks)
+        words = (word for name in engine.parameters for word in name.split(".")[:2])
+        lowest = min((int(word) for word in words if word.isdigit()), default=blocks)
         least = 4 * rows * min(vectors, default=1) * (blocks - lowest)
         if not self.holds(least):
             raise MemoryError(f"a step needs more than {size(least)}; {self}")
