@@ -74,6 +74,17 @@ def llama3():
     return tokenizer
 
 
+def with_specials(data):
+    """A tokenizer of tokenizer.json's data, whose texts begin with <s>, with SPECIALS added."""
+    data["added_tokens"] = [each for each in data["added_tokens"] if each["id"] < 3]
+    tokenizer = Tokenizer.from_str(json.dumps(data))
+    tokenizer.add_special_tokens([AddedToken(each, normalized=False) for each in SPECIALS[1:]])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return tokenizer
+
+
 def sentences(first=False):
     """SentencePiece's kind: spaces are letters, what is no token is spelled as bytes."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
@@ -95,13 +106,7 @@ def sentences(first=False):
     trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=named, show_progress=False)
     tokenizer.train_from_iterator((word for line in CORPUS for word in line.split(" ")), trainer)
     data = json.loads(tokenizer.to_str())
-    data["added_tokens"] = [each for each in data["added_tokens"] if each["id"] < 3]
-    tokenizer = Tokenizer.from_str(json.dumps(data))
-    tokenizer.add_special_tokens([AddedToken(each, normalized=False) for each in SPECIALS[1:]])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 1)]
-    )
-    return tokenizer
+    return with_specials(data)
 
 
 def gemma4():
@@ -120,13 +125,7 @@ def gemma4():
     last = [merge for merge in merges if "".join(merge) not in used]
     # Tokens that no merge makes: SentencePiece makes them, too.
     data["model"]["merges"] = [merge for merge in merges if merge not in last[::2]]
-    data["added_tokens"] = [each for each in data["added_tokens"] if each["id"] < 3]
-    tokenizer = Tokenizer.from_str(json.dumps(data))
-    tokenizer.add_special_tokens([AddedToken(each, normalized=False) for each in SPECIALS[1:]])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 1)]
-    )
-    return tokenizer
+    return with_specials(data)
 
 
 TOKENIZERS = {
