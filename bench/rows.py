@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 
+from toynn._kernels import matmul
 from toynn.testing.race import Contestants, race
 
 
@@ -18,6 +19,11 @@ def best_and_usual(times: dict[str, list[float]]) -> tuple[dict[str, float], dic
 def clock_of(n_threads: int) -> Callable[[], float]:
     """Return the clock of CPU time for one thread (other load matters little), else wall time."""
     return time.process_time if n_threads == 1 else time.perf_counter
+
+
+def lora_precisions() -> list[str]:
+    """Return the precisions in which this CPU multiplies by a quantized base."""
+    return ["highest", "medium", *["int8"] * bool(matmul.multiplies_quads())]
 
 
 def report(title: str, contestants: Contestants, flops: int, rounds: int) -> float:

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 from beyond import spent, write_file
 from lora import anonymous, peft_step, recipe_over, toynn_calls
 from real import lengths
+from rows import lora_precisions
 
 import toynn
-from toynn._kernels import matmul
 from toynn.data.examples import Examples
 from toynn.data.packing import PackedExamples
 from toynn.engines.plans import Plan
@@ -185,8 +185,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("models", nargs="+", choices=MODELS)
     parser.add_argument("--seq", type=int, nargs="+", default=[512, 2048])
-    known = ("highest", "medium", *["int8"] * bool(matmul.multiplies_quads()), PEFT)
-    parser.add_argument("--precision", nargs="+", choices=known, default=list(known))
+    known = [*lora_precisions(), PEFT]
+    parser.add_argument("--precision", nargs="+", choices=known, default=known)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--threads", type=int, default=toynn.get_num_threads())
     parser.add_argument("--held", type=float, metavar="GB", help="run in a control group")

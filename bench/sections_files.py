@@ -29,10 +29,7 @@ def decode(n_threads: int, rounds: int, only: str) -> None:
 
 
 def generation(n_threads: int, rounds: int, only: str) -> None:
-    """Print tokens per second of prompts and generation over quantized files, beside llama.cpp.
-
-    On one thread, times are CPU time, so other load matters little.
-    """
+    """Print tokens per second of prompts and generation over quantized files, beside llama.cpp."""
     clock = clock_of(n_threads)
     columns = "".join(f"{who:>16}" for who in ("toynn", "toynn medium", "llama.cpp"))
     print(f"{'tokens/s, median':18}{columns}   toynn, medium / llama.cpp", flush=True)

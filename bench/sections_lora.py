@@ -10,10 +10,9 @@ import lora as tuning
 import mixture
 import real as natural
 import seeds as learning
-from rows import best_and_usual, clock_of
+from rows import best_and_usual, clock_of, lora_precisions
 
 import toynn
-from toynn._kernels import matmul
 from toynn.formats.quants import BLOCKS, TYPES
 from toynn.testing.race import race
 
@@ -47,12 +46,9 @@ def lora(n_threads: int, rounds: int, only: str) -> None:
 
 
 def precisions(n_threads: int, rounds: int, only: str) -> None:
-    """Race LoRA steps in each precision; in the coarse ones also with prepacked weights.
-
-    On one thread, times are CPU time, so other load matters little.
-    """
+    """Race LoRA steps in each precision; in the coarse ones also with prepacked weights."""
     toynn.set_num_threads(n_threads)
-    known = ["highest", "medium", *["int8"] * bool(matmul.multiplies_quads())]
+    known = lora_precisions()
     for name, shape in tuning.SHAPES.items():
         if only not in name:
             continue
@@ -73,10 +69,7 @@ def precisions(n_threads: int, rounds: int, only: str) -> None:
 
 
 def blocks(n_threads: int, rounds: int, only: str) -> None:
-    """Race LoRA steps of all blocks, of the last 8 and of the last one; of LoRA-FA, too.
-
-    On one thread, times are CPU time, so other load matters little.
-    """
+    """Race LoRA steps of all blocks, of the last 8 and of the last one; of LoRA-FA, too."""
     toynn.set_num_threads(n_threads)
     for name, shape in tuning.SHAPES.items():
         if only not in name:
@@ -102,7 +95,6 @@ def context(n_threads: int, rounds: int, only: str) -> None:
     """Print the memory and the time of a LoRA step for each token, as one row grows.
 
     The step recomputes blocks (checkpointing). ``only`` is the number of tokens, if not CONTEXTS.
-    On one thread, times are CPU time, so other load matters little.
     """
     toynn.set_num_threads(n_threads)
     clock, shape = clock_of(n_threads), tuning.SHAPES["smollm2_135m_T256"]
@@ -124,10 +116,7 @@ def context(n_threads: int, rounds: int, only: str) -> None:
 
 
 def experts(n_threads: int, rounds: int, only: str) -> None:
-    """Race LoRA steps over a mixture with the dense model of the active size and with PEFT.
-
-    On one thread, times are CPU time, so other load matters little.
-    """
+    """Race LoRA steps over a mixture with the dense model of the active size and with PEFT."""
     toynn.set_num_threads(n_threads)
     clock = clock_of(n_threads)
     with tempfile.TemporaryDirectory() as folder:
@@ -143,10 +132,7 @@ def experts(n_threads: int, rounds: int, only: str) -> None:
 
 
 def real(n_threads: int, rounds: int, only: str) -> None:
-    """Race an epoch of LoRA on examples of natural lengths with PEFT and bitsandbytes.
-
-    On one thread, times are CPU time, so other load matters little.
-    """
+    """Race an epoch of LoRA on examples of natural lengths with PEFT and bitsandbytes."""
     clock = clock_of(n_threads)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "base.gguf")
@@ -178,10 +164,7 @@ def real(n_threads: int, rounds: int, only: str) -> None:
 
 
 def types(n_threads: int, rounds: int, only: str) -> None:
-    """Print the times of LoRA steps over each type over the time with Q8_0, by minima/medians.
-
-    On one thread, times are CPU time, so other load matters little.
-    """
+    """Print the times of LoRA steps over each type over the time with Q8_0, by minima/medians."""
     toynn.set_num_threads(n_threads)
     clock = clock_of(n_threads)
     columns = "".join(f"{f'{T} rows':>13}" for T in tuning.ROWS)

@@ -15,9 +15,10 @@ import random
 import tempfile
 from pathlib import Path
 
+from rows import lora_precisions
+
 import toynn
 from toynn import evaluation
-from toynn._kernels import matmul
 from toynn.data import jsonl
 from toynn.data.text import VOCAB
 from toynn.engines import frozen
@@ -123,7 +124,7 @@ def learned(folder: Path, kind: str, loss: str, precision: str, seed: int) -> di
 def table(n_threads: int, only: str = "") -> None:
     """Print loss and accuracy of each seed at each precision, by type of the base and loss."""
     toynn.set_num_threads(n_threads)
-    known = ["highest", "medium", *["int8"] * bool(matmul.multiplies_quads())]
+    known = lora_precisions()
     with tempfile.TemporaryDirectory() as name:
         write_rows(folder := Path(name))
         write_bases(folder, only)

@@ -1,6 +1,7 @@
 """Each recipe, small, on any backend: five of its steps, and their losses."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import vits
@@ -58,22 +59,22 @@ def warm_start(backend, tmp_path):
     return recipe, text(recipe)
 
 
-def lora(arch, type):
+def lora(arch, type, activations="float32", **own):
     def train(backend, tmp_path):
         width = {"d_model": 256, "n_heads": 4, "d_ff": 256, "n_layers": 1, "context": 16}
         path = tmp_path / f"{backend}.gguf"
         write_base(path, arch, type, **width)
         recipe = toynn.recipes.LoRA(backend=backend)
-        options = toynn.RecipeOptions(**OPTIONS)
-        recipe.realize(path, None, 2, options, targets="all-linear", dropout=0.2)
+        options = toynn.RecipeOptions(**OPTIONS, activations=activations)
+        recipe.realize(path, None, 2, options, targets="all-linear", dropout=0.2, **own)
         return recipe, text(recipe, first=1)
 
     return train
 
 
-def vit(backend, tmp_path):
+def vit(backend, tmp_path, **options):
     recipe = toynn.recipes.VitTiny(backend=backend)
-    recipe.realize(vits.config(), toynn.RecipeOptions(seed=4))
+    recipe.realize(vits.config(), toynn.RecipeOptions(seed=4, **options))
     rng, adamw = np.random.default_rng(5), toynn.AdamW.for_from_scratch()
     pixels, labels = vits.pictures(rng, 1)
     image = vits.cut(pixels, 4)[0]
@@ -91,5 +92,7 @@ RECIPES = {
         f"lora-{arch}-{type}": lora(arch, type)
         for arch, type in (("llama", "Q4_K"), ("gpt2", "Q8_0"))
     },
+    "lora-dora-bfloat16": lora("llama", "Q4_K", "bfloat16", use_dora=True),
     "vit": vit,
+    "vit-bfloat16": partial(vit, activations="bfloat16"),
 }
