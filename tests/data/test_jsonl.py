@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from toynn.data import _containers
 from toynn.data.batch import IGNORED
 from toynn.data.examples import Examples, ShuffledExamples
 from toynn.data.jsonl import read
@@ -443,3 +444,18 @@ def test_folders_and_files_that_hold_no_data(tmp_path):
     (tmp_path / "valid.jsonl").mkdir()
     with pytest.raises(DataError, match=r"valid\.jsonl: cannot read: Is a directory"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name, text", [("a.jsonl", "oops\n{}"), ("a.csv", "text\na,b\n")])
+def test_a_file_is_closed_after_an_error(tmp_path, monkeypatch, name, text):
+    opened, open_file = [], _containers.open_file
+
+    def recorded(path):
+        opened.append(open_file(path))
+        return opened[-1]
+
+    monkeypatch.setattr(_containers, "open_file", recorded)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError) as error:  # the error and its frames are still there below
+        read(tmp_path / name, Letters(), 16, vocab_size=300)
+    assert error.value and opened and all(file.closed for file in opened)

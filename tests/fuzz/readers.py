@@ -397,8 +397,11 @@ def each(read, pattern):
                 read(path)
             except ToynnError as error:
                 refused.append(error)
-        if refused:
-            raise refused[0]
+        try:
+            if refused:
+                raise refused[0]
+        finally:
+            refused.clear()  # an error refers to this frame, and to those with files still open
 
     return read_all
 

@@ -15,8 +15,8 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -64,7 +64,9 @@ def is_container(path: Path) -> bool:
     return kind_of(path) in LINES + TABLES
 
 
-def lines_of(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, bytes]]:
+def lines_of(
+    path: Path, progress: Progress, bounds: Bounds
+) -> Generator[tuple[int, bytes], None, None]:
     """Yield the number and the bytes of each line that is not blank. Raises DataError."""
     done = 0
     with _whole(path), open_file(path) as file:
@@ -91,7 +93,9 @@ def is_array(path: Path) -> bool:
         return begins_an_array(_unpacked(path, file, USUAL))
 
 
-def items_of(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, Any]]:
+def items_of(
+    path: Path, progress: Progress, bounds: Bounds
+) -> Generator[tuple[int, Any], None, None]:
     """Yield the number and the value of each item of an array. Raises DataError."""
     with _whole(path), open_file(path) as file:
         yield from array_items(path, _unpacked(path, file, bounds), progress, bounds)
@@ -122,7 +126,7 @@ def _unpacked(path: Path, file: BinaryIO, bounds: Bounds) -> BinaryIO:
 
 def table_rows(
     path: Path, progress: Progress, read: Collection[str], bounds: Bounds = USUAL
-) -> Iterator[tuple[Where, Mapping[str, Any]]]:
+) -> Generator[tuple[Where, Mapping[str, Any]], None, None]:
     """Yield the rows of a table, or the texts of a folder, as objects.
 
     In Parquet and Arrow files, columns that are not in ``read`` are None. Raises DataError for a
@@ -157,26 +161,24 @@ def _folder(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _csv(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    reader = csv.reader(
-        _text_lines(path, progress, bounds),
-        delimiter="\t" if kind_of(path) == ".tsv" else ",",
-        strict=True,
-    )
-    try:
-        rows = _bounded(reader, bounds.line)
-        names = next(rows, None)
-        if not names or len(set(names)) < len(names):
-            raise DataError(f"{path}:1: expected column names, each once; got {names or []}")
-        for row, values in enumerate(rows, 1):
-            if len(values) not in (0, len(names)):
-                raise DataError(
-                    f"{path}:{row}: expected {len(names)} columns, as the header has; got "
-                    f"{len(values)} (row {row}, which ends on line {reader.line_num})"
-                )
-            if values:
-                yield row, dict(zip(names, values, strict=True))
-    except csv.Error as error:
-        raise DataError(f"{path}: not CSV: {error} (line {reader.line_num})") from None
+    with closing(_text_lines(path, progress, bounds)) as lines:
+        delimiter = "\t" if kind_of(path) == ".tsv" else ","
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        try:
+            rows = _bounded(reader, bounds.line)
+            names = next(rows, None)
+            if not names or len(set(names)) < len(names):
+                raise DataError(f"{path}:1: expected column names, each once; got {names or []}")
+            for row, values in enumerate(rows, 1):
+                if len(values) not in (0, len(names)):
+                    raise DataError(
+                        f"{path}:{row}: expected {len(names)} columns, as the header has; got "
+                        f"{len(values)} (row {row}, which ends on line {reader.line_num})"
+                    )
+                if values:
+                    yield row, dict(zip(names, values, strict=True))
+        except csv.Error as error:
+            raise DataError(f"{path}: not CSV: {error} (line {reader.line_num})") from None
 
 
 def _bounded(reader: Iterator[list[str]], limit: int) -> Iterator[list[str]]:
@@ -196,7 +198,7 @@ def _bounded(reader: Iterator[list[str]], limit: int) -> Iterator[list[str]]:
             yield values
 
 
-def _text_lines(path: Path, progress: Progress, bounds: Bounds) -> Iterator[str]:
+def _text_lines(path: Path, progress: Progress, bounds: Bounds) -> Generator[str, None, None]:
     """Yield the lines of a text with their line ends (of any kind). Raises DataError."""
     with _whole(path), open_file(path) as file:
         size = os.fstat(file.fileno()).st_size

@@ -1,7 +1,8 @@
 """Read the rows of a file as objects; errors name file and line."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -69,10 +70,11 @@ def rows(
     ``columns`` renames columns: see ``renamed``. Raises DataError for a row that is not an object,
     and for a line or a file beyond its ``bounds``.
     """
-    for line, row in attempts(path, progress, columns, bounds):
-        if isinstance(row, DataError):
-            raise row
-        yield line, row
+    with closing(attempts(path, progress, columns, bounds)) as found:
+        for line, row in found:
+            if isinstance(row, DataError):
+                raise row  # refers to the frames that have the file open, so it is closed here
+            yield line, row
 
 
 def attempts(
@@ -80,7 +82,7 @@ def attempts(
     progress: Progress,
     columns: Mapping[str, str] = MappingProxyType({}),
     bounds: Bounds = USUAL,
-) -> Iterator[tuple[int | str, Mapping[str, Any] | DataError]]:
+) -> Generator[tuple[int | str, Mapping[str, Any] | DataError], None, None]:
     """Yield what ``rows`` does; for a bad row, yield its error and continue.
 
     If the path means several files, a row's place is a string: see ``where_of``.
@@ -104,24 +106,25 @@ def line_of(place: int | str) -> str:
 def _attempts(
     path: Path, progress: Progress, columns: Mapping[str, str], bounds: Bounds
 ) -> Iterator[tuple[int | str, Mapping[str, Any] | DataError]]:
-    found: Iterator[tuple[int | str, Any]]
+    found: Generator[tuple[int | str, Any], None, None]
     if kind_of(path) in TABLES or (path.is_dir() and kind_of(path) not in LINES):
         found = table_rows(path, progress, READ.union(columns.values()), bounds)
     elif is_array(path):
         found = items_of(path, progress, bounds)
     else:
         found = lines_of(path, progress, bounds)
-    for line, given in found:
-        try:
-            row = _row(path, int(line), given) if isinstance(given, bytes) else given
-            if not isinstance(row, Mapping):
-                raise _no_object(where_of(path, line), row)
-            row = renamed(where_of(path, line), row, columns) if columns else row
-        except DataError as error:
-            yield line, error
-            continue
-        lists = {key: plain(row[key]) for key in LISTS if isinstance(row.get(key), str)}
-        yield line, {**row, **lists} if lists else row
+    with closing(found):
+        for line, given in found:
+            try:
+                row = _row(path, int(line), given) if isinstance(given, bytes) else given
+                if not isinstance(row, Mapping):
+                    raise _no_object(where_of(path, line), row)
+                row = renamed(where_of(path, line), row, columns) if columns else row
+            except DataError as error:
+                yield line, error
+                continue
+            lists = {key: plain(row[key]) for key in LISTS if isinstance(row.get(key), str)}
+            yield line, {**row, **lists} if lists else row
 
 
 def _row(path: Path, line: int, raw: bytes) -> Mapping[str, Any]:
