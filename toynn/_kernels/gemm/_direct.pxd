@@ -9,12 +9,20 @@ from toynn._kernels.gemm._finish cimport finish_row
 from toynn._kernels.gemm._gemm cimport multiply
 from toynn._kernels.gemm._int8 cimport round_rows, rounded_row
 from toynn._kernels.gemm._panels cimport (
-    KC, LINE, Operand, aligned, blocks_of, panel_start, panels, row_of, stretch,
+    LINE, Operand, aligned, blocks_of, is_floats, panel_start, panels, prefetch_stretch, row_of,
+    stretch,
 )
 from toynn._kernels.gemm._product cimport GEMV_ROWS, GEMV_INT8, Product
 
+cdef extern from "gemv.h" nogil:
+    enum: TOGETHER "TN_TOGETHER"  # how many rows of w
+    void add_products_together "tn_add_products" (
+        float* sums, const float* x, const float** w, Py_ssize_t n
+    ) noexcept
+
 cdef enum:
     OUTPUTS = 16  # columns of y per task of GEMV
+    TERMS = 1024  # of each row of w that is dequantized, at a time
 
 
 cdef inline void multiply_share(const Product* p, Py_ssize_t i, int shares) noexcept nogil:
@@ -61,21 +69,37 @@ cdef inline void multiply_skinny(const Product* p, int n_threads) noexcept nogil
 
 
 cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexcept nogil:
-    """Columns n0 .. n1 - 1 of a few rows of y: the dot products of rows of x with rows of w."""
-    cdef float buffer[KC + LINE]
-    cdef float sums[GEMV_ROWS][LANES]
-    cdef const float* w
-    cdef Py_ssize_t m, n, t, k, kc, M = p.a.size, N = p.b.size
-    for n in range(n0, n1):
-        memset(sums, 0, M * LANES * sizeof(float))
-        for t in range(blocks_of(p.K, KC)):
-            k = t * KC
-            kc = min(KC, p.K - k)
-            w = stretch(&p.b, n, k, kc, aligned(buffer))
+    """Columns n0 .. n1 - 1 of a few rows of y: the dot products of rows of x with rows of w.
+
+    Several rows of w are dequantized and multiplied side by side, a stretch of each at a time.
+    Rows of floats are read in place, one by one: reading them takes longer than multiplying.
+    """
+    cdef float buffer[TOGETHER * TERMS + LINE]
+    cdef float sums[GEMV_ROWS][TOGETHER * LANES]
+    cdef const float* w[TOGETHER]
+    cdef Py_ssize_t m, n = n0, t, k, kc, M = p.a.size, N = p.b.size
+    cdef int j, rows
+    while n < n1:
+        rows = 1 if is_floats(&p.b) or n + TOGETHER > n1 else TOGETHER
+        memset(sums, 0, M * TOGETHER * LANES * sizeof(float))
+        for t in range(blocks_of(p.K, TERMS)):
+            k = t * TERMS
+            kc = min(<Py_ssize_t>TERMS, p.K - k)
+            for j in range(rows):
+                if k + kc < p.K:
+                    prefetch_stretch(&p.b, n + j, k + kc, kc)
+                else:
+                    prefetch_stretch(&p.b, n + j + rows, 0, kc)
+                w[j] = stretch(&p.b, n + j, k, kc, aligned(buffer) + j * TERMS)
             for m in range(M):
-                add_products(sums[m], p.a.x + m * p.K + k, w, kc)
+                if rows == 1:
+                    add_products(sums[m], p.a.x + m * p.K + k, w[0], kc)
+                else:
+                    add_products_together(sums[m], p.a.x + m * p.K + k, w, kc)
         for m in range(M):
-            p.c[m * N + n] = sum_lanes(sums[m])
+            for j in range(rows):
+                p.c[m * N + n + j] = sum_lanes(sums[m] + j * LANES)
+        n += rows
     for m in range(M):
         finish_row(p, m * N + n0, n0, n1 - n0)
 

@@ -254,6 +254,13 @@ cdef inline const float* stretch(
     return buffer
 
 
+cdef inline void prefetch_stretch(
+    const Operand* b, Py_ssize_t r, Py_ssize_t k, Py_ssize_t kc
+) noexcept nogil:
+    """Fetch what ``stretch`` reads. The CPU's own prefetching does not foresee another row."""
+    prefetch(row_of(b, r) + k * b.row_bytes // b.stride, kc * b.row_bytes // b.stride)
+
+
 cdef inline void _pack_along(
     float* y, const Operand* b, Py_ssize_t p, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
