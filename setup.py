@@ -59,9 +59,9 @@ LINKED = sorted(path.as_posix() for path in KERNELS.rglob("*.c"))
 # Flags per level, slowest first.
 LEVELS: dict[str, list[str]] = {"generic": []}
 if X86:
-    LEVELS["avx2"] = ["-mavx2", "-mfma"]
+    LEVELS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
     LEVELS["avx512"] = [
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"),
         "-mprefer-vector-width=512",
     ]
     if SOFTWARE_TILES or not WINDOWS:  # cpu.pyx does not request tiles from Windows yet

@@ -162,7 +162,8 @@ def test_on_windows_clang_cl_gets_the_flags_that_decide_about_bits(monkeypatch, 
         *("/clang:-O3", "/clang:-fno-math-errno", "/clang:-fno-trapping-math"),
         "/clang:-ffp-contract=fast",
     ]
-    assert spelled(windows["LEVELS"]["avx2"]) == ["/clang:-mavx2", "/clang:-mfma"]
+    expected = ["/clang:-mavx2", "/clang:-mfma", "/clang:-mf16c"]
+    assert spelled(windows["LEVELS"]["avx2"]) == expected
     assert spelled(["-DTN_SOFTWARE_TILES"]) == ["-DTN_SOFTWARE_TILES"] and windows["LINK"] == []
     assert linux["spelled"](linux["COMPILE"]) == linux["COMPILE"]
     with pytest.raises(SystemExit, match="needs a C compiler; 'clang-cl' was not found"):

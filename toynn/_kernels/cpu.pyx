@@ -39,9 +39,9 @@ cdef extern from *:
         return !TN_X86
             || tn_told_bits(1, 0, 2, 1u | 1u << 9 | 1u << 13 | 1u << 19 | 1u << 20 | 1u << 23);
     }
-    /* FMA; AVX2. */
+    /* FMA and F16C; AVX2. */
     static int tn_has_avx2(void) {
-        return tn_keeps(TN_YMM) && tn_told_bits(1, 0, 2, 1u << 12)
+        return tn_keeps(TN_YMM) && tn_told_bits(1, 0, 2, 1u << 12 | 1u << 29)
             && tn_told_bits(7, 0, 1, 1u << 5);
     }
     /* AVX512F, DQ, BW and VL. */
@@ -55,8 +55,7 @@ cdef extern from *:
     static int tn_has_avx512_vnni(void) {
         return tn_keeps(TN_ZMM) && tn_told_bits(7, 0, 2, 1u << 11);
     }
-    static int tn_has_f16c(void) { return tn_has_avx2() && tn_told_bits(1, 0, 2, 1u << 29); }
-    static int tn_has_avx_vnni(void) { return tn_has_f16c() && tn_told_bits(7, 1, 0, 1u << 4); }
+    static int tn_has_avx_vnni(void) { return tn_has_avx2() && tn_told_bits(7, 1, 0, 1u << 4); }
     /* AMX needs two things. The CPU has bits 22 (bfloat16) and 24 (tiles) of EDX. And Linux saves
        8 KB of tiles per thread, if the process asks for it; later threads and children inherit
        that. The numbers below are ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA. */
@@ -136,7 +135,6 @@ cdef extern from *:
     bint tn_has_avx512() noexcept
     bint tn_has_avx512_bf16() noexcept
     bint tn_has_avx512_vnni() noexcept
-    bint tn_has_f16c() noexcept
     bint tn_has_avx_vnni() noexcept
     bint tn_ask_for_amx() noexcept
     bint tn_has_amx_int8() noexcept
@@ -205,7 +203,7 @@ def int8_unit(int units):
         if units != 3 or not tn_has_sdot():
             return "NEON"
         return "SMMLA" if tn_has_smmla() else "SDOT"
-    if not tn_has_f16c():
+    if not tn_has_avx2():
         return ""
     if units == 2 and tn_has_avx512() and tn_has_avx512_vnni():
         return "AVX512_VNNI"

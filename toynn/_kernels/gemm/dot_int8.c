@@ -31,8 +31,6 @@ static inline void tn_dot_256(float lane[8], int runs, const int* c, const int* 
 #include <immintrin.h>
 #include <string.h>
 
-#define TN_F16C __attribute__((target("f16c")))
-
 /* -- Rows of x, rounded ---------------------------------------------------------------------- */
 
 static inline int tn_most(__m256i x) {
@@ -92,7 +90,7 @@ void tn_round_to_int8(float* rounded, ptrdiff_t x_row, const float* x, ptrdiff_t
 TN_INLINE __m256i tn_bytes(const void* at) { return _mm256_loadu_si256((const __m256i*)at); }
 
 /* The float16 at the start of each of `blocks` blocks, as floats. */
-TN_INLINE TN_F16C __m256 tn_factors(const uint8_t* w, ptrdiff_t nbytes, int blocks) {
+TN_INLINE __m256 tn_factors(const uint8_t* w, ptrdiff_t nbytes, int blocks) {
     uint16_t d[TN_RUNS] = {0};
     TN_UNROLL for (int i = 0; i < TN_RUNS; i++) {
         if (i < blocks) memcpy(d + i, w + i * nbytes, sizeof *d);
@@ -101,7 +99,7 @@ TN_INLINE TN_F16C __m256 tn_factors(const uint8_t* w, ptrdiff_t nbytes, int bloc
 }
 
 /* One float16 in all lanes. */
-TN_INLINE TN_F16C __m256 tn_factor(const void* at) {
+TN_INLINE __m256 tn_factor(const void* at) {
     uint16_t d;
     memcpy(&d, at, sizeof d);
     return _mm256_cvtph_ps(_mm_set1_epi16((short)d));
@@ -121,7 +119,7 @@ TN_INLINE float tn_sum8(__m256 x) {
 
 /* -- Q4_0: w = d c - 8 d --------------------------------------------------------------------- */
 
-TN_INLINE TN_F16C __m256 tn_d_q4_0(const uint8_t* w, int runs, __m256* m) {
+TN_INLINE __m256 tn_d_q4_0(const uint8_t* w, int runs, __m256* m) {
     const __m256 d = tn_factors(w, sizeof(tn_q4_0), runs);
     *m = d * _mm256_set1_ps(8);
     return d;
@@ -136,7 +134,7 @@ TN_INLINE __m256i tn_codes_q4_0(const uint8_t* w, int j) {
 
 /* -- Q8_0: w = d c, c signed ----------------------------------------------------------------- */
 
-TN_INLINE TN_F16C __m256 tn_d_q8_0(const uint8_t* w, int runs, __m256* m) {
+TN_INLINE __m256 tn_d_q8_0(const uint8_t* w, int runs, __m256* m) {
     *m = _mm256_setzero_ps();
     return tn_factors(w, sizeof(tn_q8_0), runs);
 }
@@ -149,7 +147,7 @@ TN_INLINE __m256i tn_codes_q8_0(const uint8_t* w, int j) {
 
 /* scales, of 6 bits: the lower bits of bytes 0 to 3 are a[0..3], of bytes 4 to 7 b[0..3]. The upper 2
    bits of these bytes belong to a[4..7] and b[4..7], whose lower 4 bits are in bytes 8 to 11. */
-TN_INLINE TN_F16C __m256 tn_d_q4_k(const uint8_t* w, __m256* m) {
+TN_INLINE __m256 tn_d_q4_k(const uint8_t* w, __m256* m) {
     const tn_q4_k* block = (const tn_q4_k*)w;
     uint32_t s[3];
     memcpy(s, block->scales, sizeof s);
@@ -167,7 +165,7 @@ TN_INLINE __m256i tn_codes_q4_k(const uint8_t* w, int j) {
 
 /* -- Q6_K: w = d a (c - 32), a for 16 codes -------------------------------------------------- */
 
-TN_INLINE TN_F16C __m256 tn_d_q6_k(const uint8_t* w, __m256* m) {
+TN_INLINE __m256 tn_d_q6_k(const uint8_t* w, __m256* m) {
     *m = _mm256_setzero_ps(); /* 32 is subtracted from the codes: a is an integer factor, too */
     return tn_factor(((const tn_q6_k*)w)->d);
 }
@@ -194,7 +192,7 @@ TN_INLINE __m256i tn_a(const uint8_t* w) {
 
 /* -- The four types: the compiler knows which one it is ---------------------------------------- */
 
-TN_INLINE TN_F16C __m256 tn_d_and_m(int type, const uint8_t* w, int runs, __m256* m) {
+TN_INLINE __m256 tn_d_and_m(int type, const uint8_t* w, int runs, __m256* m) {
     switch (type) {
     case TN_Q4_0: return tn_d_q4_0(w, runs, m);
     case TN_Q8_0: return tn_d_q8_0(w, runs, m);
@@ -223,7 +221,7 @@ TN_INLINE __m256i tn_codes(int type, const uint8_t* w, int j) {
 
 /* With AVX2: 16 sums of two products as shorts. They are at most 2 * 128 * 127: no overflow. */
 #define TN_UNIT(name) name##_avx2
-#define TN_ASKED TN_F16C
+#define TN_ASKED
 #define TN_PRODUCTS(w, x) _mm256_maddubs_epi16(w, x)
 #define TN_FOURS(products) _mm256_madd_epi16(products, _mm256_set1_epi16(1))
 #define TN_LESS(a, b) _mm256_sub_epi16(a, b)
@@ -234,10 +232,10 @@ TN_INLINE __m256i tn_codes(int type, const uint8_t* w, int j) {
 #if TN_UNITS
 #if TN_UNITS == TN_AVX512_VNNI
 #define TN_DPBUSD _mm256_dpbusd_epi32
-#define TN_ASKED __attribute__((target("f16c,avx512vnni")))
+#define TN_ASKED __attribute__((target("avx512vnni")))
 #else
 #define TN_DPBUSD _mm256_dpbusd_avx_epi32
-#define TN_ASKED __attribute__((target("f16c,avxvnni")))
+#define TN_ASKED __attribute__((target("avxvnni")))
 #endif
 #define TN_UNIT(name) name##_vnni
 #define TN_PRODUCTS(w, x) TN_DPBUSD(_mm256_setzero_si256(), w, x)

@@ -20,7 +20,6 @@ change nothing. No step here reads or makes a subnormal float32, except that BF1
 integers. So the bits are the same whether the caller flushes denormals or not.
 Source: ggml-common.h and dequantize_row_* of ggml-quants.c in ggml; the GGUF specification.
 """
-cimport cython
 from libc.stdint cimport int8_t, int32_t, uint8_t, uint16_t, uint32_t
 
 cdef extern from *:
@@ -32,6 +31,11 @@ cdef extern from *:
     ctypedef float* floats "tn_floats"
 
 cdef extern from "codes.h" nogil:
+    float half "tn_half" (uint16_t h) noexcept
+    void halves "tn_halves" (float* y, const uint8_t* raw, Py_ssize_t n) noexcept
+    void bytes_run "tn_bytes_run" (
+        float* y, const int8_t* q, int offset, const float* scale
+    ) noexcept
     void nibbles_run "tn_nibbles_run" (
         float* y, const uint8_t* low, const uint8_t* high, int offset, float scale,
         const float* least,
@@ -43,22 +47,6 @@ cdef enum:
 cdef union _Bits:
     float f
     int32_t i
-
-
-@cython.overflowcheck(False)
-cdef inline float half(uint16_t h) noexcept nogil:
-    """The float16 of these bits, exactly: IEEE 754, 5 bits of exponent with bias 15.
-
-    Normal: the exponent's bias becomes 127. Subnormal (m 2^-24): 0.5 with m in its last bits is
-    0.5 + m 2^-24. Infinity and NaN have all bits of the exponent set, before and after.
-    """
-    cdef _Bits normal, subnormal
-    cdef int32_t a = h & 0x7FFF
-    normal.i = (a << 13) + (112 << 23) + ((112 << 23) if a >= 0x7C00 else 0)
-    subnormal.i = a + (126 << 23)
-    subnormal.f = subnormal.f - <float>0.5
-    normal.i = (subnormal.i if a < 0x0400 else normal.i) | <int32_t>(<uint32_t>(h & 0x8000) << 16)
-    return normal.f
 
 
 cdef inline uint16_t word(const uint8_t* raw) noexcept nogil:
@@ -80,9 +68,7 @@ cdef inline float bfloat(uint16_t h) noexcept nogil:
 cdef inline void rows_f16(
     floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(n):
-        y[i] = half(word(row + 2 * (j + i)))
+    halves(y, row + 2 * j, n)
 
 
 cdef inline void rows_bf16(
@@ -97,13 +83,11 @@ cdef inline void rows_q8_0(
     floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
     cdef const uint8_t* raw = row + j // RUN * nbytes
-    cdef float d
+    cdef float[2] d
     cdef Py_ssize_t i
-    cdef int k
     for i in range(n // RUN):
-        d = half(word(raw + i * nbytes))
-        for k in range(RUN):
-            y[i * RUN + k] = d * <int8_t>raw[i * nbytes + 2 + k]
+        d[0] = d[1] = half(word(raw + i * nbytes))
+        bytes_run(y + i * RUN, <const int8_t*>raw + i * nbytes + 2, 0, d)
 
 
 cdef inline void rows_q4_0(

@@ -36,6 +36,13 @@ cdef extern from "codes.h" nogil:
         float* y, const uint8_t* low, int shift, int mask, const uint8_t* high, int high_shift,
         int high_mask, int place, int offset, const float* scale, const float* least,
     ) noexcept
+    void scales_of "tn_times" (float* y, const int8_t* a, float d) noexcept
+    void q4_k_pair "tn_q4_k_pair" (
+        float* y, const uint8_t* codes, const float* scale, const float* least
+    ) noexcept
+    void q6_k_four "tn_q6_k_four" (
+        float* y, const uint8_t* low, const uint8_t* high, const float* scale
+    ) noexcept
 
 cdef enum:
     SUPER = 256  # elements of a super-block
@@ -45,8 +52,8 @@ cdef enum:
 
 
 @cython.overflowcheck(False)
-cdef inline void scales_k(uint8_t* a, uint8_t* b, const uint8_t* raw) noexcept nogil:
-    """a[0..7] and b[0..7], 6 bits each, from 12 bytes, four at a time.
+cdef inline void scales_k(int8_t* a, const uint8_t* raw) noexcept nogil:
+    """a[0..7] and b[0..7], which is a[8..15], 6 bits each, from 12 bytes, four at a time.
 
     Bytes 0..3 hold a[0..3], bytes 4..7 hold b[0..3]. The upper 2 bits of these bytes belong to
     a[4..7] and b[4..7]. The lower 4 bits of those are the two halves of bytes 8..11.
@@ -58,8 +65,7 @@ cdef inline void scales_k(uint8_t* a, uint8_t* b, const uint8_t* raw) noexcept n
     four[1] = (raw4[2] & 0x0F0F0F0F) | ((raw4[0] >> 2) & 0x30303030)
     four[2] = raw4[1] & 0x3F3F3F3F
     four[3] = ((raw4[2] >> 4) & 0x0F0F0F0F) | ((raw4[1] >> 2) & 0x30303030)
-    memcpy(a, four, 8)
-    memcpy(b, four + 2, 8)
+    memcpy(a, four, 16)
 
 
 @cython.overflowcheck(False)
@@ -118,31 +124,38 @@ cdef inline void block_q3_k(
 cdef inline void block_q4_k(
     floats y, const uint8_t* raw, Py_ssize_t s0, Py_ssize_t s1
 ) noexcept nogil:
-    cdef uint8_t[8] a, b
-    cdef float d = half(word(raw)), m = half(word(raw + 2))
-    cdef float[2] scale, least
-    cdef Py_ssize_t s
-    scales_k(a, b, raw + 4)
-    for s in range(s0, s1):
-        scale[0] = scale[1] = d * a[s]
-        least[0] = least[1] = m * b[s]
+    cdef int8_t[16] a
+    cdef float[16] scale, least  # least begins at 8
+    cdef float[2] scales, leasts
+    cdef Py_ssize_t s = s0
+    scales_k(a, raw + 4)
+    scales_of(scale, a, half(word(raw)))
+    scales_of(least, a, half(word(raw + 2)))
+    while s < s1:
+        if s % 2 == 0 and s + 2 <= s1:
+            q4_k_pair(y + (s - s0) * RUN, raw + 16 + s // 2 * RUN, scale + s, least + 8 + s)
+            s += 2
+            continue
+        scales[0] = scales[1] = scale[s]
+        leasts[0] = leasts[1] = least[8 + s]
         bits_run(
-            y + (s - s0) * RUN, raw + 16 + (s // 2) * RUN, 4 * (s & 1), 15, NULL, 0, 0, 0, 0, scale,
-            least,
+            y + (s - s0) * RUN, raw + 16 + s // 2 * RUN, 4 * (s & 1), 15, NULL, 0, 0, 0, 0, scales,
+            leasts,
         )
+        s += 1
 
 
 cdef inline void block_q5_k(
     floats y, const uint8_t* raw, Py_ssize_t s0, Py_ssize_t s1
 ) noexcept nogil:
-    cdef uint8_t[8] a, b
+    cdef int8_t[16] a
     cdef float d = half(word(raw)), m = half(word(raw + 2))
     cdef float[2] scale, least
     cdef Py_ssize_t s
-    scales_k(a, b, raw + 4)
+    scales_k(a, raw + 4)
     for s in range(s0, s1):
         scale[0] = scale[1] = d * a[s]
-        least[0] = least[1] = m * b[s]
+        least[0] = least[1] = m * a[8 + s]
         bits_run(
             y + (s - s0) * RUN, raw + 48 + (s // 2) * RUN, 4 * (s & 1), 15, raw + 16, s, 1, 4, 0,
             scale, least,
@@ -152,14 +165,19 @@ cdef inline void block_q5_k(
 cdef inline void block_q6_k(
     floats y, const uint8_t* raw, Py_ssize_t s0, Py_ssize_t s1
 ) noexcept nogil:
-    cdef const int8_t* a = <const int8_t*>raw + 192
-    cdef float d = half(word(raw + 208))
-    cdef float[2] scale
-    cdef Py_ssize_t s
-    for s in range(s0, s1):
-        scale[0] = d * a[2 * s]
-        scale[1] = d * a[2 * s + 1]
+    cdef const uint8_t* low
+    cdef const uint8_t* high
+    cdef float[16] scale
+    cdef Py_ssize_t s = s0
+    scales_of(scale, <const int8_t*>raw + 192, half(word(raw + 208)))
+    while s < s1:
+        low, high = raw + s // 4 * 64, raw + 128 + s // 4 * RUN
+        if s % 4 == 0 and s + 4 <= s1:
+            q6_k_four(y + (s - s0) * RUN, low, high, scale + 2 * s)
+            s += 4
+            continue
         bits_run(
-            y + (s - s0) * RUN, raw + (s // 4) * 64 + (s & 1) * RUN, 4 * ((s >> 1) & 1), 15,
-            raw + 128 + (s // 4) * RUN, 2 * (s & 3), 3, 4, 32, scale, NULL,
+            y + (s - s0) * RUN, low + (s & 1) * RUN, 4 * (s >> 1 & 1), 15, high, 2 * (s & 3), 3, 4,
+            32, scale + 2 * s, NULL,
         )
+        s += 1

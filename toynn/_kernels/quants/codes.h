@@ -6,6 +6,7 @@
 #ifndef TOYNN_CODES_H
 #define TOYNN_CODES_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include "gemm.h"
@@ -35,6 +36,34 @@ typedef float tn_reals;
 #ifndef TN_INLINE
 #define TN_INLINE static inline
 #endif
+
+/* A float16 as a float32, exactly: IEEE 754, 5 bits of exponent with bias 15. Without F16C's
+   instruction: for a normal number the exponent's bias becomes 127. Subnormal (m 2^-24): 0.5 with m
+   in its last bits is 0.5 + m 2^-24. Infinity and NaN have all bits of the exponent set, before and
+   after. */
+TN_INLINE float tn_half(uint16_t h) {
+#if defined(__F16C__)
+    return _cvtsh_ss(h);
+#else
+    union { float f; int32_t i; } normal, subnormal;
+    const int32_t a = h & 0x7FFF;
+    normal.i = (a << 13) + (112 << 23) + (a >= 0x7C00 ? 112 << 23 : 0);
+    subnormal.i = a + (126 << 23);
+    subnormal.f -= 0.5f;
+    normal.i = (a < 0x0400 ? subnormal.i : normal.i) | (int32_t)((uint32_t)(h & 0x8000) << 16);
+    return normal.f;
+#endif
+}
+
+/* y[i] = the float16 at 2 i bytes. */
+TN_INLINE void tn_halves(float* y, const uint8_t* raw, ptrdiff_t n) {
+    ptrdiff_t i = 0;
+#if defined(__F16C__)
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(raw + 2 * i))));
+#endif
+    for (; i < n; i++) y[i] = tn_half((uint16_t)(raw[2 * i] | raw[2 * i + 1] << 8));
+}
 
 /* The next bytes as integers, unsigned and signed, as many as a register holds. */
 TN_INLINE tn_ints tn_unsigned(const uint8_t* q) {
@@ -124,6 +153,37 @@ TN_INLINE void tn_nibbles_run(float* y, const uint8_t* low, const uint8_t* high,
         }
         TN_PUT(y + j, x);
         TN_PUT(y + j + 16, z);
+    }
+}
+
+/* y[j] = d a[j], the scales of up to 16 runs or half runs. */
+TN_INLINE void tn_times(float* y, const int8_t* a, float d) {
+    for (int j = 0; j < 16; j += TN_CODES) TN_PUT(y + j, TN_REALS(tn_signed(a + j)) * d);
+}
+
+/* Two runs of Q4_K: y[32 r + j] = scale[r] q - least[r]. q is bits 4 r .. 4 r + 3 of codes[j]. */
+TN_INLINE void tn_q4_k_pair(float* y, const uint8_t* codes, const float* scale,
+                            const float* least) {
+    for (int j = 0; j < 32; j += TN_CODES) {
+        const tn_ints both = tn_unsigned(codes + j);
+        TN_PUT(y + j, TN_REALS(both & 15) * scale[0] - least[0]);
+        TN_PUT(y + 32 + j, TN_REALS(both >> 4) * scale[1] - least[1]);
+    }
+}
+
+/* Four runs of Q6_K: y[32 r + j] = scale[2 r + j / 16] (q - 32). Bits 0..3 of q are half a byte of low:
+   of its first 32 bytes for r = 0 and 2, of the next 32 for r = 1 and 3. Bits 4 and 5 are bits 2 r
+   and 2 r + 1 of high[j]. */
+TN_INLINE void tn_q6_k_four(float* y, const uint8_t* low, const uint8_t* high, const float* scale) {
+    for (int j = 0; j < 32; j += TN_CODES) {
+        const tn_ints a = tn_unsigned(low + j), b = tn_unsigned(low + 32 + j);
+        const tn_ints h = tn_unsigned(high + j);
+        const tn_ints q0 = (a & 15) | (h & 3) << 4, q1 = (b & 15) | (h & 12) << 2;
+        const tn_ints q2 = a >> 4 | (h & 48), q3 = b >> 4 | (h & 192) >> 2;
+        TN_PUT(y + j, TN_REALS(q0 - 32) * scale[j / 16]);
+        TN_PUT(y + 32 + j, TN_REALS(q1 - 32) * scale[2 + j / 16]);
+        TN_PUT(y + 64 + j, TN_REALS(q2 - 32) * scale[4 + j / 16]);
+        TN_PUT(y + 96 + j, TN_REALS(q3 - 32) * scale[6 + j / 16]);
     }
 }
 
