@@ -86,10 +86,10 @@ cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexce
             k = t * TERMS
             kc = min(<Py_ssize_t>TERMS, p.K - k)
             for j in range(rows):
-                if k + kc < p.K:
+                if rows > 1 and k + kc < p.K:
                     prefetch_stretch(&p.b, n + j, k + kc, kc)
-                else:
-                    prefetch_stretch(&p.b, n + j + rows, 0, kc)
+                elif rows > 1:
+                    prefetch_stretch(&p.b, n + j + TOGETHER, 0, kc)
                 w[j] = stretch(&p.b, n + j, k, kc, aligned(buffer) + j * TERMS)
             for m in range(M):
                 if rows == 1:

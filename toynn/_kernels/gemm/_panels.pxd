@@ -257,7 +257,10 @@ cdef inline const float* stretch(
 cdef inline void prefetch_stretch(
     const Operand* b, Py_ssize_t r, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
-    """Fetch what ``stretch`` reads. The CPU's own prefetching does not foresee another row."""
+    """Fetch what ``stretch`` reads of a row that is not F32.
+
+    The CPU's own prefetching does not foresee the next row.
+    """
     prefetch(row_of(b, r) + k * b.row_bytes // b.stride, kc * b.row_bytes // b.stride)
 
 
@@ -268,10 +271,8 @@ cdef inline void _pack_along(
     cdef float buffer[NR * KC + LINE]
     cdef float* rows = aligned(buffer)
     cdef Py_ssize_t i, n = min(<Py_ssize_t>NR, b.size - p * NR)
-    # Where the terms are in a row. The CPU's own prefetching does not foresee the next row.
-    cdef Py_ssize_t at = k * b.row_bytes // b.stride, nbytes = kc * b.row_bytes // b.stride
     for i in range(n):
-        prefetch(row_of(b, p * NR + i + AHEAD) + at, nbytes)
+        prefetch_stretch(b, p * NR + i + AHEAD, k, kc)
         dequantize(&b.type, rows + i * KC, row_of(b, p * NR + i), k, kc)
     _pack_terms(y, b, rows, n, KC, 1, kc)
 
@@ -289,7 +290,7 @@ cdef inline void _pack_across(
         last = min(p1, (t + 1) * (STRETCH // NR))
         j = first * NR // RUN * RUN  # a panel may begin and end within a run
         end = min(blocks_of(last * NR, RUN) * RUN, b.size)
-        # As in _pack_along; a row of row_bytes has k_stride values.
+        # As in prefetch_stretch; a row of row_bytes has k_stride values.
         at = j * b.row_bytes // b.k_stride
         nbytes = (end - j) * b.row_bytes // b.k_stride
         memset(values, 0, per_step * STRETCH * sizeof(float))

@@ -1,8 +1,9 @@
 /* A run of 32 codes to floats, in whole registers: shared by all quantized types.
 
    Codes are bytes, or some bits of bytes; each half of a run has a scale of its own. Written with
-   the vector extensions of GCC and clang, and the one instruction that they lack: widening bytes to
-   integers. With other compilers a register is one float, and vectorising is up to the compiler. */
+   the vector extensions of GCC and clang, and the instructions that they lack: widening bytes to
+   integers, float16 to float32. With other compilers a register is one float, and vectorising is
+   up to the compiler. */
 #ifndef TOYNN_CODES_H
 #define TOYNN_CODES_H
 
