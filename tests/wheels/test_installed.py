@@ -70,3 +70,30 @@ def test_a_level_of_another_build_is_not_built(tmp_path):
         module.unlink()
     code = f"from toynn import _kernels; assert {level!r} not in _kernels.built_levels()"
     run(code, PYTHONPATH=str(tmp_path), TOYNN_ISA="")
+
+
+#: What the package index's toynn, another program, has in its __init__.py.
+THEIRS = "from .factory import create\n"
+
+
+@pytest.mark.parametrize("last", ["ours", "theirs", "removed"])
+def test_another_distribution_called_toynn_is_named(last, tmp_path):
+    """Both own the folder: who is installed last has its __init__.py; to remove one breaks both."""
+    package = copy_of_toynn(tmp_path)
+    if last != "ours":
+        (package / "__init__.py").unlink()
+    if last == "theirs":
+        (package / "__init__.py").write_text(THEIRS)
+        (package / "factory.py").write_text("create = len")
+    if last != "removed":
+        (about := tmp_path / "toynn-0.1.0.dist-info").mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toynn\nVersion: 0.1.0\n")
+        (about / "RECORD").write_text("toynn/__init__.py,,\n")
+    words = [sys.executable, "-B", "-m", "toynn", "config"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    said = done.stdout if last == "ours" else done.stderr
+    assert done.returncode == (0 if last == "ours" else 2) and "Traceback" not in said
+    assert "`pip uninstall toynn toynn-train`, then install toynn-train again" in said
+    assert ("toynn 0.1.0, another program, has files" in said) == (last != "removed")
+    assert ("__init__.py is not toynn-train's" in said) == (last != "ours")

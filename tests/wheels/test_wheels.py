@@ -38,6 +38,15 @@ def test_what_is_asked_for_is_there():
     assert groups and groups <= PROJECT["dependency-groups"].keys()
 
 
+def test_nothing_tells_to_install_another_program():
+    """The package index has a toynn since 2021, of somebody else; this one is toynn-train."""
+    assert PROJECT["project"]["name"] == "toynn-train"
+    sources = (path for end in ("py", "pyx") for path in ROOT.glob(f"toynn/**/*.{end}"))
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *WORKFLOWS, *sources]
+    theirs = re.compile(r"pip3? install [^`\n&;]*(?<![\w./-])toynn(?![\w-])")
+    assert pages and not [page.name for page in pages if theirs.search(page.read_text())]
+
+
 def test_the_workflow_publishes_what_it_tested():
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     jobs = yaml.safe_load((ROOT / ".github/workflows/wheels.yml").read_text())["jobs"]

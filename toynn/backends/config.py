@@ -1,8 +1,11 @@
 """The build and the machine: what ``toynn config`` prints."""
 
 import platform
+import sys
 from collections.abc import Collection
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
 
 from toynn import _kernels, backends
 from toynn.backends.cpu.precision import multiplies_in
@@ -11,15 +14,32 @@ from toynn.distributed import mpi
 from toynn.numerics.precision import ALL_PRECISIONS, get_float32_matmul_precision
 from toynn.system.machine import processor
 
-__all__ = ["alike", "automatic_precision", "describe", "release", "show_config"]
+__all__ = ["alike", "automatic_precision", "describe", "other_toynn", "release", "show_config"]
 
 
 def release() -> str:
     """Return the version of the installed package."""
     try:
-        return version("toynn")
+        return version("toynn-train")
     except PackageNotFoundError:  # a source tree that was never installed
         return "unknown"
+
+
+def other_toynn() -> str:
+    """Return what is wrong if another distribution has files in this package's folder, or "".
+
+    The package index has a ``toynn``, another program. Files of the two overwrite each other.
+    """
+    folder, wrong = Path(__file__).resolve().parents[1], []
+    if not hasattr(sys.modules["toynn"], "show_config"):
+        wrong.append(f"{folder / '__init__.py'} is not toynn-train's")
+    with suppress(PackageNotFoundError):
+        found = distribution("toynn")
+        # The egg-info of a checkout has no RECORD.
+        if found.read_text("RECORD") and Path(str(found.locate_file("toynn"))).resolve() == folder:
+            wrong.append(f"toynn {found.version}, another program, has files in the same folder")
+    ways = "`pip uninstall toynn toynn-train`, then install toynn-train again"
+    return f"{', and '.join(wrong)}; {ways}" if wrong else ""
 
 
 def alike(backend: str, precisions: Collection[str]) -> dict[str, str]:
@@ -43,6 +63,7 @@ def describe() -> dict[str, str]:
     others = [name for name in backends.available() if name != "cpu"]
     return {
         "toynn": release(),
+        **({"another toynn": other} if (other := other_toynn()) else {}),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "processor": processor(),

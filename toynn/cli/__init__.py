@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from toynn import distributed
-from toynn.backends.config import release
+from toynn.backends.config import other_toynn, release
 from toynn.cli import (
     adapters,
     bench,
@@ -125,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: list[str], output: Output) -> int:
     arguments = Namespace()
+    if not hasattr(sys.modules["toynn"], "show_config"):
+        return _fail(ImportError(), other_toynn())
     try:
         if argv[:1] == ["train"]:
             _join()
