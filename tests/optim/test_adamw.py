@@ -27,6 +27,15 @@ def test_factories():
     assert (lora.lr, lora.beta1, lora.eps, lora.weight_decay) == (1e-3, 0.9, 1e-8, 0.0)
 
 
+def test_factories_take_the_fields():
+    scratch = AdamW.for_from_scratch(3e-4, beta1=0.8, eps=1e-7)
+    assert_row(scratch.hp(5), [3e-4, 0.8, 0.95, 1e-7, 0, 0.8, 0.95])
+    lora = AdamW.for_lora(lr=0.01, beta2=0.99, weight_decay=0.1)
+    assert_row(lora.hp(1), [0.01, 0.9, 0.99, 1e-8, 0.1, 1 / (1 - 0.9), 1 / (1 - 0.99)])
+    with pytest.raises(TypeError, match="betas"):
+        AdamW.for_lora(betas=(0.9, 0.99))
+
+
 def assert_row(row, expected):
     assert row.dtype == np.float32
     assert row.shape == (7,)
@@ -68,7 +77,9 @@ def refused(a, step, message):
 
 
 def test_unset_mode_is_refused():
-    refused(AdamW(), 1, "mode is unset")
+    refused(AdamW(), 1, r"mode is unset: use AdamW.for_lora\(\), Adam with bias correction, as in")
+    given = r"AdamW.for_lora\(lr=0.01, beta2=0.9\), .*AdamW.for_from_scratch\(lr=0.01, beta2=0.9\)"
+    refused(AdamW(lr=0.01, beta2=0.9), 1, given)
 
 
 def test_unknown_mode_is_refused():

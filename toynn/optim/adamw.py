@@ -30,13 +30,14 @@ __all__ = ["AdamW"]
 class AdamW:
     """Hyperparameters and the convention of the last two slots.
 
-    Use ``AdamW.for_from_scratch()`` or ``AdamW.for_lora()``, or set ``mode`` (and, for
-    ``MODE_LORA``, ``bias_correct``) yourself; then change ``lr`` per step as a schedule says.
+    Use ``AdamW.for_lora(lr=...)``, which computes what PyTorch's AdamW does, or
+    ``AdamW.for_from_scratch(lr=...)``; then change ``lr`` per step as a schedule says. A plain
+    ``AdamW(lr=...)`` has no convention, unless you set ``mode`` (and, for ``MODE_LORA``,
+    ``bias_correct``) yourself.
 
     Examples
     --------
-    >>> adamw = AdamW.for_lora()
-    >>> adamw.lr = 0.01
+    >>> adamw = AdamW.for_lora(lr=0.01, weight_decay=0.1)
     >>> adamw.hp_for_step(0).shape
     (7,)
     """
@@ -58,14 +59,14 @@ class AdamW:
     mode: int = MODE_UNSET
 
     @classmethod
-    def for_from_scratch(cls) -> Self:
-        """Return the defaults in the from-scratch convention: no bias correction."""
-        return cls(mode=cls.MODE_FROM_SCRATCH)
+    def for_from_scratch(cls, lr: float = 1e-3, **fields: float) -> Self:
+        """Return the from-scratch convention, no bias correction; ``fields`` as the class has."""
+        return cls(lr, mode=cls.MODE_FROM_SCRATCH, **fields)  # type: ignore[arg-type]
 
     @classmethod
-    def for_lora(cls) -> Self:
-        """Return beta2 = 0.999 in the lora convention: bias correction by step."""
-        return cls(beta2=0.999, bias_correct=True, mode=cls.MODE_LORA)
+    def for_lora(cls, lr: float = 1e-3, *, beta2: float = 0.999, **fields: float) -> Self:
+        """Return the lora convention, bias correction by step; ``fields`` as the class has."""
+        return cls(lr, beta2=beta2, bias_correct=True, mode=cls.MODE_LORA, **fields)
 
     def hp(self, step: int) -> NDArray[np.float32]:
         """Return the row for ``step``, which counts from 1; the from-scratch mode ignores it.
@@ -92,9 +93,12 @@ class AdamW:
 
     def _check_mode(self) -> None:
         if self.mode == self.MODE_UNSET:
+            names = ("lr", "beta1", "beta2", "eps", "weight_decay")
+            own = {name: getattr(self, name) for name in names}
+            given = ", ".join(f"{k}={v!r}" for k, v in own.items() if v != getattr(AdamW, k))
             raise ConfigError(
-                "AdamW.hp: mode is unset: say which convention slots 5 and 6 follow "
-                "(AdamW.for_from_scratch(), AdamW.for_lora(), or set mode)"
+                f"AdamW.hp: mode is unset: use AdamW.for_lora({given}), Adam with bias correction, "
+                f"as in PyTorch; or AdamW.for_from_scratch({given}), without; or set mode"
             )
         if self.mode not in (self.MODE_FROM_SCRATCH, self.MODE_LORA):
             raise ConfigError(

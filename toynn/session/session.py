@@ -347,13 +347,12 @@ class Session:
         unchanged then.
         """
         self._check_recording("minimize()")
-        adamw, known = AdamW.for_lora(), ("beta1", "beta2", "eps", "weight_decay")
-        for name, value in hyperparameters.items():
+        known = ("beta1", "beta2", "eps", "weight_decay")
+        for name in hyperparameters:
             if name not in known:
                 raise ConfigError(f"minimize: expected lr, {', '.join(known)}; got {name!r}")
-            setattr(adamw, name, value)
         schedule = lr if callable(lr) else None
-        adamw.lr = lr(0) if callable(lr) else lr
+        adamw = AdamW.for_lora(lr(0) if callable(lr) else lr, **hyperparameters)
         adamw.hp_for_step(0)  # refuses values out of range
         tape, inputs = self.tape, dict(self.tape.inputs)
         if any(node.segment == "U" for node in tape.nodes):
