@@ -116,6 +116,39 @@ def test_a_shape_that_does_not_fit_is_refused_by_name(s, message):
     assert not s.tape.checks
 
 
+SWAPPED = {
+    "embedding.forward: w must be f32; got i32 (w is words)": lambda s, x, words, table: (
+        ops.embedding(s, words, table)
+    ),
+    "embedding.forward: ids must be i32; got f32 (ids is x)": lambda s, x, words, table: (
+        ops.embedding(s, table, x)
+    ),
+    "cross_entropy: needs a matrix (N, C); got logits (3,) (logits is words)": (
+        lambda s, x, words, table: ops.cross_entropy(s, words, x)
+    ),
+    "linear: needs a matrix (N, C); got w (3,) (w is words)": lambda s, x, words, table: ops.linear(
+        s, x, words
+    ),
+    "rmsnorm: needs w (D,) with D dividing 4; got x (3, 4), w (7, 4) (w is table)": (
+        lambda s, x, words, table: ops.rmsnorm(s, x, table)
+    ),
+    "layernorm.forward: b must be f32; got i32 (b is words)": (
+        lambda s, x, words, table: ops.layernorm(s, x, table, words)
+    ),
+    "joined: needs a matrix (N, C); got b (3,) (b is words)": (
+        lambda s, x, words, table: ops.joined(s, x, words, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", SWAPPED)
+def test_arguments_in_the_wrong_order_are_named_by_the_parameter(s, message):
+    x, words = s.input("x", (3, 4)), s.input("words", (3,), "i32")
+    with pytest.raises(ShapeError, match=re.escape(message)):
+        SWAPPED[message](s, x, words, s.parameter("table", (7, 4)))
+    assert not s.tape.nodes
+
+
 def test_a_word_that_there_is_not_is_refused(s):
     w = s.parameter("w", (5, 4))
     with pytest.raises(ConfigError, match=r"matmul.forward: activation needs one of none, .*relu"):

@@ -139,19 +139,21 @@ def test_only_the_matrix_of_a_product_or_a_table_may_be_blocks():
     gain = s.mapped("gain", raw("f16", (K,)), "f16", (K,))
     x, ids = s.input("x", (N, K)), s.input("ids", (M,), "i32")
     calls = {
-        "w must be f32; got q8_0": (
+        r"x must be f32; got q8_0 \(x is w\)": (
             lambda: ops.linear(s, w, s.constant("c", (2, K))),
-            lambda: ops.add(s, x, w),
             lambda: ops.silu(s, w),
             lambda: ops.softmax(s, w),
+        ),
+        r"b must be f32; got q8_0 \(b is w\)": (lambda: ops.add(s, x, w),),
+        r"logits must be f32; got q8_0 \(logits is w\)": (
             lambda: ops.cross_entropy(s, w, s.input("labels", (N,), "i32")),
         ),
-        "gain must be f32; got f16": (
+        r"[wb] must be f32; got f16 \([wb] is gain\)": (
             lambda: ops.rmsnorm(s, x, gain),
             lambda: ops.layernorm(s, x, gain, gain),
             lambda: ops.linear(s, x, s.constant("d", (K, K)), gain),
         ),
-        "square must be f32; got q8_0": (
+        r"q must be f32; got q8_0 \(q is square\)": (
             lambda: ops.attention(s, square, square, square, batch=1, n_heads=1),
         ),
     }

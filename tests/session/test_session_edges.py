@@ -55,10 +55,10 @@ def test_integers_and_floats_are_not_mixed_up():
     s = Session()
     i, x = s.input("i", (2, 4), "i32"), s.input("x", (2, 4))
     p = s.input("p", (2,))
-    with pytest.raises(ShapeError, match="i must be f32"):
+    with pytest.raises(ShapeError, match=r"x must be f32; got i32 \(x is i\)"):
         ops.scale(s, i, 2.0)
     frequencies = s.constant("f", (2,))
-    with pytest.raises(ShapeError, match="p must be i32"):
+    with pytest.raises(ShapeError, match=r"positions must be i32; got f32 \(positions is p\)"):
         ops.rope(s, x, p, frequencies, 1, interleaved=False)
     s.output(ops.scale(s, x, 1.0))
     s.finalize_weights()

@@ -21,7 +21,7 @@ from toynn.errors import ConfigError, ShapeError
 from toynn.graph.tensor import Tensor
 from toynn.numerics import dtypes
 
-__all__ = ["Solved", "fill", "solve"]
+__all__ = ["Solved", "aliases", "fill", "solve"]
 
 Tensors = Mapping[str, Tensor | None]
 Shape = tuple[int, ...]
@@ -66,8 +66,7 @@ def solve(
         sizes = replace(signature, specs=tuple(specs)).solve(shapes, known)
         _check_columns(signature, there, sizes)
     except Unsolved as error:
-        called = ", ".join(f"{name} is {t.name}" for name, t in there.items() if t.name != name)
-        raise ShapeError(f"{what}: {error}" + (f" ({called})" if called else "")) from None
+        raise ShapeError(f"{what}: {error}{aliases(there)}") from None
     fill(what, signature, sizes, options)
     if unseen := [name for name in signature.sizes if name not in sizes]:
         raise ConfigError(f"{what}: no tensor shows {', '.join(unseen)}; give it by name")
@@ -80,6 +79,12 @@ def solve(
         {name: options[name] for name in signature.options},
         made,
     )
+
+
+def aliases(tensors: Tensors) -> str:
+    """Return the tensors that have other names than their parameters: " (x is flat)"."""
+    called = ", ".join(f"{k} is {t.name}" for k, t in tensors.items() if t and t.name != k)
+    return f" ({called})" if called else ""
 
 
 def _seen(spec: TensorSpec, shape: Shape, width: int) -> tuple[TensorSpec, Shape]:

@@ -23,7 +23,7 @@ from toynn.backends.protocol import Accumulate, Place
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.described import described
 from toynn.graph.reports import Shown
-from toynn.graph.sizes import Solved, solve
+from toynn.graph.sizes import Solved, aliases, solve
 from toynn.graph.tensor import Role, Tensor, ValidRows, place_of
 from toynn.numerics import checks, dtypes
 from toynn.numerics.checks import Check
@@ -119,8 +119,8 @@ class Op:
             if tensor is None or tensor.dtype == needed:
                 continue
             if kind != "type" or tensor.dtype not in dtypes.QUANTIZED:
-                called = tensor.root.name
-                raise ShapeError(f"{self.kernel}: {called} must be {needed}; got {tensor.dtype}")
+                what = f"{self.kernel}: {name} must be {needed}; got {tensor.dtype}"
+                raise ShapeError(what + aliases({name: tensor}))
 
 
 @dataclass(eq=False)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from toynn.errors import ShapeError
 from toynn.graph.autograd import Backward
+from toynn.graph.sizes import aliases
 from toynn.graph.tape import Node, Op, Tape, Tensor
 from toynn.numerics import dtypes
 
@@ -52,14 +53,17 @@ def flops(factor: int, *names: str) -> Callable[[Sizes], int]:
     return lambda sizes: factor * prod(sizes[name] for name in names)
 
 
-def require(condition: bool, op: str, needed: str, *got: Tensor | None) -> None:
+def require(condition: bool, op: str, needed: str, /, **got: Tensor | None) -> None:
+    """Raise ShapeError unless a condition holds; ``got`` are tensors by the op's parameters."""
     if not condition:
-        shown = ", ".join("None" if t is None else f"{t.name} {t.shape}" for t in got)
-        raise ShapeError(f"{op}: needs {needed}; got {shown}")
+        shown = ", ".join(f"{name} {t.shape if t else None}" for name, t in got.items())
+        raise ShapeError(f"{op}: needs {needed}; got {shown}{aliases(got)}")
 
 
-def matrix(op: str, x: Tensor) -> tuple[int, int]:
-    require(len(x.shape) == 2, op, "a matrix (N, C)", x)
+def matrix(op: str, /, **named: Tensor) -> tuple[int, int]:
+    """Return the shape of a tensor, by the op's parameter, that must be a matrix."""
+    (x,) = named.values()
+    require(len(x.shape) == 2, op, "a matrix (N, C)", **named)
     return x.shape[0], x.shape[1]
 
 

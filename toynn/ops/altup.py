@@ -8,9 +8,9 @@ __all__ = ["correct", "gaussian_topk", "predict", "rescale"]
 
 def predict(s: Recorder, x: Tensor, w: Tensor, n_streams: int) -> Tensor:
     """Record y_i = x_i + sum_j w_ij x_j for the streams of x (N, A C); w (N, A A)."""
-    _, across = matrix("predict", x)
+    _, across = matrix("predict", x=x)
     fits = w.shape == (x.shape[0], n_streams**2) and across % n_streams == 0
-    require(fits, "predict", f"x (N, {n_streams} C) and w (N, {n_streams**2})", x, w)
+    require(fits, "predict", f"x (N, {n_streams} C) and w (N, {n_streams**2})", x=x, w=w)
     return s.tape.record(PREDICT, {"x": x, "w": w}, A=n_streams).output
 
 
@@ -19,22 +19,22 @@ def correct(s: Recorder, p: Tensor, a: Tensor, w: Tensor, f: Tensor | None = Non
 
     f (N, C), if given, is added to all streams but the first.
     """
-    N, C = matrix("correct", a)
-    A = matrix("correct", w)[1]
+    N, C = matrix("correct", a=a)
+    A = matrix("correct", w=w)[1]
     fits = p.shape == (N, A * C) and w.shape[0] == N and (f is None or f.shape == a.shape)
-    require(fits, "correct", f"p ({N}, {A * C}), w ({N}, {A}), f as a", p, a, w, f)
+    require(fits, "correct", f"p ({N}, {A * C}), w ({N}, {A}), f as a", p=p, a=a, w=w, f=f)
     return s.tape.record(CORRECT, {"p": p, "a": a, "w": w, "f": f}, A=A).output
 
 
 def rescale(s: Recorder, z: Tensor, x: Tensor, floor: float = 1e-5) -> Tensor:
     """Record z (N, C) with the length of x by row: z sqrt(mean x^2 / max(mean z^2, floor))."""
-    require(z.shape == x.shape and floor > 0, "rescale", "z and x alike, floor > 0", z, x)
+    require(z.shape == x.shape and floor > 0, "rescale", "z and x alike, floor > 0", z=z, x=x)
     return s.tape.record(RESCALE, {"z": z, "x": x}, floor=floor).output
 
 
 def gaussian_topk(s: Recorder, x: Tensor, z: float) -> Tensor:
     """Record y = max(x - (mean + z std), 0) of each row of x (N, C); std divides by C."""
-    matrix("gaussian_topk", x)
+    matrix("gaussian_topk", x=x)
     return s.tape.record(TOPK, {"x": x}, z=z).output
 
 

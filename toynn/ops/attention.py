@@ -83,34 +83,43 @@ def attention(
     Raises ConfigError if a count limits the rows of several sequences.
     """
     H, KV = n_heads, n_kv_heads or n_heads
-    N, columns = matrix("attention", q)
+    N, columns = matrix("attention", q=q)
     fused, shared = k is None, k is not None and v is None
     D = columns // (H + 2 * KV if fused else H)
     require(
         N % batch == 0 and H % KV == 0,
         "attention",
         f"rows of {batch} sequences, and n_kv_heads that divides {H}; it is {KV}",
-        q,
+        q=q,
     )
     if k is None:
-        require(columns == (H + 2 * KV) * D, "attention", f"q, k, v of {H} + 2 x {KV} heads", q)
+        require(columns == (H + 2 * KV) * D, "attention", f"q, k, v of {H} + 2 x {KV} heads", q=q)
         k, v, E = q.at(H * D), q.at((H + KV) * D), D
     else:
-        E = (d_value or 0) if v is None else matrix("attention", v)[1] // KV
+        E = (d_value or 0) if v is None else matrix("attention", v=v)[1] // KV
         fits = columns == H * D and k.shape == (N, KV * D) and (shared or E > 0)
         fits = fits and (v is None or v.shape == (N, KV * E))
-        require(fits, "attention", f"q ({N}, {H * D}), k ({N}, {KV * D}), v ({N}, {KV} E)", q, k, v)
+        require(
+            fits,
+            "attention",
+            f"q ({N}, {H * D}), k ({N}, {KV * D}), v ({N}, {KV} E)",
+            q=q,
+            k=k,
+            v=v,
+        )
     without = cache is not None and cache.v is None
     fits = shared == without and (0 < E <= D if shared else d_value is None)
-    require(fits, "attention", "v, or a cache without values and d_value of 1 to D", q, k, v)
-    require(window >= 0 and (causal or not window), "attention", "a causal window of keys", q)
-    require(sinks is None or sinks.shape == (H,), "attention", f"sinks ({H},)", q, sinks)
+    require(fits, "attention", "v, or a cache without values and d_value of 1 to D", q=q, k=k, v=v)
+    require(window >= 0 and (causal or not window), "attention", "a causal window of keys", q=q)
+    require(sinks is None or sinks.shape == (H,), "attention", f"sinks ({H},)", q=q, sinks=sinks)
     T = N // batch
     if q.root.valid is not None and batch != 1:
         raise ConfigError("attention: a count may limit the rows of one sequence; got several")
     if first is not None:
         fits = causal and cache is None and first.shape == (N,) and first.dtype == "i32"
-        require(fits, "attention", f"causal, without a cache, first ({N},) of i32", q, first)
+        require(
+            fits, "attention", f"causal, without a cache, first ({N},) of i32", q=q, first=first
+        )
         s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
     read = {"q": q, "k": k, "v": v, "sinks": sinks}
     given: dict[str, Any] = {"B": batch, "H": H, "KV": KV, "D": D, "E": E}
@@ -124,7 +133,7 @@ def attention(
     keys, values = cache.shapes(batch, KV, S, D, E)
     fits = causal and cache.past.shape == (batch,) and cache.k.shape == keys
     fits = fits and (cache.v is None or cache.v.shape == values)
-    require(fits, "attention", f"a cache of {batch} x {KV} heads of {D}, {E}", cache.k, cache.v)
+    require(fits, "attention", f"a cache of {batch} x {KV} heads of {D}, {E}", k=cache.k, v=cache.v)
     s.tape.checks.setdefault(cache.past, []).append(checks.Below(S - T + 1))
     remembered = {"kc": cache.k, "vc": cache.v, "past": cache.past}
     return s.tape.record(CACHED_ATTENTION, {**read, **remembered}, **given).output

@@ -26,7 +26,7 @@ def dropout(s: Recorder, x: Tensor, p: float, control: Tensor, site: int) -> Ten
     if site < 0:
         raise ConfigError(f"dropout: site must be a whole number of at least 0; got {site!r}")
     switch = control.role is Role.INPUT and control.dtype == "i32" and control.shape == (2,)
-    require(switch, "dropout", "control, an i32 input (2,)", x, control)
+    require(switch, "dropout", "control, an i32 input (2,)", x=x, control=control)
     if p == 0:
         return x
     s.tape.checks.setdefault(control, [checks.step_and_switch])

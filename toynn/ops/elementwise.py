@@ -57,9 +57,9 @@ def _add_gradient(back: Backward, node: Node, dy: Tensor) -> None:
 
 def columns(s: Recorder, x: Tensor, first: int, count: int) -> Tensor:
     """Record columns (N, count) of x (N, X), from ``first`` on."""
-    _, X = matrix("columns", x)
+    _, X = matrix("columns", x=x)
     fits = first >= 0 and 0 < count <= X - first
-    require(fits, "columns", f"{count} columns from {first} on", x)
+    require(fits, "columns", f"{count} columns from {first} on", x=x)
     return s.tape.record(COLUMNS, {"x": x}, C=count, K=first).output
 
 
@@ -120,7 +120,7 @@ def swiglu(
     With a ``limit``, y = g sigmoid(alpha g) (u + 1), with g = min(gate, limit) and u = up clamped
     to [-limit, limit].
     """
-    require(limit >= 0 and alpha > 0, "swiglu", "limit >= 0 and alpha > 0", gate)
+    require(limit >= 0 and alpha > 0, "swiglu", "limit >= 0 and alpha > 0", gate=gate)
     return s.tape.record(SWIGLU, {"gate": gate, "up": up}, alpha=alpha, limit=limit).output
 
 
@@ -131,7 +131,7 @@ def geglu(s: Recorder, gate: Tensor, up: Tensor) -> Tensor:
 
 def softcap(s: Recorder, x: Tensor, cap: float) -> Tensor:
     """Record y = cap tanh(x / cap); cap is a number above 0."""
-    require(cap > 0, "softcap", "a cap above 0", x)
+    require(cap > 0, "softcap", "a cap above 0", x=x)
     return s.tape.record(SOFTCAP, {"x": x}, cap=cap).output
 
 

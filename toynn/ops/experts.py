@@ -67,14 +67,14 @@ def route(
     With ``normalized``, p is first divided by the sum over the k experts plus ``eps``. With ``f``
     (E,), the weight is also multiplied by the expert's element of f.
     """
-    N, E = matrix("route", p)
+    N, E = matrix("route", p=p)
     fits = 1 <= k <= E and N * k <= MOST_ROWS
-    require(fits, "route", f"{k} of E experts, and at most {MOST_ROWS} copies of rows", p)
+    require(fits, "route", f"{k} of E experts, and at most {MOST_ROWS} copies of rows", p=p)
     tensors = {"p": p, "b": b, "f": f}
     G, L = groups
     within = G == L == 1 or (2 <= G <= MOST_GROUPS and E % G == 0 and E >= 2 * G and 1 <= L <= G)
-    require(best in (1, 2), "route", f"best 1 or 2; got {best}", p)
-    require(within and k <= E // G * L, "route", f"{k} experts of {L} of {G} groups", p)
+    require(best in (1, 2), "route", f"best 1 or 2; got {best}", p=p)
+    require(within and k <= E // G * L, "route", f"{k} experts of {L} of {G} groups", p=p)
     how: dict[str, Any] = {"normalized": normalized, "scale": scale, "eps": eps}
     chosen = s.tape.record(ROUTING, tensors, K=k, G=G, L=L, best=best, **how)
     rows = s.tape.record(EXPERT_ROWS, {"experts": chosen["experts"]}, E=E)
@@ -104,7 +104,7 @@ def experts(s: Recorder, x: Tensor, w: Tensor, routes: Routes, b: Tensor | None 
     ``matmul_precision``.
     """
     copies = routes.slots.size
-    require(len(x.shape) == 2 and x.shape[0] == copies, "experts", f"x ({copies}, K)", x, w)
+    require(len(x.shape) == 2 and x.shape[0] == copies, "experts", f"x ({copies}, K)", x=x, w=w)
     tensors = {"x": x, "w": w, "b": b, "offsets": routes.offsets}
     return s.tape.record(EXPERTS, tensors, precision=product_precision(s, w)).output
 

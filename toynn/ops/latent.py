@@ -19,9 +19,9 @@ __all__ = ["absorbed", "expanded", "head_columns", "joined", "placed"]
 
 def head_columns(s: Recorder, x: Tensor, n_heads: int, first: int, width: int) -> Tensor:
     """Record columns first to first + width - 1 of each head of x (N, H W): (N, H width)."""
-    W = _width("head_columns", x, n_heads)
+    W = _width("head_columns", n_heads, x=x)
     fits = width > 0 <= first <= W - width
-    require(fits, "head_columns", f"{width} of {W} columns from {first}", x)
+    require(fits, "head_columns", f"{width} of {W} columns from {first}", x=x)
     return s.tape.record(COLUMNS, {"x": x}, H=n_heads, D=width, first=first).output
 
 
@@ -32,9 +32,9 @@ def placed(s: Recorder, x: Tensor, n_heads: int, first: int, width: int) -> Tens
 
 def joined(s: Recorder, a: Tensor, b: Tensor, n_heads: int, n_shared: int = 1) -> Tensor:
     """Record (a | b) of each head (N, H (P + R)): a (N, H P), and the ``n_shared`` heads of b."""
-    _width("joined", a, n_heads)
-    _width("joined", b, n_shared)
-    require(n_heads % n_shared == 0, "joined", f"{n_shared} heads that divide {n_heads}", a, b)
+    _width("joined", n_heads, a=a)
+    _width("joined", n_shared, b=b)
+    require(n_heads % n_shared == 0, "joined", f"{n_shared} heads that divide {n_heads}", a=a, b=b)
     return s.tape.record(JOIN, {"a": a, "b": b}, H=n_heads, G=n_shared).output
 
 
@@ -46,9 +46,9 @@ def absorbed(
     w (H ``rows``, C) has ``rows`` rows for each head. w_h is D of these, from ``first`` on. If
     ``shared``, w (``rows``, C) serves all heads.
     """
-    D, G = _width("absorbed", x, n_heads), 1 if shared else n_heads
+    D, G = _width("absorbed", n_heads, x=x), 1 if shared else n_heads
     fits = w.shape[0] == G * rows and 0 <= first <= rows - D
-    require(fits, "absorbed", f"w ({G * rows}, C), {D} of {rows} rows from {first}", x, w)
+    require(fits, "absorbed", f"w ({G * rows}, C), {D} of {rows} rows from {first}", x=x, w=w)
     tensors = {"x": x, "w": w}
     return s.tape.record(ABSORB, tensors, H=n_heads, G=G, W=rows, D=D, first=first).output
 
@@ -65,16 +65,16 @@ def expanded(
     shared: bool = False,
 ) -> Tensor:
     """Record x_h w_h^T (N, H D) for each head of x (N, H C), w as in ``absorbed``. No gradient."""
-    C, G = _width("expanded", x, n_heads), 1 if shared else n_heads
+    C, G = _width("expanded", n_heads, x=x), 1 if shared else n_heads
     fits = w.shape == (G * rows, C) and 0 <= first <= rows - width
-    require(fits, "expanded", f"w ({G * rows}, {C}), {width} of {rows} rows from {first}", x, w)
+    require(fits, "expanded", f"w ({G * rows}, {C}), {width} of {rows} rows from {first}", x=x, w=w)
     tensors = {"x": x, "w": w}
     return s.tape.record(EXPAND, tensors, H=n_heads, G=G, W=rows, D=width, first=first).output
 
 
-def _width(op: str, x: Tensor, n_heads: int) -> int:
-    _, across = matrix(op, x)
-    require(n_heads > 0 == across % n_heads, op, f"{n_heads} heads", x)
+def _width(op: str, n_heads: int, **named: Tensor) -> int:
+    _, across = matrix(op, **named)
+    require(n_heads > 0 == across % n_heads, op, f"{n_heads} heads", **named)
     return across // n_heads
 
 

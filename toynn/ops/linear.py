@@ -34,7 +34,7 @@ def linear(
         raise ConfigError(
             f"linear: activation must be {', '.join(GELU_FORMS)} or None; got {activation!r}"
         )
-    (M, _), (N, _) = matrix("linear", x), matrix("linear", w)
+    (M, _), (N, _) = matrix("linear", x=x), matrix("linear", w=w)
     pre = s.tape.new("pre", (M, N)) if activation else None
     return s.tape.record(
         LINEAR,

@@ -36,10 +36,16 @@ def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
 
     Raises ConfigError for labels that are not an input.
     """
-    N, V = matrix("cross_entropy", logits)
+    N, V = matrix("cross_entropy", logits=logits)
     dense = labels.dtype == "f32"
     expected = (N, V) if dense else (N,)
-    require(labels.shape == expected, "cross_entropy", f"labels {expected}", logits, labels)
+    require(
+        labels.shape == expected,
+        "cross_entropy",
+        f"labels {expected}",
+        logits=logits,
+        labels=labels,
+    )
     _check_labels(s, "cross_entropy", labels, V)
     op = CROSS_ENTROPY_DENSE if dense else CROSS_ENTROPY
     return s.tape.record(op, {"logits": logits, "labels": labels}).output
@@ -52,7 +58,7 @@ def valid_rows(s: Recorder, labels: Tensor, V: int) -> tuple[Tensor, Tensor]:
     ConfigError unless labels are an input.
     """
     (N,) = labels.shape
-    require(labels.dtype == "i32", "valid_rows", f"labels ({N},) of i32", labels)
+    require(labels.dtype == "i32", "valid_rows", f"labels ({N},) of i32", labels=labels)
     _check_labels(s, "valid_rows", labels, V)
     count = s.tape.new("count", (), "i32")
     rows, picked = (s.tape.new(name, (N,), "i32", ValidRows(count)) for name in ("rows", "picked"))
@@ -98,15 +104,23 @@ def linear_cross_entropy(
 
     Raises ConfigError for labels that are not an input, or rows below 1.
     """
-    (N, C), (V, columns) = matrix("linear_cross_entropy", x), matrix("linear_cross_entropy", w)
-    require(columns == C, "linear_cross_entropy", f"w (V, {C})", x, w)
-    require(b is None or b.shape == (V,), "linear_cross_entropy", f"b ({V},)", x, w, b)
+    (N, C), (V, columns) = matrix("linear_cross_entropy", x=x), matrix("linear_cross_entropy", w=w)
+    require(columns == C, "linear_cross_entropy", f"w (V, {C})", x=x, w=w)
+    require(b is None or b.shape == (V,), "linear_cross_entropy", f"b ({V},)", x=x, w=w, b=b)
     fits = labels.shape == (N,) and labels.dtype == "i32"
-    require(fits, "linear_cross_entropy", f"labels ({N},) of i32", x, labels)
+    require(fits, "linear_cross_entropy", f"labels ({N},) of i32", x=x, labels=labels)
     for low, right in added:
         R = low.shape[-1]
         fits = low.shape == (N, R) and right.shape == (V, R)
-        require(fits, "linear_cross_entropy", f"added ({N}, R) and ({V}, R)", x, w, low, right)
+        require(
+            fits,
+            "linear_cross_entropy",
+            f"added ({N}, R) and ({V}, R)",
+            x=x,
+            w=w,
+            low=low,
+            right=right,
+        )
     if rows is not None and rows < 1:
         raise ConfigError(f"linear_cross_entropy: rows must be at least 1; got {rows}")
     _check_labels(s, "linear_cross_entropy", labels, V)

@@ -17,7 +17,7 @@ def token_losses(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
     logits (N, V); labels i32 (N,), an input or the result of ``valid_rows``. Raises ConfigError for
     other labels.
     """
-    N, V = matrix("token_losses", logits)
+    N, V = matrix("token_losses", logits=logits)
     if labels.role is Role.INPUT:
         s.tape.checks.setdefault(labels, []).append(checks.Below(V, ignorable=True))
     elif labels.role is not Role.ACTIVATION:
@@ -33,7 +33,7 @@ def token_sums(s: Recorder, losses: Tensor, bounds: Tensor) -> Tensor:
     bounds, an i32 input (2 S + 1,), has the first row of each part, and the end of the last part.
     """
     fits = bounds.dtype == "i32" and bounds.role is Role.INPUT
-    require(fits, "token_sums", "bounds (2 S + 1,), an input of i32", losses, bounds)
+    require(fits, "token_sums", "bounds (2 S + 1,), an input of i32", losses=losses, bounds=bounds)
     sums = s.tape.record(SUMS, {"losses": losses, "bounds": bounds}).output
     s.tape.checks.setdefault(bounds, []).append(checks.rising_to(losses.size))
     sums.valid = None  # its rows are sequences
@@ -87,9 +87,9 @@ def kto(
 
 def _count_sequences(s: Recorder, op: str, sums: Tensor, count: Tensor, of: int) -> None:
     """Add a check of the number of sequences (rows of sums) at upload."""
-    S, _ = matrix(op, sums)
+    S, _ = matrix(op, sums=sums)
     fits = count.role is Role.INPUT and count.dtype == "i32" and count.shape == ()
-    require(fits, op, "count, an input i32 ()", sums, count)
+    require(fits, op, "count, an input i32 ()", sums=sums, count=count)
     s.tape.checks.setdefault(count, []).append(checks.count_within(S, of))
 
 

@@ -20,16 +20,16 @@ def decay(s: Recorder, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 def queries(s: Recorder, x: Tensor, n_heads: int, part: int = 0) -> Tensor:
     """Record a half (N, H D), 0 or 1, of each head of x (N, H 2 D); the second may be a gate."""
-    _, columns = matrix("queries", x)
-    require(columns % (2 * n_heads) == 0, "queries", f"{n_heads} heads of two halves", x)
+    _, columns = matrix("queries", x=x)
+    require(columns % (2 * n_heads) == 0, "queries", f"{n_heads} heads of two halves", x=x)
     return s.tape.record(QUERIES, {"x": x}, H=n_heads, part=part).output
 
 
 def gated(s: Recorder, o: Tensor, x: Tensor, n_heads: int) -> Tensor:
     """Record y = o / (1 + e^-gate) for o (N, H D); gates are the second halves of x's heads."""
-    N, columns = matrix("gated", o)
+    N, columns = matrix("gated", o=o)
     fits = x.shape == (N, 2 * columns) and columns % n_heads == 0
-    require(fits, "gated", f"x ({N}, {2 * columns}) of {n_heads} heads", o, x)
+    require(fits, "gated", f"x ({N}, {2 * columns}) of {n_heads} heads", o=o, x=x)
     return s.tape.record(GATED, {"o": o, "x": x}, H=n_heads).output
 
 
@@ -57,18 +57,18 @@ def delta(
     ``count`` rows are the next of their sequences. A state allows no gradient and no segments.
     Raises ConfigError if a count limits the rows of several sequences.
     """
-    N, X = matrix("delta", x)
-    _, V = matrix("delta", g)
+    N, X = matrix("delta", x=x)
+    _, V = matrix("delta", g=g)
     K, D = n_k_heads, d_k
     E = (X - 2 * K * D) // V
     fits = E >= 1 and 2 * K * D + V * E == X and V % K == 0 and D <= MOST and N % batch == 0
-    require(fits, "delta", f"x: q, k of {K} heads of {D} (at most {MOST}), v of {V}", x, g)
+    require(fits, "delta", f"x: q, k of {K} heads of {D} (at most {MOST}), v of {V}", x=x, g=g)
     T = N // batch
     if x.root.valid is not None and batch != 1:
         raise ConfigError("delta: a count may limit the rows of one sequence; got several")
     tensors: dict[str, Tensor | None] = {"x": x, "g": g, "c": c}
     if state is not None and past is not None and count is not None:
-        require(first is None, "delta", "no segments over a state", state, first)
+        require(first is None, "delta", "no segments over a state", state=state, first=first)
         tensors |= {"state": state, "past": past, "count": count}
         y = s.tape.record(DELTA_CACHED, tensors, B=batch, K=K, D=D, grouped=int(grouped)).output
         s.tape.checks.setdefault(count, []).append(checks.Below(T + 1))
@@ -103,17 +103,17 @@ def ssd(
     to y. ``first``, and ``state`` (B, V, D, E) with ``past`` and ``count`` (B,), are as in
     ``delta``. Raises ConfigError if a count limits the rows of several sequences.
     """
-    N, X = matrix("ssd", x)
-    _, V = matrix("ssd", dt)
+    N, X = matrix("ssd", x=x)
+    _, V = matrix("ssd", dt=dt)
     G, D = n_groups, d_state
     fits = V % G == 0 and X > 2 * G * D and (X - 2 * G * D) % V == 0 and N % batch == 0
-    require(fits, "ssd", f"x: {V} heads in {G} groups, then b and c of {G} x {D}", x, dt)
+    require(fits, "ssd", f"x: {V} heads in {G} groups, then b and c of {G} x {D}", x=x, dt=dt)
     if x.root.valid is not None and batch != 1:
         raise ConfigError("ssd: a count may limit the rows of one sequence; got several")
     T = N // batch
     tensors: dict[str, Tensor | None] = {"x": x, "dt": dt, "a": a, "bias": bias, "skip": skip}
     if state is not None and past is not None and count is not None:
-        require(first is None, "ssd", "no segments over a state", state, first)
+        require(first is None, "ssd", "no segments over a state", state=state, first=first)
         tensors |= {"state": state, "past": past, "count": count}
         y = s.tape.record(SSD_CACHED, tensors, B=batch, G=G, D=D).output
         s.tape.checks.setdefault(count, []).append(checks.Below(T + 1))

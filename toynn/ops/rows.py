@@ -31,17 +31,17 @@ def rmsnorm(s: Recorder, x: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
 
     With a shorter w (D,), D dividing C, each group of D columns (a head) is normalized separately.
     """
-    _, C = matrix("rmsnorm", x)
+    _, C = matrix("rmsnorm", x=x)
     D = w.size
-    require(w.shape == (D,) and C % D == 0, "rmsnorm", f"w (D,) with D dividing {C}", x, w)
+    require(w.shape == (D,) and C % D == 0, "rmsnorm", f"w (D,) with D dividing {C}", x=x, w=w)
     return s.tape.record(RMSNORM, {"x": x, "w": w}, eps=eps).output
 
 
 def gatednorm(s: Recorder, x: Tensor, z: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
     """Record y (N, G C) = h / sqrt(mean h^2 + eps) * w of each group, h = x silu(z); w (G, C)."""
-    G, C = matrix("gatednorm", w)
+    G, C = matrix("gatednorm", w=w)
     fits = x.shape == z.shape and x.shape[1:] == (G * C,)
-    require(fits, "gatednorm", f"x and z (N, {G * C})", x, z, w)
+    require(fits, "gatednorm", f"x and z (N, {G * C})", x=x, z=z, w=w)
     return s.tape.record(GATEDNORM, {"x": x, "z": z, "w": w}, eps=eps).output
 
 
@@ -63,12 +63,12 @@ def rope(
     The first R <= D channels of a head are rotated, and multiplied by ``magnitude`` (1 + ``growth``
     ln(1 + floor(position / ``span``))). Only the first ``rotated`` heads are; None: all.
     """
-    N, C = matrix("rope", x)
+    N, C = matrix("rope", x=x)
     R = 2 * inverse_frequency.size
     P = n_heads if rotated is None else rotated
     fits = C % n_heads == 0 and C // n_heads >= R and 0 <= P <= n_heads
     needed = f"positions ({N},), {n_heads} heads of {R} channels or more"
-    require(fits, "rope", needed, x, positions, inverse_frequency)
+    require(fits, "rope", needed, x=x, positions=positions, inverse_frequency=inverse_frequency)
     return s.tape.record(
         ROPE,
         {"x": x, "positions": positions, "inverse_frequency": inverse_frequency},

@@ -29,11 +29,11 @@ def shortconv(
     ``past`` i32 (B,), the rows are the next T of their sequences. A ring allows no gradient and no
     segments. Raises ConfigError if a count limits the rows of several sequences.
     """
-    N, columns = matrix("shortconv", x)
-    C, L = matrix("shortconv", w)
+    N, columns = matrix("shortconv", x=x)
+    C, L = matrix("shortconv", w=w)
     fits = columns in (C, 3 * C) and N % batch == 0
-    require(fits, "shortconv", f"x (B T, {C}) or (B T, {3 * C}), {batch} sequences", x, w)
-    require(b is None or b.shape == (C,), "shortconv", f"a bias ({C},)", b)
+    require(fits, "shortconv", f"x (B T, {C}) or (B T, {3 * C}), {batch} sequences", x=x, w=w)
+    require(b is None or b.shape == (C,), "shortconv", f"a bias ({C},)", b=b)
     T = N // batch
     if x.root.valid is not None and batch != 1:
         raise ConfigError("shortconv: a count may limit the rows of one sequence; got several")
@@ -43,7 +43,7 @@ def shortconv(
             s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
         return y
     fits = first is None and ring.shape == (batch, RING, C) and T + L - 1 <= RING
-    require(fits, "shortconv", f"a ring ({batch}, {RING}, {C})", ring, x)
+    require(fits, "shortconv", f"a ring ({batch}, {RING}, {C})", ring=ring, x=x)
     read = {"ring": ring, "x": x, "w": w, "b": b, "past": past}
     return s.tape.record(CACHED, read, B=batch).output
 
