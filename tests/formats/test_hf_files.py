@@ -11,7 +11,7 @@ from toynn.cli import main
 from toynn.engines import LlamaSeqEngine
 from toynn.errors import DataError
 from toynn.formats import gguf
-from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
+from toynn.formats.tokenizer import ByteTokenizer, Tokenizer, byte_letters
 
 pytest.importorskip("tokenizers", reason="tokenizers, of the text extra, is not installed")
 pytest.importorskip("sentencepiece", reason="sentencepiece, of the text extra, is not installed")
@@ -90,13 +90,30 @@ def test_what_tokenizer_json_cannot_say_is_refused(tmp_path):
     spm_file(tmp_path / "ties.gguf")
     with pytest.raises(DataError, match="tokens share a score"):
         Tokenizer.of(tmp_path / "ties.gguf").hf_files()
-    bpe_file(tmp_path / "fewer.gguf", missing=("q",))
-    with pytest.raises(DataError, match="1 bytes have no token"):
-        Tokenizer.of(tmp_path / "fewer.gguf").hf_files()
     spm_file(tmp_path / "no_bytes.gguf", byte_tokens=False)
     distinct(tmp_path / "no_bytes.gguf")
     with pytest.raises(DataError, match="not every byte has a token"):
         Tokenizer.of(tmp_path / "no_bytes.gguf").hf_files()
+
+
+@pytest.mark.parametrize("pre", KINDS)
+def test_bytes_without_a_token_are_left_out_in_the_folder_too(pre, tmp_path):
+    missing = ("q", "@", *(letter for letter in byte_letters() if letter > "\xf4"))
+    own = Tokenizer.of(bpe_file(tmp_path / "fewer.gguf", pre, SPECIALS, missing=missing))
+    again = Tokenizer.of(write(tmp_path / "made", own.hf_files()))
+    assert again.tokens == own.tokens and again.encode("!@q!")[-2:] == [own.encode("!")[-1]] * 2
+    for text in [*nasty_texts(100, seed=7), "@the@re q", "\x04a\x16b\U000fffff c\x1d"]:
+        assert again.encode(text) == own.encode(text)
+
+
+@pytest.mark.parity
+def test_transformers_reads_a_vocabulary_without_some_bytes(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the parity extra")
+    missing = ("q", "@", *(letter for letter in byte_letters() if letter > "\xf4"))
+    own = Tokenizer.of(bpe_file(tmp_path / "fewer.gguf", missing=missing))
+    theirs = transformers.AutoTokenizer.from_pretrained(write(tmp_path / "made", own.hf_files()))
+    for text in ["!@q!", "@the@re q", *nasty_texts(100, seed=9)]:
+        assert "<" in text or theirs(text).input_ids == own.encode(text)
 
 
 @pytest.fixture

@@ -419,7 +419,7 @@ def test_the_tokenizer_of_a_gemma4(tmp_path):
     engine.export_gguf(tmp_path / "model.gguf")
     ours = Tokenizer.from_gguf(tmp_path / "model.gguf")
     engine.export_hf(tmp_path / "folder")
-    folder = Tokenizer.from_folder(tmp_path / "folder")
+    folder = Tokenizer.of(tmp_path / "folder")
     theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), vocab_only=True, verbose=False)
     for text in (
         "the cat",

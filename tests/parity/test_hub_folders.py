@@ -319,7 +319,7 @@ def test_sentencepiece_without_tokenizer_json(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
     config = {"added_tokens_decoder": {"420": {"content": "<|im_end|>", "special": True}}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": "<s>"}))
-    ours = Tokenizer.from_folder(tmp_path, 424)
+    ours = Tokenizer.of(tmp_path, 424)
     theirs = library.SentencePieceProcessor(model_proto=model.getvalue())
     for text in (*CORPUS[:4], *nasty_texts(60, 2)):
         text = text.replace("\0", "")
@@ -329,13 +329,13 @@ def test_sentencepiece_without_tokenizer_json(tmp_path):
     unigram = model.getvalue().replace(b"\x18\x02", b"\x18\x01")
     (tmp_path / "tokenizer.model").write_bytes(unigram)
     with pytest.raises(DataError, match="expected a model of BPE"):
-        Tokenizer.from_folder(tmp_path)
+        Tokenizer.of(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"pickled")
     with pytest.raises(DataError, match="not a SentencePiece model"):
-        Tokenizer.from_folder(tmp_path)
+        Tokenizer.of(tmp_path)
     (tmp_path / "tokenizer.model").unlink()
     with pytest.raises(DataError, match=r"expected tokenizer\.json or tokenizer\.model"):
-        Tokenizer.from_folder(tmp_path)
+        Tokenizer.of(tmp_path)
 
 
 WRONG = {
@@ -356,7 +356,7 @@ def test_a_tokenizer_that_is_wrong_is_refused(case, tmp_path):
     data = json.loads(TOKENIZERS["smollm"][0]().to_str())
     (tmp_path / "tokenizer.json").write_text(json.dumps(data | changes))
     with pytest.raises(DataError, match=message) as error:
-        Tokenizer.from_folder(tmp_path, 408)
+        Tokenizer.of(tmp_path, 408)
     assert str(tmp_path) in str(error.value)
 
 

@@ -179,11 +179,11 @@ def _tokenizer_files(
     carried, rows = engine._carried, engine.config.vocab
     try:
         if named is not None and Path(named).is_dir():
-            found = Tokenizer.from_folder(named, rows)
+            found = Tokenizer.of(named, rows)
         elif named is not None:
-            found = Tokenizer.from_keys(Given(Path(named), tokenizer_of(named, rows)))
+            found = Tokenizer.from_gguf(Given(Path(named), tokenizer_of(named, rows)))
         elif f"{PREFIX}tokens" in carried:
-            found = Tokenizer.from_keys(Given(Path("the model"), carried))
+            found = Tokenizer.from_gguf(Given(Path("the model"), carried))
         elif rows == ByteTokenizer().vocab_size:
             found = ByteTokenizer()
         else:

@@ -34,16 +34,15 @@ from toynn.formats.bases import Base
 from toynn.formats.gguf import GGUFFile
 from toynn.formats.hf import TABLE, HFModel
 from toynn.formats.tokenizer import hf_files
-from toynn.formats.tokenizer.bpe import BPE, byte_letters
+from toynn.formats.tokenizer.bpe import BPE, of_vocab
 from toynn.formats.tokenizer.chat import ChatTemplate, Message
 from toynn.formats.tokenizer.conversations import Conversations, Talk, Turn
-from toynn.formats.tokenizer.folder import FolderKeys
+from toynn.formats.tokenizer.folder import JSON, FolderKeys
 from toynn.formats.tokenizer.pieces import Model, Part, Pieces
-from toynn.formats.tokenizer.pipeline import Pipeline
 from toynn.formats.tokenizer.pre import Kind
 from toynn.formats.tokenizer.recognized import PROBE
 from toynn.formats.tokenizer.spm import SentencePiece
-from toynn.formats.tokenizer.vocab import Given, Keys, TokenType, Vocab, read_vocab
+from toynn.formats.tokenizer.vocab import Given, Keys, TokenType, Vocab, byte_letters, read_vocab
 
 __all__ = [
     "ByteTokenizer",
@@ -87,35 +86,53 @@ class Tokenizer:
         self.add_bos, self.add_eos = vocab.add_bos, vocab.add_eos
 
     @classmethod
-    def from_gguf(cls, file: str | PathLike[str] | GGUFFile) -> "Tokenizer":
-        """Build the tokenizer of a file, from its path or open. Raises GGUFError, ConfigError."""
-        if not isinstance(file, GGUFFile):
+    def from_gguf(cls, file: str | PathLike[str] | Keys) -> "Tokenizer":
+        """Build the tokenizer of a file, from its path, open, or from its keys.
+
+        Raises GGUFError, ConfigError.
+        """
+        if isinstance(file, str | PathLike):
             with gguf.open(file, check=False) as opened:
                 return cls.from_gguf(opened)
         key = "tokenizer.ggml.model"
-        if key not in file.metadata or file.require(key, str) == "no_vocab":
+        if isinstance(file, GGUFFile) and (
+            key not in file.metadata or file.require(key, str) == "no_vocab"
+        ):
             return _without_vocab(file)
-        return cls.from_keys(file)
-
-    @classmethod
-    def from_keys(cls, file: Keys) -> "Tokenizer":
-        """Build the tokenizer that a GGUF file's keys describe. Raises GGUFError, ConfigError."""
         vocab = read_vocab(file)
-        model = BPE(vocab, vocab.kind) if vocab.kind else SentencePiece(vocab)
+        model = of_vocab(vocab) if vocab.kind else SentencePiece(vocab)
         key = "tokenizer.chat_template"
         return cls(vocab, model, file.require(key, str) if key in file.metadata else None)
 
     @classmethod
-    def of(cls, file: str | PathLike[str] | Base) -> "Tokenizer":
+    def of(cls, file: str | PathLike[str] | Base, rows: int | None = None) -> "Tokenizer":
         """Build the tokenizer of a GGUF file or a Hugging Face folder, from its path or open.
 
-        Raises GGUFError, DataError, ConfigError.
+        A folder's is that of its tokenizer.json, or tokenizer.model, and its ids equal those of
+        transformers' AutoTokenizer. ``rows`` is the model's number of ids, some of which may have
+        no token. Raises GGUFError, DataError, ConfigError.
         """
         if isinstance(file, HFModel):
-            return cls.from_folder(file.path, file.rows)
-        if not isinstance(file, GGUFFile) and Path(file).is_dir():
-            return cls.from_folder(file)
-        return cls.from_gguf(file)
+            return cls.of(file.path, file.rows)
+        if isinstance(file, GGUFFile) or not Path(file).is_dir():
+            return cls.from_gguf(file)
+        keys = FolderKeys(Path(file), rows)
+        if keys.is_plain:
+            return ByteTokenizer(file)
+        vocab = replace(
+            found := read_vocab(keys, Kind(()) if keys.of_bytes else None),
+            eog=found.eog | keys.ends,
+            strips_right=frozenset(token.id for token in keys.added if token.rstrip),
+            strips_left=frozenset(token.id for token in keys.added if token.lstrip),
+            prefix_once=keys.prefix_once,
+        )
+        model: Model
+        if keys.data is None:
+            model = SentencePiece(vocab)
+        else:
+            model = BPE(vocab, keys.data, keys.path / JSON)
+        template = keys.metadata.get("tokenizer.chat_template")
+        return cls(vocab, model, template, whole=keys.of_bytes and not keys.pre)
 
     @classmethod
     def for_model(cls, model: Base, named: str | PathLike[str] | None = None) -> "Tokenizer":
@@ -127,36 +144,13 @@ class Tokenizer:
         if named is None or table is None:
             return cls.of(model if named is None else named)
         rows = table.shape[0]
-        found = cls.from_folder(named, rows) if Path(named).is_dir() else cls.of(named)
+        found = cls.of(named, rows)
         if found.vocab_size > rows:
             raise ConfigError(
                 f"{named}: the tokenizer has {found.vocab_size:,} tokens, {model.path} rows for "
                 f"{rows:,}: it is another model's"
             )
         return found
-
-    @classmethod
-    def from_folder(cls, folder: str | PathLike[str], rows: int | None = None) -> "Tokenizer":
-        """Build the tokenizer of a folder: that of its tokenizer.json, or tokenizer.model.
-
-        Ids equal those of transformers' AutoTokenizer. ``rows`` is the model's number of ids, some
-        of which may have no token. Raises DataError, GGUFError, ConfigError.
-        """
-        keys = FolderKeys(Path(folder), rows)
-        if keys.is_plain:
-            return ByteTokenizer(folder)
-        vocab = read_vocab(keys, Kind(()) if keys.of_bytes else None)
-        vocab = replace(
-            vocab,
-            eog=vocab.eog | keys.ends,
-            strips_right=frozenset(token.id for token in keys.added if token.rstrip),
-            strips_left=frozenset(token.id for token in keys.added if token.lstrip),
-            prefix_once=keys.prefix_once,
-        )
-        template = keys.metadata.get("tokenizer.chat_template")
-        if keys.data is None:
-            return cls(vocab, SentencePiece(vocab), template)
-        return cls(vocab, Pipeline(vocab, keys), template, whole=keys.of_bytes and not keys.pre)
 
     def hf_files(self) -> dict[str, bytes]:
         """Return the tokenizer as files of a Hugging Face folder, by name.
@@ -165,11 +159,11 @@ class Tokenizer:
         """
         if self._vocab.path.is_dir():  # it was read from these files
             return hf_files.copied(self._vocab.path)
-        files = hf_files.written(self._vocab, self._source, of_bytes=self.of_bytes)
+        files = hf_files.written(self._in_letters(), self._source)
         with TemporaryDirectory() as folder:
             for name, content in files.items():
                 (Path(folder) / name).write_bytes(content)
-            again = Tokenizer.from_folder(folder)
+            again = Tokenizer.of(folder)
         for text in (PROBE, f"\n {PROBE}"):
             if self.encode(text) != again.encode(text):
                 raise DataError(
@@ -177,6 +171,10 @@ class Tokenizer:
                     "the ids would differ"
                 )
         return files
+
+    def _in_letters(self) -> Vocab:
+        """Return the vocabulary as tokenizer.json spells it."""
+        return self._vocab
 
     def __repr__(self) -> str:
         kind = type(self._model).__name__.strip("_")
@@ -244,23 +242,11 @@ class Tokenizer:
         The ids are those of ``encode`` without BOS and EOS, and without parse_special. Raises
         DataError for text that is not Unicode.
         """
-        ids: list[list[int]] = [[] for _ in texts]
-        asked: list[Part] = []
-        places: list[tuple[int, int]] = []  # the text and part that each of ``asked`` belongs to
-        found: list[list[list[int]]] = []
-        for index, (text, continues) in enumerate(texts):
-            parts: list[list[int]] = []
-            for piece, follows in self._cutter.of(text, False, continues):
-                if isinstance(piece, str):
-                    places.append((index, len(parts)))
-                    asked.append((piece, follows))
-                parts.append([piece] if isinstance(piece, int) else [])
-            found.append(parts)
-        for (index, place), some in zip(places, self._model.encode_all(asked), strict=True):
-            found[index][place] = some
-        for index, parts in enumerate(found):
-            ids[index] = list(chain.from_iterable(parts))
-        return ids
+        cut = [list(self._cutter.of(text, False, continues)) for text, continues in texts]
+        parts = [(part, more) for each in cut for part, more in each if isinstance(part, str)]
+        ids = iter(self._model.encode_all(parts))
+        joined = ([[p] if isinstance(p, int) else next(ids) for p, _ in each] for each in cut)
+        return [list(chain.from_iterable(each)) for each in joined]
 
     def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int32]]:
         """Yield the ids of encode_array, some at a time, for a long text that comes in blocks.
@@ -374,7 +360,7 @@ class Tokenizer:
         if piece is None:
             if not 0 <= id < len(self.tokens):
                 raise DataError(f"decode: expected ids of 0..{len(self.tokens) - 1}; got {id}")
-            piece = self._pieces[id] = self._model.piece(id)
+            piece = self._pieces[id] = self._vocab.piece(id)
         return piece
 
     @cached_property
@@ -389,8 +375,7 @@ class Tokenizer:
         ]
         told += [vocab.kind and vocab.kind.whole_words, vocab.bos, vocab.eos, vocab.unknown]
         told += [vocab.add_bos, vocab.add_eos, vocab.add_space_prefix, sorted(vocab.strips_right)]
-        if isinstance(self._model, Pipeline):
-            told += [self._model.told, *sorted(vocab.strips_left)]
+        told += [self._model.told, *sorted(vocab.strips_left)]
         whole = hashlib.sha256(json.dumps([type(self._model).__name__, *told]).encode())
         for numbers in (vocab.types, vocab.declared, vocab.scores):
             whole.update(np.ascontiguousarray(numbers).tobytes())
@@ -405,13 +390,15 @@ class ByteTokenizer(Tokenizer):
     def __init__(self, path: str | PathLike[str] = "a model on bytes") -> None:
         super().__init__(_byte_vocab(path), _Bytes())
 
+    def _in_letters(self) -> Vocab:
+        return replace(self._vocab, tokens=byte_letters(), kind=Kind(()))
+
 
 class _Bytes:
+    told = ""
+
     def encode_all(self, texts: Sequence[Part]) -> list[list[int]]:
         return [list(text.encode()) for text, _ in texts]
-
-    def piece(self, id: int) -> bytes:
-        return bytes((id,))
 
 
 class Stream:

@@ -1,110 +1,148 @@
-"""BPE on bytes, as in GPT-2, or over spaces, as in Gemma 4, with the tokenizers library.
+"""BPE with the tokenizers library, by the steps and the model of a tokenizer.json.
 
-A text is cut into pieces (`pre`). In byte-level BPE each piece becomes bytes, each byte written as
-a printable letter. Over spaces (``Kind.spaced``) a space is written as U+2581. Then the adjacent
-pair whose merge comes first in the list is merged, until no merge applies.
+A text is normalized and cut into pieces. In byte-level BPE each piece becomes bytes, each byte
+written as a printable letter. Over spaces (``Kind.spaced``) a space is written as U+2581. Then the
+adjacent pair whose merge comes first in the list is merged, until no merge applies.
+
+A folder's steps are its own. `described` says those of a GGUF file's vocabulary.
 
 Source: Sennrich et al. 2016, arXiv:1508.07909; Radford et al. 2019 (GPT-2), section 2.2.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cache
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from toynn.errors import GGUFError
+from toynn.errors import DataError, GGUFError, ToynnError
 from toynn.formats.tokenizer.chat import needed
 from toynn.formats.tokenizer.panics import refused
 from toynn.formats.tokenizer.pre import Kind
-from toynn.formats.tokenizer.spm import SPACE
-from toynn.formats.tokenizer.spm import piece_of as spelled_piece
-from toynn.formats.tokenizer.vocab import TokenType, Vocab
+from toynn.formats.tokenizer.steps import without_prefix
+from toynn.formats.tokenizer.vocab import SPACE, Vocab
 
-__all__ = ["BPE", "byte_letters", "cutter", "pairs_of", "piece_of"]
+__all__ = ["BPE", "cuts", "described", "of_vocab", "pairs_of", "steps_of"]
 
 MISSING = "\ufdd0"  # a noncharacter for a byte without a token, so that nothing merges across it
-
-
-def byte_letters() -> list[str]:
-    """Return the letter that byte-level BPE writes for each byte: all are printable.
-
-    Source: bytes_to_unicode of github.com/openai/gpt-2, src/encoder.py.
-    """
-    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = [byte for byte in range(256) if byte not in seen]
-    return [chr(byte) if byte in seen else chr(256 + others.index(byte)) for byte in range(256)]
-
-
-def cutter(kind: Kind) -> Any:
-    """Return the library's pre-tokenizer that cuts a text into pieces of bytes."""
-    library = needed("tokenizers")
-    cut = library.pre_tokenizers
-    return cut.Sequence(
-        [cut.Split(library.Regex(regex), "isolated") for regex in kind.regexes]
-        + ([] if kind.spaced else [cut.ByteLevel(add_prefix_space=False, use_regex=False)])
-    )
+_STEPS = ("normalizer", "pre_tokenizer")
+_SETTINGS = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk")
+SETTINGS = (*_SETTINGS, "byte_fallback", "ignore_merges")  # of a tokenizer.json's model
+_LETTERS: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
 
 class BPE:
-    """Turns texts without special tokens into ids, and ids into bytes.
+    """Turns texts without special tokens into ids.
 
-    Raises GGUFError for an invalid vocabulary.
+    ``data`` is what a tokenizer.json holds, read from ``path``. Raises ``error``, which says
+    ``wrong``, if it does not make a tokenizer.
     """
 
-    def __init__(self, vocab: Vocab, kind: Kind) -> None:
-        library = needed("tokenizers")
-        self._vocab = vocab
-        ids = {text: id for id, text in enumerate((*vocab.tokens, MISSING))}
-        keys = f"{vocab.path}: tokenizer.ggml.tokens and .merges"
-        with refused(f"{keys} do not make a tokenizer", GGUFError):
-            model = library.models.BPE(
-                ids,
-                list(pairs_of(vocab)),
-                unk_token=MISSING,
-                ignore_merges=kind.whole_words,
-                byte_fallback=kind.spaced,
-            )
-        self._tokenizer = library.Tokenizer(model)
-        self._tokenizer.pre_tokenizer = cutter(kind)
-        if kind.spaced:
-            self._tokenizer.normalizer = library.normalizers.Replace(" ", SPACE)
-        self._piece = spelled_piece if kind.spaced else piece_of
+    def __init__(
+        self,
+        vocab: Vocab,
+        data: Mapping[str, Any],
+        path: Path,
+        error: type[ToynnError] = DataError,
+        wrong: str = "does not make a tokenizer",
+    ) -> None:
+        library, model = needed("tokenizers"), data["model"]
+        self._path, self._error, self._missing = path, error, len(vocab.tokens)
+        settings = {key: model[key] for key in SETTINGS if model.get(key) is not None}
+        steps = {step: data.get(step) for step in _STEPS}
+        bare = without_prefix(data)
+        with refused(f"{path}: {wrong}", error):
+            merges = [tuple(pair) for pair in model.get("merges") or ()]
+            made = library.models.BPE(model["vocab"], merges, **settings)
+            self._tokenizer = self._continues = steps_of(steps, made)
+            if bare != steps:
+                self._continues = steps_of(bare, made)
+        said = [steps, settings, [] if vocab.merges else merges]
+        #: a SHA-256 of everything that ids depend on, besides the vocabulary
+        self.told = hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
-        """Return the ids of texts. Bytes without a token are left out, as in llama.cpp.
+        """Return the ids of texts; only a text that continues no other gets a space in front.
 
-        Raises GGUFError if the library fails.
+        Bytes without a token are left out, as in llama.cpp. Raises the class's error if the library
+        fails.
         """
-        given = [text for text, _ in texts]
-        many = len(given) > 1
-        encode = self._tokenizer.encode_batch if many else self._one
-        missing = len(self._vocab.tokens)
-        with refused(f"{self._vocab.path}: cannot encode", GGUFError):
-            found = [each.ids for each in encode(given, add_special_tokens=False)]
-        return [[id for id in ids if id != missing] if missing in ids else ids for ids in found]
-
-    def _one(self, texts: list[str], **how: bool) -> list[Any]:
-        """Encode in this thread: for one text the library's threads are slower."""
-        return [self._tokenizer.encode(text, **how) for text in texts]
-
-    def piece(self, id: int) -> bytes:
-        """Return the bytes that a token stands for."""
-        return self._piece(self._vocab, id)
+        found: list[list[int]] = [[] for _ in texts]
+        for wanted, by in ((False, self._tokenizer), (True, self._continues)):
+            places = [index for index, (_, continues) in enumerate(texts) if continues is wanted]
+            with refused(f"{self._path}: cannot encode", self._error):
+                encoded = _encoded(by, [texts[index][0] for index in places])
+            for place, ids in zip(places, encoded, strict=True):
+                missing = self._missing in ids
+                found[place] = [id for id in ids if id != self._missing] if missing else ids
+        return found
 
 
-def piece_of(vocab: Vocab, id: int) -> bytes:
-    """Return the bytes that a token stands for."""
-    text = vocab.tokens[id]
-    if vocab.declared[id] != TokenType.NORMAL:
-        return text.encode()
-    spelled = _spelled()
-    return b"".join(
-        bytes((spelled[letter],)) if letter in spelled else letter.encode() for letter in text
-    )
+def _encoded(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    if len(texts) == 1:  # the library's threads are slower for one text
+        return [tokenizer.encode(texts[0], add_special_tokens=False).ids]
+    return [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
-@cache
-def _spelled() -> dict[str, int]:
-    return {letter: byte for byte, letter in enumerate(byte_letters())}
+def of_vocab(vocab: Vocab) -> BPE:
+    """Return the BPE of a GGUF file's vocabulary. Raises GGUFError for an invalid one."""
+    data = described(vocab, pairs_of(vocab))
+    data["model"]["vocab"][MISSING] = len(vocab.tokens)
+    data["model"]["unk_token"] = MISSING
+    wrong = "tokenizer.ggml.tokens and .merges do not make a tokenizer"
+    return BPE(vocab, data, vocab.path, GGUFError, wrong)
+
+
+def steps_of(steps: Mapping[str, Any], model: Any = None) -> Any:
+    """Return the library's tokenizer of a model, by default an empty one, with steps of a file."""
+    library = needed("tokenizers")
+    empty = {"type": "BPE", "vocab": {}, "merges": []}
+    whole = {"version": "1.0", "added_tokens": [], **steps, "model": empty}
+    found = library.Tokenizer.from_str(json.dumps(whole))
+    if model is not None:
+        found.model = model
+    return found
+
+
+def described(vocab: Vocab, merges: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return what a tokenizer.json holds for a vocabulary with merges: its steps and its model."""
+    ids = {text: id for id, text in enumerate(vocab.tokens)}
+    model = {"type": "BPE", "vocab": ids, "merges": list(merges)}
+    kind = vocab.kind
+    if kind is not None and not kind.spaced:
+        return {
+            "pre_tokenizer": cuts(kind),
+            "decoder": {**_LETTERS, "use_regex": True},
+            "model": {**model, "ignore_merges": kind.whole_words},
+        }
+    begins = [{"type": "Prepend", "prepend": SPACE}] if vocab.add_space_prefix else []
+    ends = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if begins else []
+    back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*begins, space]},
+        "pre_tokenizer": cuts(kind) if kind else None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *ends],
+        },
+        "model": {**model, "byte_fallback": True},
+    }
+
+
+def cuts(kind: Kind, removed: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a pre_tokenizer of tokenizer.json; it drops the ``removed`` letters of bytes."""
+    steps = [_split(regex, "Isolated") for regex in kind.regexes]
+    steps += [] if kind.spaced else [{**_LETTERS, "use_regex": False}]
+    if removed:
+        letters = "".join(rf"\x{{{ord(letter):x}}}" for letter in removed)
+        steps.append(_split(f"[{letters}]", "Removed"))
+    return {"type": "Sequence", "pretokenizers": steps}
+
+
+def _split(regex: str, behavior: str) -> dict[str, Any]:
+    pattern = {"Regex": regex}
+    return {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": False}
 
 
 def pairs_of(vocab: Vocab) -> Iterator[tuple[str, str]]:

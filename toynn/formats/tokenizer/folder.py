@@ -19,12 +19,10 @@ import numpy as np
 
 from toynn.errors import DataError
 from toynn.formats.objects import read_object
-from toynn.formats.tokenizer.bpe import byte_letters
 from toynn.formats.tokenizer.recognized import name_of_cut
-from toynn.formats.tokenizer.sentences import read_model
-from toynn.formats.tokenizer.spm import SPELLED
+from toynn.formats.tokenizer.spm import read_model
 from toynn.formats.tokenizer.steps import added_of, parts_of, put_around
-from toynn.formats.tokenizer.vocab import PREFIX, TokenType
+from toynn.formats.tokenizer.vocab import PREFIX, SPELLED, TokenType, byte_letters
 from toynn.system.reading import read_bytes
 
 __all__ = ["FILES", "JSON", "MODEL", "FolderKeys", "has_tokenizer"]
@@ -153,7 +151,7 @@ class FolderKeys:
         spaced = [part for part in parts_of(data, "pre_tokenizer") if part["type"] == "Metaspace"]
         schemes = [part.get("prepend_scheme", "always") for part in spaced]
         self.prefix_once = "first" in schemes
-        self.pairs = pairs
+        model["merges"] = self.pairs = pairs
         # Merges of a whole text: SentencePiece also makes tokens that no merge makes.
         sentences = path.with_name(MODEL)
         self.of_merges = bool(pairs) and not (prefixed or spaced or sentences.exists())

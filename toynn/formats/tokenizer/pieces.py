@@ -19,11 +19,10 @@ CUT = re.compile(r"(?<=\S\n)(?=\w)")  # no pre-tokenizer's piece crosses it, and
 class Model(Protocol):
     """Turns texts into ids."""
 
+    told: str  # what ids depend on, besides the vocabulary
+
     def encode_all(self, texts: Sequence[Part]) -> list[list[int]]:
         """Return the ids of each text, without special tokens; of many, on all cores."""
-
-    def piece(self, id: int) -> bytes:
-        """Return the bytes of a token."""
 
 
 class Pieces:

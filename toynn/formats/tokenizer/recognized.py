@@ -4,13 +4,12 @@ Pieces are compared, not regular expressions. The name is that of the known kind
 text, with many sorts of characters, into the same pieces.
 """
 
-import json
 import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from toynn.formats.tokenizer.bpe import cutter
-from toynn.formats.tokenizer.chat import needed
+from toynn.errors import ConfigError
+from toynn.formats.tokenizer.bpe import cuts, steps_of
 from toynn.formats.tokenizer.panics import is_failure
 from toynn.formats.tokenizer.pre import KINDS
 
@@ -36,23 +35,24 @@ def name_of_cut(data: Mapping[str, Any]) -> str | None:
 
     A kind that cuts the whole probe alike is preferred to one that differs only in marks.
     """
-    library = needed("tokenizers")
-    bare = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
-    step = data.get("pre_tokenizer")
     try:
-        own = library.Tokenizer.from_str(json.dumps({**bare, "pre_tokenizer": step})).pre_tokenizer
+        own = _cutter(data.get("pre_tokenizer"))
         asked = {probe: own.pre_tokenize_str(probe) for probe in (PROBE, _without_marks(PROBE))}
     except BaseException as error:  # any failure: the file is of another version
-        if not is_failure(error):
+        if not is_failure(error) or isinstance(error, ConfigError):
             raise
         return None
     whole_words = bool(data["model"].get("ignore_merges"))
     alike = [name for name in (*_USUAL, *KINDS) if KINDS[name].whole_words == whole_words]
     for probe, pieces in asked.items():
         for name in alike:
-            if cutter(KINDS[name]).pre_tokenize_str(probe) == pieces:
+            if _cutter(cuts(KINDS[name])).pre_tokenize_str(probe) == pieces:
                 return name
     return None
+
+
+def _cutter(pre_tokenizer: Any) -> Any:
+    return steps_of({"pre_tokenizer": pre_tokenizer}).pre_tokenizer
 
 
 def _without_marks(text: str) -> str:

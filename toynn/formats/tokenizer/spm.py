@@ -1,11 +1,12 @@
 """SentencePiece's BPE, as in Llama 2, with the sentencepiece library.
 
 Spaces are written as U+2581, and the text is split into characters. Then the adjacent pair that
-makes the token with the highest score is merged, until no pair makes a token. A character without a
-token becomes bytes.
+makes the token with the highest score is merged, of pairs with one score the first in the text,
+until no pair makes a token. A character without a token becomes bytes. (The tokenizers library
+cannot do this: its merges have an order, and scores may be equal.)
 
 The library reads a model in Protocol Buffers' wire format. This module builds it from the
-vocabulary of a GGUF file, which has all that it needs.
+vocabulary of a GGUF file, which has all that it needs, and reads a folder's tokenizer.model.
 
 Sources: Kudo & Richardson 2018, arXiv:1808.06226; src/sentencepiece_model.proto of
 github.com/google/sentencepiece; protobuf.dev/programming-guides/encoding.
@@ -13,33 +14,35 @@ github.com/google/sentencepiece; protobuf.dev/programming-guides/encoding.
 
 import struct
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from toynn.errors import GGUFError
+from toynn.errors import DataError, GGUFError
 from toynn.formats.tokenizer.chat import needed
-from toynn.formats.tokenizer.vocab import TokenType, Vocab
+from toynn.formats.tokenizer.vocab import SPELLED, TokenType, Vocab
+from toynn.system.reading import read_bytes
 
-__all__ = ["BPE", "SPACE", "SPELLED", "SentencePiece", "piece_of"]
-
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-BPE = 2  # TrainerSpec.ModelType
+__all__ = ["SentencePiece", "Sentences", "read_model"]
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # ModelProto.SentencePiece.Type
+PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of ModelProto
+MODEL_TYPE, BYTE_FALLBACK = 3, 35  # of TrainerSpec
+NAME, DUMMY_PREFIX, EXTRA_SPACES, SPACES = 1, 3, 4, 5  # of NormalizerSpec
+BPE = 2  # TrainerSpec.ModelType
 HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
-
-#: The texts of byte tokens.
-SPELLED = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 
 class SentencePiece:
-    """Turns texts without special tokens into ids, and ids into bytes.
+    """Turns texts without special tokens into ids.
 
     Raises GGUFError for an invalid vocabulary.
     """
 
+    told = ""
+
     def __init__(self, vocab: Vocab) -> None:
-        library = needed("sentencepiece")
-        self._vocab = vocab
-        self._processor = library.SentencePieceProcessor()
+        self._prefix = " " if vocab.add_space_prefix else ""
+        self._processor = needed("sentencepiece").SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(_model(vocab))
         except (RuntimeError, ValueError) as error:
@@ -49,24 +52,36 @@ class SentencePiece:
 
     def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
         """Return the ids of texts; a space comes before each unless it continues another."""
-        prefix = " " if self._vocab.add_space_prefix else ""
-        given = [text if continues else prefix + text for text, continues in texts]
+        given = [text if continues else self._prefix + text for text, continues in texts]
         ids: list[list[int]] = self._processor.EncodeAsIds(given)
         return ids
 
-    def piece(self, id: int) -> bytes:
-        """Return the bytes that a token stands for."""
-        return piece_of(self._vocab, id)
+
+class Sentences(NamedTuple):
+    """Ids and scores by the texts of tokens, and whether a space is put before a text."""
+
+    ids: dict[str, int]
+    scores: dict[str, float]
+    prefix: bool
 
 
-def piece_of(vocab: Vocab, id: int) -> bytes:
-    """Return the bytes that a token stands for."""
-    text, type = vocab.tokens[id], vocab.declared[id]
-    if type == TokenType.BYTE and text in SPELLED:
-        return bytes((SPELLED[text],))
-    if type == TokenType.NORMAL:
-        text = text.replace(SPACE, " ")
-    return text.encode("utf-8", "surrogateescape")
+def read_model(path: Path) -> Sentences:
+    """Read a tokenizer.model. Raises DataError unless it is a BPE model."""
+    processor, raw = needed("sentencepiece").SentencePieceProcessor(), read_bytes(path)
+    try:
+        processor.LoadFromSerializedProto(raw)
+        fields = _fields(raw)
+        trainer, normalizer = (_fields(b"".join(fields.get(n, []))) for n in (TRAINER, NORMALIZER))
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise DataError(f"{path}: not a SentencePiece model: {error}") from error
+    if trainer.get(MODEL_TYPE, [1])[-1] != BPE:
+        raise DataError(f"{path}: expected a model of BPE; got another kind (unigram, words)")
+    texts = [processor.IdToPiece(id) for id in range(processor.GetPieceSize())]
+    return Sentences(
+        {text: id for id, text in enumerate(texts)},
+        {text: processor.GetScore(id) for id, text in enumerate(texts)},
+        bool(normalizer.get(DUMMY_PREFIX, [1])[-1]),
+    )
 
 
 def _model(vocab: Vocab) -> bytes:
@@ -74,12 +89,14 @@ def _model(vocab: Vocab) -> bytes:
     types = _types(vocab)
     texts = (text.encode("utf-8", "surrogateescape") for text in vocab.tokens)
     pieces = b"".join(
-        _bytes(1, _bytes(1, text) + _float(2, score) + _int(3, type))
+        _bytes(PIECES, _bytes(1, text) + _float(2, score) + _int(3, type))
         for text, score, type in zip(texts, vocab.scores.tolist(), types, strict=True)
     )
-    trainer = _int(3, BPE) + _int(35, int(BYTE in types))
-    as_it_is = _bytes(1, b"identity") + _int(3, 0) + _int(4, 0) + _int(5, 1)
-    return pieces + _bytes(2, trainer) + _bytes(3, as_it_is)
+    trainer = _int(MODEL_TYPE, BPE) + _int(BYTE_FALLBACK, int(BYTE in types))
+    as_it_is = _int(DUMMY_PREFIX, 0) + _int(EXTRA_SPACES, 0) + _int(SPACES, 1)
+    return (
+        pieces + _bytes(TRAINER, trainer) + _bytes(NORMALIZER, _bytes(NAME, b"identity") + as_it_is)
+    )
 
 
 def _types(vocab: Vocab) -> list[int]:
@@ -101,6 +118,9 @@ def _types(vocab: Vocab) -> list[int]:
     return types
 
 
+# -- Protocol Buffers -------------------------------------------------------------------------
+
+
 def _varint(number: int) -> bytes:
     groups = bytearray()
     while number > 127:
@@ -119,3 +139,31 @@ def _float(field: int, value: float) -> bytes:
 
 def _bytes(field: int, value: bytes) -> bytes:
     return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+def _fields(raw: bytes) -> dict[int, list[Any]]:
+    """Return the integer and bytes fields of a message."""
+    found: dict[int, list[Any]] = {}
+    at = 0
+    while at < len(raw):
+        key, at = _read_varint(raw, at)
+        number, kind = key >> 3, key & 7
+        if kind in (1, 5):  # a number of 8 or 4 bytes
+            at += 8 if kind == 1 else 4
+            continue
+        if kind not in (0, 2):
+            raise ValueError(f"a field of kind {kind}")
+        value: Any
+        value, at = _read_varint(raw, at)
+        if kind == 2:
+            value, at = raw[at : at + value], at + value
+        found.setdefault(number, []).append(value)
+    return found
+
+
+def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while raw[at] > 127:
+        value |= (raw[at] & 127) << shift
+        shift, at = shift + 7, at + 1
+    return value | raw[at] << shift, at + 1

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -15,12 +15,40 @@ from toynn.errors import GGUFError
 from toynn.formats.gguf import Strings
 from toynn.formats.tokenizer.pre import GEMMA4, KINDS, Kind
 
-__all__ = ["PREFIX", "Given", "Keys", "TokenType", "Vocab", "read_vocab"]
+__all__ = [
+    "PREFIX",
+    "SPACE",
+    "SPELLED",
+    "Given",
+    "Keys",
+    "TokenType",
+    "Vocab",
+    "byte_letters",
+    "read_vocab",
+]
 
 Scalar = TypeVar("Scalar", bool, int, float, str)
 
 PREFIX = "tokenizer.ggml."
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece spells a space
+#: The texts of byte tokens.
+SPELLED = {f"<0x{byte:02X}>": byte for byte in range(256)}
 MODELS = {"gpt2": "byte-level BPE", "llama": "SentencePiece", "gemma4": "BPE over spaces"}
+
+
+def byte_letters() -> list[str]:
+    """Return the letter that byte-level BPE writes for each byte: all are printable.
+
+    Source: bytes_to_unicode of github.com/openai/gpt-2, src/encoder.py.
+    """
+    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in seen]
+    return [chr(byte) if byte in seen else chr(256 + others.index(byte)) for byte in range(256)]
+
+
+@cache
+def _bytes() -> dict[str, int]:
+    return {letter: byte for byte, letter in enumerate(byte_letters())}
 
 
 class Keys(Protocol):
@@ -122,6 +150,17 @@ class Vocab:
         ids = np.flatnonzero(np.isin(self.types, whole)).tolist()
         ids.sort(key=lambda id: -len(self.tokens[id].encode("utf-8", "surrogateescape")))
         return [(self.tokens[id], id) for id in ids]
+
+    def piece(self, id: int) -> bytes:
+        """Return the bytes that a token stands for."""
+        text, type = self.tokens[id], self.declared[id]
+        if self.kind is not None and not self.kind.spaced and type == TokenType.NORMAL:
+            of = _bytes()
+            return b"".join(bytes((of[c],)) if c in of else c.encode() for c in text)
+        if type == TokenType.BYTE and text in SPELLED:
+            return bytes((SPELLED[text],))
+        text = text.replace(SPACE, " ") if type == TokenType.NORMAL else text
+        return text.encode("utf-8", "surrogateescape")
 
 
 def read_vocab(file: Keys, kind: Kind | None = None) -> Vocab:
