@@ -1,6 +1,7 @@
 """``toynn chat``: turns by the template, what was read is not read again."""
 
 import io
+import json
 import sys
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_turns_are_written_by_the_template(talk):
 def test_commands(talk, tmp_path):
     (tmp_path / "system.txt").write_text("be kind\n")
     asked, printed = talk("a", "b", "/undo", "/help", "c", "/clear", "d", "/exit", "e")
-    assert "/undo removes the last turn, /help shows this help" in printed.err
+    assert "/undo removes the last turn, /regen draws" in printed.err
     turn = "<|user|>{}<|im_end|><|assistant|>".format
     assert asked == [
         turn("a"),
@@ -90,13 +91,19 @@ def test_commands(talk, tmp_path):
     [
         ("/foo", "there is no command /foo. /clear starts over, /undo removes"),
         ("/clera", "there is no command /clera; did you mean /clear?"),
-        ("/quit", "did you mean /exit?"),
+        ("/q", "did you mean /exit?"),
+        ("/retry", "did you mean /regen?"),
         ("/reset", "did you mean /clear?"),
         ("/CLEAR", "did you mean /clear?"),
         ("/?", "did you mean /help?"),
         ("/", "there is no command /. /clear starts"),
         ("/undo 2", "/undo takes no words; got '2'. /clear starts"),
         ("/foo bar", "there is no command /foo."),
+        ("/exit now", "/exit takes no words; got 'now'."),
+        ("/system", "/system takes TEXT; got ''."),
+        ("/save a\0b", r"'a\x00b': not a path: embedded null byte"),
+        ("/system @a\0b", r"'a\x00b': not a path: embedded null byte"),
+        ("/save  ", "/save takes FILE; got ''."),
     ],
 )
 def test_an_unknown_command_is_answered_and_not_sent(talk, said, answer):
@@ -121,6 +128,64 @@ def test_a_path_and_what_a_space_precedes_are_sent(talk, said, sent):
     asked, printed = talk(said)
     assert asked == [f"<|user|>{sent}<|im_end|><|assistant|>"]
     assert printed.err == ""
+
+
+@pytest.mark.parametrize("end", ["/exit", "/quit", "/bye "])
+def test_the_usual_words_end_the_chat(talk, end):
+    asked, printed = talk("a", end, "b")
+    assert len(asked) == 1 and printed.err == ""
+
+
+def test_an_answer_is_drawn_anew(talk, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(
+        chat,
+        "complete",
+        lambda *given, seed, complete=chat.complete, **more: (
+            seeds.append(seed),
+            complete(*given, seed=seed, **more),
+        )[1],
+    )
+    asked, printed = talk("/regen", "a", "/regen", "/regen", "b", flags=["--seed", "7"])
+    assert asked[0] == asked[1] == asked[2] == "<|user|>a<|im_end|><|assistant|>"
+    assert asked[3] == asked[0] + "ok<|im_end|><|user|>b<|im_end|><|assistant|>"
+    assert seeds == [7, 8, 9, 7]
+    assert "toynn: /regen: there is no answer yet" in printed.err
+
+
+def test_the_system_message_is_changed(talk, tmp_path):
+    (tmp_path / "system.txt").write_text("be short\n")
+    said = ["a", "/system be  kind ", "b", f"/system @{tmp_path}/system.txt", "/clear", "c"]
+    asked, printed = talk(*said, f"/system @{tmp_path}/none", "d", flags=["--system", "x"])
+    systems = [text.partition("<|user|>")[0] for text in asked]
+    assert systems == [
+        f"<|system|>{each}<|im_end|>" for each in ("x", "be  kind", *["be short"] * 2)
+    ]
+    assert [text.count("<|user|>") for text in asked] == [1, 2, 1, 2]
+    assert "none: cannot read" in " ".join(printed.err.split())
+
+
+def test_a_conversation_is_saved_as_a_row_of_data(talk, model, tmp_path):
+    first, second = tmp_path / "two words.jsonl", tmp_path / "more.jsonl"
+    said = [f"/save {first}", "a", f"/save {first}", "b", f"/save {first}", f"/save {second}"]
+    _, printed = talk(*said, f"/save {tmp_path}/none/x", "c", flags=["--system", "é"])
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "ok"}]
+    system = {"role": "system", "content": "é"}
+    assert json.loads(first.read_text("utf-8")) == {"messages": [system, *turns]}
+    assert len(json.loads(second.read_text("utf-8"))["messages"]) == 5
+    assert main(["check", "--data", str(second), "--model", model]) == 0
+    err = " ".join(printed.err.split())
+    assert "/save: nothing was said yet" in err and "exists already; name a new file" in err
+    assert "more.jsonl: 4 messages" in err and "none/x: cannot write" in err
+    assert printed.out == "ok\nok\nok\n"
+
+
+def test_an_overlong_message_is_refused_and_the_conversation_goes_on(talk):
+    asked, printed = talk("a", "x" * 300, "b")
+    assert asked[1].startswith(asked[0]) and "xx" not in asked[1] and len(asked) == 2
+    err = " ".join(printed.err.split())
+    assert "the message is not sent: with it the conversation is" in err
+    assert "the model sees at most 40" in err and "forgotten" not in err
 
 
 def test_a_command_may_have_spaces_behind_it(talk):
@@ -162,10 +227,7 @@ def test_without_standard_input_there_is_nothing_to_answer(model, monkeypatch, c
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_cannot_be(talk, model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x" * 300 + b"\n")))
-    assert main(["chat", "--model", model]) == 2
-    assert "tokens long; the model sees at most 40" in capsys.readouterr().err
+def test_what_cannot_be(model, tmp_path, capsys):
     with gguf.open(model) as file:
         metadata = {key: (value, file.types[key]) for key, value in file.metadata.items()}
         metadata.pop("tokenizer.chat_template")

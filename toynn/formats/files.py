@@ -82,7 +82,10 @@ def through_links(path: Path, error: type[ToynnError]) -> Path:
     Renaming onto the path itself would replace the link and leave its target unchanged. Raises
     ``error`` for links in a circle.
     """
-    target = Path(os.path.realpath(path))
+    try:
+        target = Path(os.path.realpath(path))
+    except ValueError as why:  # a NUL in the name
+        raise error(f"{str(path)!r}: not a path: {why}") from None
     if target.is_symlink():
         raise error(f"{path}: cannot write: symbolic links that lead in a circle")
     return target

@@ -89,7 +89,10 @@ _CHAT = {
     "clear": "reset new restart r",
     "undo": "back pop",
     "help": "? h commands",
-    "exit": "quit bye q",
+    "regen": "regenerate retry again redo",
+    "system": "set",
+    "save": "export write",
+    "exit": "q",
 }
 
 
