@@ -304,13 +304,25 @@ def test_errors_are_one_line(model, folder, tmp_path, capsys, monkeypatch):
     assert "--prompt -: expected UTF-8; got 0xff at byte 2" in error_line(capsys)
 
 
-def test_an_architecture_that_is_not_here(model, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("architecture", "tensor", "message"),
+    [
+        ("mamba", "w", "its architecture is 'mamba'; toynn has llama"),
+        ("nomic-bert", "w", "'nomic-bert': it is an encoder; toynn trains models that predict"),
+        ("clip", "w", "'clip': it is a model of pictures; toynn trains models that predict"),
+        ("llama", "cls.output.weight", "'cls.output.weight': it is a classifier of texts; toynn"),
+    ],
+)
+def test_an_architecture_that_is_not_here(architecture, tensor, message, model, tmp_path, capsys):
     with gguf.open(model) as file:
         metadata = {key: (value, file.types[key]) for key, value in file.metadata.items()}
-        metadata |= {"general.architecture": "mamba", "mamba.vocab_size": 256}
-        gguf.write(tmp_path / "mamba.gguf", metadata, {"w": (np.ones((1, 2), np.float32), "F32")})
-    assert run(tmp_path / "mamba.gguf") == 2
-    assert "its architecture is 'mamba'; toynn has llama" in error_line(capsys)
+        metadata |= {"general.architecture": architecture, "mamba.vocab_size": 256}
+        weights = {tensor: (np.ones((1, 2), np.float32), "F32")}
+        gguf.write(tmp_path / "other.gguf", metadata, weights)
+    assert run(tmp_path / "other.gguf") == 2
+    assert message in error_line(capsys)
+    assert main(["train", "lora", "--model", str(tmp_path / "other.gguf"), "--data", __file__]) == 2
+    assert message in capsys.readouterr().err
 
 
 def objects(capsys):

@@ -21,9 +21,11 @@ from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import ByteTokenizer
 from toynn.jobs import before_after
 from toynn.jobs.made import JOBS
-from toynn.jobs.peers import COMMANDS, FLAGS, VALUES
+from toynn.jobs.peers import ADVICE, COMMANDS, FLAGS, VALUES
 from toynn.recipes import LoRA
 from toynn.train.folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -68,6 +70,29 @@ SMALL = ["--steps", "4", "--warmup", "1", "--batch", "2", "--seq", "8", "--data"
         (["trian", "lora"], "; did you mean train?"),
         (["train", "loar"], "; did you mean lora?"),
         (["train", "gpt2", "--lr-schedule", "cosin"], "; did you mean cosine?"),
+        (["train", "gpt2", "--dropout", "0.2"], "--dropout (only adapters have dropout"),
+        (["train", "lora", "--beta2", "0.99"], "--beta2 (AdamW's betas are 0.9 and 0.999"),
+        (["train", "gpt2", "--adam_beta1=0.8"], "--adam_beta1 (AdamW's betas are 0.9"),
+        (
+            ["train", "gpt2", "--lr_decay_iters=5"],
+            "--lr_decay_iters (the rate falls along --lr-sch",
+        ),
+        (["train", "gpt2", "--compile=False"], "--compile (the kernels are compiled"),
+        (
+            ["train", "lora", "--fine-tune-type", "full"],
+            "(the type is LoRA, or DoRA (--dora); `toynn train",
+        ),
+        (["train", "lora", "--test"], "--test (`toynn eval --adapter RUN --data FOLDER` measures"),
+        (["train", "lora", "--load_in_4bit"], "--load_in_4bit (the model may be a quantized file"),
+        (["train", "gpt2", "-t", "4"], ": -t (did you mean --threads?) (see"),
+        (["train", "gpt2", "-c", "64"], ": -c (did you mean --seq?) (see"),
+        (["generate", "-s", "4"], "-s (did you mean --seed?); and one of the arguments"),
+        (["generate", "-n1", "-p-s"], "toynn: error: --model: name the model"),
+        (["generate", "-m", "x", "-p", "a", "-c", "64"], "-c (the context is the model's own"),
+        (["generate", "-m", "x", "-p", "a", "--ignore-eos"], "--ignore-eos (the model's end"),
+        (["serve"], "; toynn does not serve, but llama-server loads what it writes: see docs/l"),
+        (["embed"], "; toynn has no encoders and no embeddings of texts yet: see docs/limits.md"),
+        (["train", "classify"], "; toynn has no classifiers of texts yet, but labels work"),
     ],
 )
 def test_a_word_that_is_nearly_right(words, message, capsys):
@@ -87,6 +112,12 @@ def test_every_name_of_others_stands_for_one_of_our_own():
     assert not set(COMMANDS) & set(commands)
     for table in (COMMANDS, FLAGS, VALUES):
         assert all(name != own for name, own in table.items())
+    known = {f"--{flag}" for flag in flags}
+    for name, advice in ADVICE.items():
+        assert name not in COMMANDS and name not in commands
+        assert set(re.findall(r"--[a-z-]+", advice)) <= known
+        assert all(name in commands for name in re.findall(r"toynn ([a-z]+) -", advice))
+        assert all((ROOT / page).exists() for page in re.findall(r"docs/[\w.]+", advice))
 
 
 def test_words_of_other_programs(files, monkeypatch):

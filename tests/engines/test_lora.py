@@ -398,8 +398,8 @@ def test_other_files_are_refused(llama, tmp_path):
     with gguf.open(llama) as file:
         metadata = {key: (value, file.types[key]) for key, value in file.metadata.items()}
         tensors = {name: (np.array(file[name]), "F32") for name in file}
-    gguf.write(tmp_path / "a.gguf", metadata | {"general.architecture": "bert"}, tensors)
-    with pytest.raises(GGUFError, match=r"its architecture is 'bert'; toynn has .*gpt2"):
+    gguf.write(tmp_path / "a.gguf", metadata | {"general.architecture": "mamba"}, tensors)
+    with pytest.raises(GGUFError, match=r"its architecture is 'mamba'; toynn has .*gpt2"):
         LoRA().realize(tmp_path / "a.gguf", None, 2, OPTS)
     del tensors["blk.1.ffn_up.weight"]
     gguf.write(tmp_path / "b.gguf", metadata, tensors)

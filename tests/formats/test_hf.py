@@ -12,6 +12,8 @@ from toynn import AdamW, GPT2Config, LlamaConfig, RecipeOptions
 from toynn.engines import ENGINES, GPT2SeqEngine, LlamaSeqEngine
 from toynn.errors import ConfigError, DataError, LifecycleError, ToynnError
 from toynn.formats import hf
+from toynn.formats.foreign import foreign
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 from toynn.recipes import GPT2, FromScratch
 
 GPT2_CONFIG = GPT2Config(61, 24, 4, 40, 2, 16, norm_eps=1e-3)
@@ -141,6 +143,19 @@ REFUSED = {
         {},
         "must be .*gpt2, .*; got 'mamba'",
     ),
+    "encoder": (dict(model_type="distilbert"), {}, "'distilbert': it is an encoder; .*limits.md"),
+    "T5": (dict(model_type="mt5"), {}, "'mt5': it is an encoder-decoder; toynn trains models that"),
+    "speech": (dict(model_type="whisper"), {}, "'whisper': it is a model of speech; toynn"),
+    "classifier": (
+        dict(architectures=["LlamaForSequenceClassification"], id2label={"0": "good"}),
+        {},
+        "'LlamaForSequenceClassification': it is a classifier of texts; .*docs/limits.md says",
+    ),
+    "tagger": (
+        dict(model_type="bert", architectures=["BertForTokenClassification"]),
+        {},
+        "'BertForTokenClassification': it is a classifier of texts",
+    ),
     "no model": (dict(model_type=...), {}, "model_type must be .*; got None"),
     "missing size": (dict(hidden_size=...), {}, r"config\.json: hidden_size is missing"),
     "missing eps": (dict(rms_norm_eps=None), {}, "rms_norm_eps is missing"),
@@ -227,6 +242,12 @@ def test_refused_by_name(case, folder):
     with pytest.raises(DataError, match=message) as error:
         LlamaSeqEngine.from_hf(folder)
     assert str(folder) in str(error.value)
+
+
+def test_no_architecture_is_taken_for_another_kind():
+    assert "llama" in NAME_MAPPINGS
+    for name, mapping in NAME_MAPPINGS.items():
+        assert not foreign([name, *mapping.model_types])
 
 
 def test_folders_that_cannot_be_read(folder):

@@ -47,7 +47,7 @@ from toynn.cli._text import plain_warnings, print_error
 from toynn.errors import ConfigError, ToynnError, flags_stay
 from toynn.jobs import peers
 from toynn.jobs.made import OPTIONS
-from toynn.jobs.peers import COMMANDS, FLAGS, VALUES
+from toynn.jobs.peers import ADVICE, COMMANDS, FLAGS, VALUES
 from toynn.options import RENAMED, RecipeOptions
 from toynn.system.platform import in_shell
 from toynn.system.printing import print_line
@@ -57,6 +57,7 @@ __all__ = ["main", "parsed"]
 DESCRIPTION = "Train and fine-tune transformers on the CPU you have, with kernels you can read."
 #: Flags of files that may name the model and the data. Without such a flag, both are required.
 NAMING = ("--config", "--resume", "--adapter")
+OLD = {old.replace("_", "-"): now.replace("_", "-") for old, now in RENAMED.items()}
 
 
 class Parser(ArgumentParser):
@@ -81,8 +82,8 @@ class Parser(ArgumentParser):
         if "required" in message and (typed := meant(self._words, self._option_string_actions)):
             message = f"unrecognized arguments: {typed}; and {message}"
         if found := re.search(r"invalid choice: '([^']+)' \(choose from (.*)\)", message):
-            own = peers.meant(found[1], re.findall(r"[\w-]+", found[2]), COMMANDS, VALUES)
-            message += f"; did you mean {own}?" if own else ""
+            hint = peers.hint(found[1], re.findall(r"[\w-]+", found[2]), COMMANDS, VALUES)
+            message += f"; {hint}" if hint else ""
         message = self._which(message)
         raise ConfigError(f"{message} (see `{self.prog} --help`)")
 
@@ -102,15 +103,16 @@ class Parser(ArgumentParser):
 
 
 def meant(words: Sequence[str], known: Collection[str]) -> str:
-    """Return the unknown options among words, each with the closest known one."""
+    """Return the unknown options among words, each with the closest known one, or advice."""
     found = []
     for word in words:
         name = word.partition("=")[0]
-        if name.startswith("--") and len(name) > 2 and name not in known:
+        bare = name.lstrip("-").replace("_", "-")
+        long = name.startswith("--") and bare
+        if name not in known and (long or (name[:1] == "-" and bare in {**FLAGS, **ADVICE})):
             flags = [each[2:] for each in known if each.startswith("--")]
-            now = RENAMED.get(name[2:].replace("-", "_"), "").replace("_", "-")
-            own = now if now in flags else peers.meant(name[2:].replace("_", "-"), flags, FLAGS)
-            found.append(f"{name} (did you mean --{own}?)" if own else name)
+            hint = peers.hint(bare, flags, OLD, FLAGS, form="--{}".format)
+            found.append(f"{name} ({hint})" if hint else name)
     return ", ".join(found)
 
 
@@ -179,7 +181,7 @@ def parsed(argv: Sequence[str]) -> Namespace:
     if unknown:
         command = " ".join(["toynn", *argv[: 2 if argv[0] == "train" else 1]])
         hint = meant(unknown, parser.known(argv))
-        hint = f": {hint}" if "did you mean" in hint else ""
+        hint = f": {hint}" if "(" in hint else ""
         raise ConfigError(
             f"unrecognized arguments: {' '.join(unknown)}{hint} (see `{command} --help`)"
         )

@@ -3,7 +3,9 @@
 import os
 from pathlib import Path
 
+from toynn.errors import GGUFError
 from toynn.formats import gguf, hf
+from toynn.formats.foreign import foreign
 from toynn.formats.gguf import GGUFFile
 from toynn.formats.hf import HFModel
 
@@ -17,10 +19,16 @@ def open(path: str | os.PathLike[str], *, check: bool | None = None) -> Base:
     """Map a model's file or folder, and read its metadata.
 
     `check` searches the weights for NaN and infinity; None means only if the model is small. Raises
-    GGUFError or DataError for a malformed model.
+    GGUFError or DataError for a malformed model, and for one of another kind, such as an encoder.
     """
-    folder = Path(path).is_dir()
-    return hf.open(path, check=check) if folder else gguf.open(path, check=check)
+    if Path(path).is_dir():
+        return hf.open(path, check=check)
+    file = gguf.open(path, check=check)
+    heads = [name for name in file.tensors if name.startswith("cls.")]
+    if other := foreign([file.metadata.get("general.architecture"), *heads]):
+        file.close()
+        raise GGUFError(f"{file.path}: {other}")
+    return file
 
 
 def context_length(path: str | os.PathLike[str]) -> int | None:

@@ -12,14 +12,14 @@ Given options take precedence over the file's. A run writes its config.toml in t
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from toynn import distributed
 from toynn.errors import ConfigError
-from toynn.jobs import peers
 from toynn.jobs.directory import Directory
+from toynn.jobs.peers import hint, option_hint
 from toynn.optim.schedule import usual_warmup
-from toynn.options import RENAMED, Option, renamed
+from toynn.options import Option, renamed
 from toynn.system.reading import read_bytes
 
 __all__ = ["read_config"]
@@ -71,7 +71,7 @@ def _read_config(
         del values["warmup"]  # derived again from the run's own number of steps
     for name in values:
         if name not in options:
-            _refuse(path, f"train.{name}", name, options)
+            _refuse(path, f"train.{name}", option_hint(name, options.values()), options)
     first = run.get("directory")
     if not isinstance(first, str | None):
         raise ConfigError(f"{path}: run.directory: expected a path; got {first!r}")
@@ -103,20 +103,15 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"{path}: not TOML: {error}") from error
     for name, table in found.items():
         if name not in TABLES:
-            _refuse(path, name, name, TABLES)
+            _refuse(path, name, hint(name, TABLES), TABLES)
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {name}: expected a table, [{name}]; got {table!r}")
     return found
 
 
-def _refuse(path: Path, where: str, name: str, known: Iterable[str]) -> None:
+def _refuse(path: Path, where: str, hint: str, known: Iterable[str]) -> NoReturn:
     """Raise ConfigError: a name is not known."""
-    near = peers.meant(name.replace("_", "-"), [n.replace("_", "-") for n in known], peers.FLAGS)
-    own = (near or "").replace("-", "_")
-    hint = f"; did you mean {own}?" if own else f"; expected {_listed(known)}"
-    if name in RENAMED and RENAMED[name] in known:
-        hint = f"; its name is {RENAMED[name]} now"
-    raise ConfigError(f"{path}: {where} is not known{hint}")
+    raise ConfigError(f"{path}: {where} is not known; {hint or f'expected {_listed(known)}'}")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,17 +1,15 @@
 """Make a job from options that Python gives or a config.toml holds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from toynn.errors import ConfigError
-from toynn.jobs import peers
 from toynn.jobs.config_file import read_config
 from toynn.jobs.job import Job
 from toynn.jobs.lora import LoRAJob
 from toynn.jobs.models import FromScratchJob, GPT2Job, WarmStartJob
-from toynn.jobs.peers import FLAGS
+from toynn.jobs.peers import option_hint
 from toynn.jobs.vit import ViTJob
-from toynn.options import RENAMED
 from toynn.system.platform import in_shell
 
 __all__ = ["JOBS", "OPTIONS", "made"]
@@ -21,12 +19,6 @@ JOBS: dict[str, type[Job]] = {
 }
 LENGTH = ("steps", "epochs")  # if one of them is given, the file's steps and epochs are ignored
 OPTIONS = {name: job.options for name, job in JOBS.items()}
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the option that an unknown name may mean."""
-    own = peers.meant(name.replace("_", "-"), [each.replace("_", "-") for each in known], FLAGS)
-    return f"did you mean {own.replace('-', '_')!r}? " if own else ""
 
 
 def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> Job:
@@ -41,10 +33,8 @@ def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> J
     known = {each.name: each for each in JOBS[recipe].options}
     for name in given:
         if name not in known:
-            names = ", ".join(sorted(known))
-            hint = f"{_hint(name, known)}toynn train {recipe} has {names}"
-            if RENAMED.get(name) in known:
-                hint = f"its name is {RENAMED[name]} now"
+            hint = option_hint(name, JOBS[recipe].options)
+            hint = hint or f"toynn train {recipe} has {', '.join(sorted(known))}"
             raise ConfigError(f"{recipe}: there is no option {name!r}; {hint}")
     values = {name: known[name].checked(value) for name, value in given.items()}
     if command is None:

@@ -3,10 +3,13 @@
 The programs are mlx-lm, PEFT, TRL, transformers' Trainer, llama.cpp, ollama, nanoGPT and axolotl.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 
-__all__ = ["CHAT", "COMMANDS", "FLAGS", "VALUES", "meant"]
+from toynn.formats.foreign import PAGE
+from toynn.options import RENAMED, Option
+
+__all__ = ["ADVICE", "CHAT", "COMMANDS", "FLAGS", "VALUES", "hint", "meant", "option_hint"]
 
 #: Least similarity of two words, 0 to 1, for one to be suggested for the other.
 NEAR = 0.7
@@ -34,12 +37,12 @@ _FLAGS = {
     "data": "dataset datasets dataset-name train-data train-file data-path training-data",
     "valid": "val-data valid-data eval-data validation-file eval-file eval-dataset",
     "holdout": "val-set-size val-size test-size validation-split eval-split",
-    "out": "output output-dir out-dir save-path output-path",
+    "out": "output output-dir out-dir save-path output-path folder",
     "steps": "max-steps max-iters num-iters num-steps n-steps total-steps",
     "epochs": "num-train-epochs num-epochs n-epochs",
     "batch": "per-device-train-batch-size micro-batch-size train-batch-size",
     "grad-accum": "gradient-accumulation-steps gradient-accumulation accumulate-grad-batches",
-    "seq": "max-length sequence-len sequence-length cutoff-len block-size ctx-size max-seq-len",
+    "seq": "max-length sequence-len sequence-length cutoff-len block-size ctx-size max-seq-len c",
     "lr-schedule": "lr-scheduler-type lr-scheduler scheduler",
     "min-lr-ratio": "min-lr cosine-min-lr-ratio",
     "warmup": "warmup-steps warmup-iters num-warmup-steps",
@@ -65,15 +68,41 @@ _FLAGS = {
     "report": "wandb report-to wandb-project use-wandb tensorboard",
     "precision": "bf16 fp16 tf32 fp32 dtype torch-dtype mixed-precision",
     "backend": "device gpu cuda n-gpu-layers",
-    "threads": "num-threads n-threads cpu-threads",
+    "threads": "num-threads n-threads cpu-threads t",
+    "seed": "s",
     "d-model": "n-embd hidden-size embed-dim",
     "layers": "n-layer n-layers num-hidden-layers",
     "heads": "n-head num-attention-heads",
     "temp": "temperature",
-    "max-tokens": "max-new-tokens num-tokens",
+    "max-tokens": "max-new-tokens num-tokens n-predict",
     "prompts": "file prompt-file",
     "system": "system-prompt",
     "outtype": "dtype-out quant quantization q-bits ftype",
+}
+_ADVICE = {
+    "only adapters have dropout: `toynn train lora`": "dropout",
+    "AdamW's betas are 0.9 and 0.999, or 0.95 for from-scratch and warm-start: leave it out": (
+        "beta1 beta2 adam-beta1 adam-beta2 betas"
+    ),
+    "the rate falls along --lr-schedule, over all steps: leave it out": "lr-decay-iters",
+    "the kernels are compiled: leave it out": "compile torch-compile",
+    "the type is LoRA, or DoRA (--dora); `toynn train from-scratch --init-from MODEL` trains all "
+    "weights": "fine-tune-type",
+    "`toynn eval --adapter RUN --data FOLDER` measures test.jsonl": "test",
+    "the model may be a quantized file, such as `toynn convert --outtype q8_0` writes": (
+        "load-in-4bit load-in-8bit"
+    ),
+    "the context is the model's own; --max-tokens limits the answer": "c ctx-size",
+    "the model's end-of-text token always ends a text: leave it out": "ignore-eos",
+    f"toynn does not serve, but llama-server loads what it writes: see {PAGE}": (
+        "serve server api llama-server mlx_lm.server"
+    ),
+    f"toynn has no encoders and no embeddings of texts yet: see {PAGE}": (
+        "embed embedding embeddings encode"
+    ),
+    f"toynn has no classifiers of texts yet, but labels work as completions: see {PAGE}": (
+        "classify classifier classification"
+    ),
 }
 _VALUES = {
     "medium": "bf16 bfloat16 fp16 float16 half mixed",
@@ -103,13 +132,15 @@ def _by_name(table: dict[str, str]) -> dict[str, str]:
 #: toynn's name by another program's name. CHAT is for commands within a conversation.
 COMMANDS, FLAGS, VALUES = _by_name(_COMMANDS), _by_name(_FLAGS), _by_name(_VALUES)
 CHAT = _by_name(_CHAT)
+#: What to do without a command or a flag that toynn does not have.
+ADVICE = _by_name(_ADVICE)
 
 
 def meant(name: str, known: Iterable[str], *tables: dict[str, str]) -> str | None:
     """Return the known name that an unknown one may mean, or None.
 
     Other programs' names are tried first, if the first word of toynn's name is known; then the most
-    similar known name.
+    similar known name, unless there is ``ADVICE``.
     """
     names = list(known)
     for table in tables:
@@ -118,4 +149,25 @@ def meant(name: str, known: Iterable[str], *tables: dict[str, str]) -> str | Non
             if words.partition(" ")[0] in names:
                 return words
     close = get_close_matches(name, names, 1, NEAR)
-    return close[0] if close else None
+    return close[0] if close and name not in ADVICE else None
+
+
+def hint(
+    name: str, known: Iterable[str], *tables: dict[str, str], form: Callable[[str], str] = str
+) -> str:
+    """Return "did you mean ...?" for an unknown name, or advice; "" without either."""
+    own = meant(name, known, *tables)
+    return f"did you mean {form(own)}?" if own else ADVICE.get(name, "")
+
+
+def option_hint(name: str, options: Collection[Option]) -> str:
+    """Return a hint at the option that an unknown key or keyword may mean; "" if there is none."""
+    flags = {each.name: each.flag[2:] for each in options}
+    if RENAMED.get(name) in flags:
+        return f"its name is {RENAMED[name]} now"
+    also = {each.also.lstrip("-"): each.flag[2:] for each in options if each.also}
+    return hint(name.replace("_", "-"), flags.values(), also, FLAGS, form=_keyword)
+
+
+def _keyword(flag: str) -> str:
+    return flag.replace("-", "_")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import DataError
 from toynn.formats import quants
+from toynn.formats.foreign import foreign
 from toynn.formats.gguf.finite import E8M0_LIMIT, find_nonfinite
 from toynn.formats.gguf.tensors import TensorInfo
 from toynn.formats.hf.config import CONFIG, Config
@@ -68,8 +69,11 @@ class HFModel(Opened):
         self._watched = Unchanged.of(path / CONFIG)
         self.path, config = path, Config(path, read_object(path / CONFIG))
         self._config, self._is_part = config.of_text()
-        kind = self._config.get("model_type")
+        kind, classes = self._config.get("model_type"), config.get("architectures")
         mapping = name_mapping_for(self._config)
+        found = list(classes) if isinstance(classes, list) else []
+        if other := foreign(found if mapping else [*found, kind]):
+            self._config.refuse(other)
         if mapping is None:
             known = ", ".join(name for s in NAME_MAPPINGS.values() for name in s.model_types)
             self._config.refuse(f"model_type must be {known}; got {kind!r}")
