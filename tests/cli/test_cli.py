@@ -78,7 +78,7 @@ def test_train_fills_the_run_folder(recipe, text, tmp_path, capsys):
     assert len(re.findall(r"^step +\d+/30 ", printed.out, re.MULTILINE)) == 4  # one each report
 
     names = {path.name for path in out.iterdir()}
-    assert names - {"loss.png"} == {
+    assert names == {
         "checkpoint-30",
         "config.toml", "metrics.jsonl", "model.gguf", "model.safetensors", "report.html",
         "run.json", "sample.txt"
@@ -112,7 +112,7 @@ def test_a_signal_saves_and_exits_130(recipe, text, tmp_path, capfd):
     assert train_fake(text, tmp_path / "a") == 130
     printed = capfd.readouterr()
     assert "stopped     after 12 steps; the best weights are saved" in printed.out
-    names = {path.name for path in (tmp_path / "a").iterdir()} - {"checkpoint-12", "loss.png"}
+    names = {path.name for path in (tmp_path / "a").iterdir()} - {"checkpoint-12"}
     kept = {"config.toml", "metrics.jsonl", "model.gguf", "model.safetensors"}
     assert names == {*kept, "report.html", "run.json", "sample.txt"}
     assert "stopped: by SIGINT" in (tmp_path / "a" / "report.html").read_text()

@@ -67,8 +67,6 @@ def here(files, monkeypatch):
     monkeypatch.chdir(files)
     monkeypatch.setattr("toynn.jobs.text.SAMPLE_TOKENS", 2)
     monkeypatch.setattr("toynn.jobs.text.SAMPLE_ON_THE_WAY", 3)
-    monkeypatch.setattr("toynn.jobs.run.plot_losses", lambda *_: False)
-    monkeypatch.setattr("toynn.train.classify.plot_confusion", lambda *_: False)
     return files
 
 

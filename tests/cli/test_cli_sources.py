@@ -23,7 +23,6 @@ LORA += ["--batch", "2", "--lr", "0.01", "--eval-every", "2", "--save-every", "2
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(text, "SAMPLE_TOKENS", 4)
-    monkeypatch.setattr("toynn.jobs.run.plot_losses", lambda *_: False)
     write_base(tmp_path / "base.gguf", vocab=256, context=64)
     rows = [{"prompt": f"say {n}: ", "completion": "ab" * (n % 3 + 1)} for n in range(20)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))

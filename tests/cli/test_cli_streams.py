@@ -37,7 +37,6 @@ SAVING = {
     "export": ("export", *MODEL, "--to", "hf"),
     "export an adapter": ("export", *MODEL, "--adapter", "tuned", "--to", "peft"),
     "fuse": ("fuse", *MODEL, "--adapter", "tuned"),
-    "plot": ("plot", "tuned"),
     "generate": ("generate", *MODEL, "--prompt", "the", "--max-tokens", "3"),
 }
 #: Commands that are there for what they print.
@@ -102,7 +101,7 @@ def saved(out):
 
 def into(name, folder):
     """The name of what a command writes into a folder."""
-    ends = {"convert": ".gguf", "fuse": ".gguf", "plot": ".png", "generate": ".jsonl"}
+    ends = {"convert": ".gguf", "fuse": ".gguf", "generate": ".jsonl"}
     return folder / f"out{ends.get(name, '')}"
 
 
@@ -113,8 +112,6 @@ def into(name, folder):
 )
 def test_what_is_saved_is_saved(name, kind, buffered, here, made, lost, tmp_path, monkeypatch):  # noqa: F811
     """To the bit, with the exit code of a command that somebody watches."""
-    if name == "plot":
-        pytest.importorskip("matplotlib", reason="matplotlib, of the plot extra, is not installed")
     whole, out = into(name, tmp_path / "a"), into(name, tmp_path / "b")
     whole.parent.mkdir()
     out.parent.mkdir()
@@ -147,6 +144,8 @@ def test_a_run_that_is_stopped_is_shown_to_nobody(number, here, lost, tmp_path, 
 @pytest.mark.parametrize("name", PRINTING)
 def test_what_is_there_to_be_read(name, buffered, here, made, lost, monkeypatch, capfd):  # noqa: F811
     """Nobody reads it: 141, in silence. A full disk is an error. A stream that is none is none."""
+    if name == "plot":
+        pytest.importorskip("plotext", reason="plotext, of the plot extra, is not installed")
 
     def ended(kind):
         monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))

@@ -29,7 +29,6 @@ from toynn.jobs.options import fields_of
 from toynn.jobs.run import build as build_job
 from toynn.optim import AdamW
 from toynn.options import option, options_of
-from toynn.train import classify
 
 TEXT = "the cat sat on the mat and the rat sat on the cat " * 12
 RUN = {"--steps": "4", "--warmup": "1", "--lr": "0.01", "--batch": "2", "--out": "out"}
@@ -259,8 +258,6 @@ def known():
 def see(files, known, tmp_path, monkeypatch, capsys):
     """A function that runs a command and says what is seen of it."""
     monkeypatch.setattr(text, "SAMPLE_TOKENS", 2)
-    monkeypatch.setattr("toynn.jobs.run.plot_losses", lambda *_: False)
-    monkeypatch.setattr(classify, "plot_confusion", lambda *_: False)
     before = toynn.get_float32_matmul_precision(), toynn.get_num_threads()
     yield See(files, known, tmp_path, monkeypatch, capsys)
     assert (toynn.get_float32_matmul_precision(), toynn.get_num_threads()) == before

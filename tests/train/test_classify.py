@@ -1,9 +1,9 @@
-"""Figures of a classifier: loss and accuracy, the confusion matrix as numbers, text, picture."""
+"""Figures of a classifier: loss and accuracy, the confusion matrix as numbers and text."""
 
 import numpy as np
 import pytest
 
-from toynn.train.classify import confusion, confusion_text, loss_and_accuracy, plot_confusion
+from toynn.train.classify import confusion, confusion_text, loss_and_accuracy
 
 NAMES = ("cat", "dog", "a very long name")
 MATRIX = np.array([[5, 1, 0], [0, 7, 0], [2, 0, 1000]])
@@ -43,13 +43,3 @@ def test_text_of_many_classes_is_their_commonest_mistakes():
         "     2 of 52 class 0 predicted as class 19",
         "     2 of 52 class 3 predicted as class 4",
     ]
-
-
-@pytest.mark.parametrize("count", [3, 40])
-def test_picture(tmp_path, count):
-    pytest.importorskip("matplotlib", reason="confusion.png needs matplotlib")
-    matrix = np.eye(count, dtype=np.int64)
-    matrix[-1] = 0  # a class with no picture
-    names = [f"${i}" for i in range(count - 2)] + ["\u732b", "caf\udce9"]  # no glyph, no text
-    assert plot_confusion(matrix, names, tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -26,7 +26,7 @@ from toynn.system.printing import duration
 from toynn.train.folder import RunFolder, to_toml, write_atomically
 from toynn.train.interrupt import Interrupt
 from toynn.train.loop import Loop
-from toynn.train.metrics import MetricsFile, Report, plot_losses
+from toynn.train.metrics import MetricsFile, Report
 from toynn.train.options import LoopOptions
 from toynn.train.progress import Progress, Reading
 
@@ -351,13 +351,6 @@ def test_metrics_file_has_one_object_per_report(tmp_path):
         first, second = path.read_text().splitlines()  # flushed, though still open
     assert json.loads(first) == {"iteration": 0, "trained_tokens": 0, "time": 0.5, "val_loss": 5.5}
     assert json.loads(second)["train_loss"] is None
-
-
-def test_plot(tmp_path):
-    pytest.importorskip("matplotlib", reason="loss.png needs matplotlib")
-    reports = make_loop().run().reports
-    assert plot_losses(reports, tmp_path / "loss.png", {"byte bigram": 2.0})
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_plain_lines_where_there_is_no_terminal():

@@ -6,9 +6,9 @@
     130, 143, 129  stopped by Ctrl-C, SIGTERM or SIGHUP
     141            the reader of stdout has gone
 
-The purpose of some commands is to write files: train, convert, fuse, export, report; generate and
-plot with --out, bench with --json, tape with --html. If stdout cannot be written, these commands go
-on, and their exit code stays the same. All other commands end: silently with 141 if the reader has
+The purpose of some commands is to write files: train, convert, fuse, export, report; generate with
+--out, bench with --json, tape with --html. If stdout cannot be written, these commands go on, and
+their exit code stays the same. All other commands end: silently with 141 if the reader has
 gone, with 2 and an error if a disk is full. Text that cannot be written to stderr is dropped.
 """
 

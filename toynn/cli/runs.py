@@ -5,7 +5,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from itertools import pairwise
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from toynn.jobs import peers
 from toynn.runs import Record, write_report
 from toynn.runs.record import METRICS
 from toynn.runs.series import PLAIN, series
-from toynn.system.printing import columns, counted, duration, harmless
-from toynn.train.metrics import Report, save_figure
+from toynn.system.printing import columns, duration, harmless
+from toynn.train.metrics import Report
 
 __all__ = ["add_parsers"]
 
@@ -23,7 +23,7 @@ SORTS = ("name", "recipe", "steps", "train", "val", "time")
 #: Short names of what a run of toynn may log; a script's run may log others.
 FIELDS = [each.name for each in fields(Report) if each.name not in ("iteration", "figures")]
 NAMES = tuple(dict.fromkeys(series(name).short for name in (*FIELDS, *PLAIN)))
-WIDTH, HEIGHT = 72, 18  # most characters of a chart in the terminal
+WIDTH, HEIGHT = 72, 20  # most characters of a chart in the terminal
 LEAST = 24  # least width of a chart, and of a column of names; a cut name keeps its end
 #: Columns that a table drops, in this order, if it is wider than the terminal.
 DROPPED = ("recipe", "time", "best at", "train loss")
@@ -42,7 +42,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each run")
     parser.set_defaults(run=run_runs)
 
-    help_ = "plot the curves of runs"
+    help_ = "plot the curves of runs in the terminal"
     parser = commands.add_parser("plot", help=help_, description=help_, allow_abbrev=False)
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
     what = (
@@ -53,9 +53,7 @@ def add_parsers(commands: Any) -> None:
         "--what", nargs="+", default=["loss", "val"], metavar="NAME", help=what
     )
     curves.words = NAMES
-    out = "picture file, .png, .svg or .pdf (default: a chart in the terminal)"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
-    parser.set_defaults(run=run_plot, saves="out")
+    parser.set_defaults(run=run_plot)
 
     help_ = "write report.html of a run again, even of a killed run"
     parser = commands.add_parser("report", help=help_, description=help_, allow_abbrev=False)
@@ -172,7 +170,7 @@ def run_report(arguments: Namespace) -> int:
 
 
 def run_plot(arguments: Namespace) -> int:
-    """Draw the curves: into a file, or into the terminal."""
+    """Draw the curves, those of each quantity in a chart of their own."""
     panels: dict[str, Curves] = {}
     records = [Record.read(folder) for folder in arguments.folders]
     logged = dict.fromkeys(name for record in records for name in record.names())
@@ -191,13 +189,9 @@ def run_plot(arguments: Namespace) -> int:
     ]
     if unknown or not panels:
         raise _unlogged(unknown or arguments.what, logged)
-    if arguments.out is None:
-        for curves in panels.values():
-            width = max(LEAST, min(WIDTH, columns(sys.stdout) or WIDTH))
-            print(_coloured(curves, width) or harmless(chart(curves, width)))
-        return 0
-    _picture(panels, arguments.out)
-    print(f"{arguments.out}: {counted(sum(map(len, panels.values())), 'curve')}")
+    width = max(LEAST, min(WIDTH, columns(sys.stdout) or WIDTH))
+    charts = [_chart(each, width, is_coloured=sys.stdout.isatty()) for each in panels.values()]
+    print("\n\n".join(charts))
     return 0
 
 
@@ -211,72 +205,23 @@ def _unlogged(whats: Sequence[str], logged: Iterable[str]) -> DataError:
     )
 
 
-def _coloured(curves: Curves, width: int) -> str | None:
-    """Return curves as plotext draws them; None without a terminal or without plotext."""
-    if not sys.stdout.isatty():
-        return None
+def _chart(curves: Curves, width: int, *, is_coloured: bool) -> str:
+    """Return curves as plotext draws them: each in a colour, or with a mark of its own."""
     try:
-        from plotext import figure
-    except ImportError:  # not installed; or plotext before 6, which has no figure
-        return None
+        from plotext import figure, uncolorize
+    except ImportError as error:  # not installed; or plotext before 6, which has no figure
+        raise ConfigError(
+            'a chart in the terminal needs plotext 6, which is not installed: pip install "'
+            "plotext>=6\"; report.html in a run's folder shows its curves without it"
+        ) from error
     figure.clear()
     figure.theme("simple")
-    figure.plot_size(width, HEIGHT + 2)
-    for name, points in curves.items():
-        line = figure.signal([x for x, _ in points], [y for _, y in points])
+    figure.plot_size(width, HEIGHT)
+    for mark, (name, points) in zip(cycle(MARKS), curves.items(), strict=False):
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        line = figure.signal(xs, ys, marker=None if is_coloured else mark)
         line.label(harmless(name, ""))
         line.lines()
         figure.draw(line)
-    return str(figure.build())
-
-
-def _picture(panels: dict[str, Curves], out: Path) -> None:
-    if out.suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"--out {out}: expected a .png, .svg or .pdf file")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "--out: a picture needs matplotlib, which is not installed: pip install matplotlib; "
-            "without --out, a chart goes to the terminal"
-        ) from error
-    figure = Figure(figsize=(8, 1 + 4 * len(panels)), layout="constrained")
-    for place, (what, curves) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(len(panels), 1, place, xlabel="iteration", ylabel=what)
-        for name, points in curves.items():
-            axes.plot([x for x, _ in points], [y for _, y in points], label=name)
-        axes.legend()
-    save_figure(figure, out)
-
-
-def chart(curves: Curves, width: int) -> str:
-    """Draw curves in lines of text, each with its mark, scaled from least to greatest value."""
-    points = [point for curve in curves.values() for point in curve]
-    left, right = min(x for x, _ in points), max(x for x, _ in points)
-    low, high = min(y for _, y in points), max(y for _, y in points)
-    room = width - 11
-    rows = [[" "] * room for _ in range(HEIGHT)]
-    for mark, curve in zip(MARKS * len(curves), curves.values(), strict=False):
-        for x, y in _between(curve):
-            column = round((x - left) / max(right - left, 1) * (room - 1))
-            line = round((high - y) / max(high - low, 1e-30) * (HEIGHT - 1))
-            rows[line][column] = mark
-    lines = []
-    for index, row in enumerate(rows):
-        value = high - (high - low) * index / (HEIGHT - 1)
-        label = f"{value:9.4g}" if index % 4 == 0 or index == HEIGHT - 1 else " " * 9
-        lines.append(f"{label} |{''.join(row)}".rstrip())
-    lines.append(" " * 10 + "+" + "-" * room)
-    lines.append(" " * 11 + f"{left:<{room // 2}}{right:>{room - room // 2}}")
-    lines += [
-        f"{'':11}{mark} {name}" for mark, name in zip(MARKS * len(curves), curves, strict=False)
-    ]
-    return "\n".join(lines)
-
-
-def _between(curve: Sequence[tuple[int, float]]) -> Iterator[tuple[float, float]]:
-    """Yield points, and some on the straight lines between them."""
-    for (x, y), (u, v) in pairwise(curve):
-        for k in range(WIDTH):
-            yield x + (u - x) * k / WIDTH, y + (v - y) * k / WIDTH
-    yield curve[-1]
+    drawn = str(figure.build()).rstrip()
+    return drawn if is_coloured else str(uncolorize(drawn))

@@ -65,7 +65,6 @@ class Job(ABC):
     source: ClassVar[tuple[str, str]] = ("init_from", "model")  # option to start from, its kind
     unit: str = "tokens"  # what metrics.jsonl counts
     items: str = "tokens"  # what printed lines count
-    mixes: bool = False  # training batches are augmented, so their loss is higher than held-out
 
     recipe: Any  # exists once ``realize`` was called
 

@@ -21,7 +21,6 @@ from toynn.train.boards import BOARDS
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.differences import completed
 from toynn.train.folder import RunFolder, Value
-from toynn.train.metrics import plot_losses
 from toynn.train.options import LoopOptions, Result
 from toynn.train.plan import Begun, begun_with, length_of, warmup_of
 from toynn.train.protocols import Recipe
@@ -210,11 +209,8 @@ def _complete(found: Checkpoint, identity: Mapping[str, Any], job: Job) -> None:
 
 
 def _finish(job: Job, result: Result, folder: RunFolder, seconds: float) -> None:
-    """Draw and print the result of a run. The recipe has the best weights."""
+    """Print the result of a run. The recipe has the best weights."""
     folder.notes |= job.notes()
-    unit = job.items.removesuffix("s")
-    if not plot_losses(result.reports, folder.plot, job.baselines, unit, job.mixes):
-        print(f"no picture  {folder.plot.name} needs matplotlib: pip install matplotlib")
     more = job.show(folder, result)
     by = job.take(LoopOptions).metrics[0]
     _print_result(result, more, folder, seconds, job.items, "" if by == "loss" else f" by {by}")

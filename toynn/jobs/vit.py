@@ -147,7 +147,6 @@ class ViTJob(Job):
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
         super().__init__(given, command)
         self.pictures, self.vit = self.take(PictureOptions), self.take(ViTOptions)
-        self.mixes = bool(self.pictures.mixup or self.pictures.label_smoothing)
 
     def resolve(self) -> None:
         """Do nothing: the defaults of options suffice."""
@@ -318,7 +317,9 @@ class ViTJob(Job):
         right, shown = int(np.trace(matrix)), int(matrix.sum())
         folder.notes["confusion"] = {"classes": list(data.classes), "counts": matrix.tolist()}
         folder.notes["pictures"] = pictures
-        _show_confusion(matrix, data.classes, folder)
+        print("--- confusion: a row for each class ---")
+        print(harmless(classify.confusion_text(matrix, data.classes)))
+        print("---")
         if data.unreadable:
             count, first = len(data.unreadable), data.unreadable[0]
             print(fact("skipped", f"{count} unreadable files; first: {first}"))
@@ -380,14 +381,3 @@ def _small(picture: NDArray[np.uint8]) -> bytes:
     """Return the PNG of a picture; pixels are skipped so that its side is at most SHOWN_SIDE."""
     step = -(-picture.shape[0] // SHOWN_SIDE)
     return png(picture[::step, ::step])
-
-
-def _show_confusion(matrix: NDArray[np.int64], classes: tuple[str, ...], folder: RunFolder) -> None:
-    """Draw the confusion matrix into the folder; without matplotlib, print it."""
-    if classify.plot_confusion(matrix, classes, folder.confusion):
-        print(f"confusion   {folder.confusion}")
-        return
-    print(f"no picture  {folder.confusion.name} needs matplotlib: pip install matplotlib")
-    print("--- confusion: a row for each class ---")
-    print(harmless(classify.confusion_text(matrix, classes)))
-    print("---")

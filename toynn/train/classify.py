@@ -1,20 +1,15 @@
 """The quality of a classifier: loss, accuracy, and a confusion matrix."""
 
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn.train.metrics import save_figure
-
-__all__ = ["confusion", "confusion_text", "in_top", "loss_and_accuracy", "plot_confusion"]
+__all__ = ["confusion", "confusion_text", "in_top", "loss_and_accuracy"]
 
 Matrix = NDArray[np.int64]
 
 WIDEST = 16  # classes of a matrix in text; with more, the most common mistakes are listed
-WIDEST_PLOT = 32  # classes whose names and counts fit into the plot
 MISTAKES = 10
 
 
@@ -71,29 +66,3 @@ def _mistakes(matrix: Matrix, names: Sequence[str]) -> list[str]:
         f"{int(wrong[i, j]):6,} of {int(matrix[i].sum()):,} {names[i]} predicted as {names[j]}"
         for i, j in pairs
     ] or ["no mistakes"]
-
-
-def plot_confusion(matrix: Matrix, names: Sequence[str], path: Path) -> bool:
-    """Draw the matrix, each row divided by its sum; return False without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    count = len(names)
-    side = min(max(4.0, 0.45 * count + 2), 14)
-    figure = Figure(figsize=(side, side), layout="constrained")
-    axes = figure.add_subplot(xlabel="predicted", ylabel="class")
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    if count <= WIDEST_PLOT:
-        # Names are neither mathematics nor bytes that are not text.
-        plain = [name.replace("$", r"\$").encode(errors="replace").decode() for name in names]
-        axes.set_xticks(range(count), plain, rotation=90)
-        axes.set_yticks(range(count), plain)
-        for i, j in zip(*np.nonzero(matrix), strict=True):
-            colour = "white" if shares[i, j] > 0.5 else "black"
-            axes.text(j, i, str(matrix[i, j]), ha="center", va="center", color=colour)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about characters without a glyph
-        save_figure(figure, path)
-    return True

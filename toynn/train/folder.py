@@ -7,8 +7,6 @@
     checkpoint-<step>/   to resume from
     sample.txt           text that the trained model wrote
     samples.jsonl        text that it wrote during training
-    loss.png             both losses, if matplotlib is installed
-    confusion.png        a classifier's mistakes, if matplotlib is installed
     run.json             machine, cost, how the run ended
     report.html          a page that shows all of it
 
@@ -120,8 +118,6 @@ class RunFolder:
         self.model = path / "model.safetensors"
         self.gguf = path / "model.gguf"
         self.adapter = path / "adapter.gguf"
-        self.plot = path / "loss.png"
-        self.confusion = path / "confusion.png"
         self.report = path / REPORT
         self.notes = Notes(path / NOTES)
         self.reports = True  # whether report.html is written when it ends

@@ -1,18 +1,16 @@
-"""The reports of a run: their record, the file of JSON lines, the plot."""
+"""The reports of a run: their record, the file of JSON lines."""
 
-import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from toynn.formats.files import write_atomically
 from toynn.formats.logs import Log
 from toynn.graph.reports import Shown
 
-__all__ = ["MetricsFile", "Report", "figures_of", "plot_losses", "read_reports", "save_figure"]
+__all__ = ["MetricsFile", "Report", "figures_of", "read_reports"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,48 +92,3 @@ def read_reports(path: Path, unit: str = "tokens", length: int | None = None) ->
         except (ValueError, TypeError, AttributeError):
             continue
     return found
-
-
-def plot_losses(
-    reports: Sequence[Report],
-    path: Path,
-    baselines: dict[str, float],
-    unit: str = "token",
-    mixes: bool = False,
-) -> bool:
-    """Draw both losses, and the accuracy if there is one, over the iterations.
-
-    If training ``mixes`` pictures, the curve's label says so, since its loss stays higher. Return
-    False without matplotlib.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    panels = 2 if any(report.val_accuracy is not None for report in reports) else 1
-    figure = Figure(figsize=(7, 4.5 if panels == 1 else 7), layout="constrained")
-    axes = figure.add_subplot(panels, 1, 1, xlabel="iteration", ylabel=f"loss, nats per {unit}")
-    of = f", of mixed {unit}s" if mixes else ""
-    for name, label in (("train_loss", f"training{of}"), ("val_loss", "validation")):
-        _draw(axes, reports, name, label)
-    for label, loss in baselines.items():
-        axes.axhline(loss, color="grey", linestyle=":", label=label)
-    axes.legend()
-    if panels == 2:
-        below = figure.add_subplot(panels, 1, 2, xlabel="iteration", ylabel="accuracy, held out")
-        _draw(below, reports, "val_accuracy", "accuracy")
-        below.set_ylim(0, 1.02)
-    save_figure(figure, path)
-    return True
-
-
-def _draw(axes: Any, reports: Sequence[Report], name: str, label: str) -> None:
-    points = [(r.iteration, y) for r in reports if (y := getattr(r, name)) is not None]
-    axes.plot([x for x, _ in points], [y for _, y in points], label=label)
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a matplotlib figure atomically. Raises CheckpointError."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix.removeprefix("."))
-    write_atomically(path, drawn.getvalue())
