@@ -330,6 +330,53 @@ def objects(capsys):
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+def test_several_continuations_of_a_prompt_differ_and_come_again(model, tmp_path, capsys):
+    """Each is what its own seed gives alone; for one seed all bits are the same."""
+    words = ["--temp", "1.2", "--max-tokens", "9", "--num-samples", "3", "--seed", "4"]
+    assert run(model, *words) == 0
+    printed = capsys.readouterr()
+    found = printed.out.split("--- ")[1:]
+    assert [each.split(" ---\n")[0] for each in found] == [
+        f"{n} of 3, seed {n + 3}" for n in (1, 2, 3)
+    ]
+    assert printed.err.count("tokens read in") == 3
+    alone = []
+    for seed in ("4", "5", "6"):
+        assert run(model, "--temp", "1.2", "--max-tokens", "9", "--seed", seed) == 0
+        alone.append(capsys.readouterr().out)
+    assert [each.split(" ---\n", 1)[1] for each in found] == alone and len({*alone}) == 3
+    assert run(model, *words) == 0
+    assert capsys.readouterr().out == printed.out
+    (tmp_path / "prompts.txt").write_text("one two\nthree\n")
+    many = ["generate", "--model", model, "--prompts", str(tmp_path / "prompts.txt"), *words]
+    assert main(many) == 0
+    lines = objects(capsys)
+    assert [(each["prompt"], each["seed"]) for each in lines] == [
+        (prompt, seed) for prompt in ("one two", "three") for seed in (4, 5, 6)
+    ]
+    assert main([*many, "--batch", "1", "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.endswith("out: 6 completions\n")
+    again = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [each["completion"] for each in again] == [each["completion"] for each in lines]
+    assert [shown(each["completion"].encode()) for each in again[:3]] == [a[:-1] for a in alone]
+
+
+def test_continuations_that_would_all_be_the_same_are_refused(model, capsys):
+    assert run(model, "--temp", "0", "--num-samples", "2") == 2
+    assert "--num-samples: with --temp 0 all would be the same" in error_line(capsys)
+    assert run(model, "--num-samples", "0") == 2
+
+
+def test_ctrl_c_ends_all_continuations(model, capsys, monkeypatch):
+    def drawn(*_, **__):
+        yield Drawn(97, math.nan, ())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(completion, "draw", drawn)
+    assert run(model, "--num-samples", "3") == 130
+    assert capsys.readouterr().out == "--- 1 of 3, seed 0 ---\na\n"
+
+
 def test_a_prompt_of_a_role_that_is_none_is_named_with_its_line(chatty, tmp_path, capsys):
     turns = [{"role": "usr", "content": "hello"}]
     (tmp_path / "prompts.jsonl").write_text("\n" + json.dumps({"messages": turns}))

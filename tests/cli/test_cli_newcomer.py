@@ -90,6 +90,7 @@ SMALL = ["--steps", "4", "--warmup", "1", "--batch", "2", "--seq", "8", "--data"
         (["generate", "-n1", "-p-s"], "toynn: error: --model: name the model"),
         (["generate", "-m", "x", "-p", "a", "-c", "64"], "-c (the context is the model's own"),
         (["generate", "-m", "x", "-p", "a", "--ignore-eos"], "--ignore-eos (the model's end"),
+        (["generate", "--num_samples=3"], "--num_samples (did you mean --num-samples?)"),
         (["serve"], "; toynn does not serve, but llama-server loads what it writes: see docs/l"),
         (["embed"], "; toynn has no encoders and no embeddings of texts yet: see docs/limits.md"),
         (["train", "classify"], "; toynn has no classifiers of texts yet, but labels work"),

@@ -138,6 +138,21 @@ def test_many_are_what_each_alone_is_in_their_order(engine, together, batch):
     assert [(found.text, found.ended) for found in nothing] == [("", "length")] * 2
 
 
+@pytest.mark.parametrize("batch", [1, 4, 9])
+def test_several_of_each_prompt_have_seeds_of_their_own(engine, together, batch):
+    options = {"temperature": 20, "max_tokens": 11, "log_probabilities": 1}
+    alone = [
+        complete(engine, ByteTokenizer(), ids, seed=seed, **options)
+        for ids in ("ab", "f")
+        for seed in (3, 4, 5)
+    ]
+    many = complete_all(
+        engine, ByteTokenizer(), ["ab", "f"], batch=batch, samples=3, seed=3, **options
+    )
+    assert list(many) == alone
+    assert len({found.text for found in alone[:3]}) == 3
+
+
 def test_calls_of_about_a_length_need_the_same_room(engine, together):
     engine.context = 100
     for length, most in ((3, 3), (4, 4), (5, 5), (5, 15), (40, 20), (60, 30), (90, 90)):
@@ -148,6 +163,7 @@ def test_calls_of_about_a_length_need_the_same_room(engine, together):
 def test_bad_batches_are_refused_before_anything_is_read(engine, together):
     for prompts, options, message in (
         (["a"], {"batch": 0}, "batch must be 1 or more; got 0"),
+        (["a"], {"samples": 0}, "samples must be 1 or more; got 0"),
         (["a", ""], {}, "the prompt is empty"),
         (["a"], {"temperature": -1}, "temperature"),
     ):

@@ -1,5 +1,6 @@
 """``toynn generate``: a model continues one text or many, or answers messages."""
 
+import itertools
 import json
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,11 @@ def add_parser(commands: Any) -> None:
         "standard input. Prints a line of JSON for each."
     )
     which.add_argument("--prompts", type=Path, metavar="FILE", help=prompts)
-    batch = "number of --prompts to continue at a time (default 8)"
+    samples = "continuations of each prompt, the first with --seed, the next with --seed + 1"
+    parser.add_argument(
+        "--num-samples", type=whole(1), default=1, metavar="N", help=f"{samples}, ... (default 1)"
+    )
+    batch = "number of continuations to write at a time, for lines of JSON (default 8)"
     parser.add_argument("--batch", type=whole(1), default=8, metavar="N", help=batch)
     chat = "format the prompt as a user's message by the chat template"
     parser.add_argument("--chat", action="store_true", help=chat)
@@ -59,6 +64,8 @@ def run(arguments: Namespace) -> int:
     as_json = arguments.json or arguments.prompts is not None or arguments.out is not None
     if arguments.logprobs is not None and not as_json:
         raise ConfigError("--logprobs: it needs JSON output: add --json, --prompts or --out")
+    if arguments.num_samples > 1 and not arguments.temp:
+        raise ConfigError("--num-samples: with --temp 0 all would be the same: set --temp above 0")
     if arguments.out is not None and arguments.out.exists():
         raise ConfigError(f"--out {arguments.out}: the file exists already; name a new one")
     prompts: list[tuple[str, Prompt]]
@@ -70,18 +77,27 @@ def run(arguments: Namespace) -> int:
     read = [_ids(engine, tokenizer, where, prompt, arguments.chat) for where, prompt in prompts]
     if as_json:
         return _lines(arguments, tokenizer, engine, [prompt for _, prompt in prompts], read)
-    clock = Clock()
+    for number, seed in enumerate(_seeds(arguments), 1):
+        if arguments.num_samples > 1:
+            print(f"--- {number} of {arguments.num_samples}, seed {seed} ---", flush=True)
+        clock = Clock()
 
-    def show(text: str) -> None:
-        clock.tick()
-        print(harmless(text), end="", flush=True)
+        def show(text: str, clock: Clock = clock) -> None:
+            clock.tick()
+            print(harmless(text), end="", flush=True)
 
-    found = complete(
-        engine, tokenizer, read[0], **options(arguments), show=show, interruptible=True
-    )
-    print(flush=True)
-    print_line(clock.speed(found.prompt_tokens, len(found.drawn)))
-    return 130 if found.ended == "interrupt" else 0
+        given = options(arguments) | {"seed": seed}
+        found = complete(engine, tokenizer, read[0], **given, show=show, interruptible=True)
+        print(flush=True)
+        print_line(clock.speed(found.prompt_tokens, len(found.drawn)))
+        if found.ended == "interrupt":
+            return 130
+    return 0
+
+
+def _seeds(arguments: Namespace) -> range:
+    """Return the seed of each continuation of a prompt."""
+    return range(arguments.seed, arguments.seed + arguments.num_samples)
 
 
 def _lines(
@@ -98,8 +114,11 @@ def _lines(
         if arguments.out is not None:
             file = stack.enter_context(replacing(arguments.out, "completions", DataError))
         completions = _completions(arguments, tokenizer, engine, read)
-        for prompt, found in zip(prompts, completions, strict=False):  # fewer, if interrupted
-            line = json.dumps(_object(tokenizer, prompt, found), ensure_ascii=False)
+        samples = itertools.product(prompts, _seeds(arguments))
+        for (prompt, seed), found in zip(samples, completions, strict=False):  # or interrupted
+            told = _object(tokenizer, prompt, found)
+            told |= {"seed": seed} if arguments.num_samples > 1 else {}
+            line = json.dumps(told, ensure_ascii=False)
             if file is None:
                 print(line, flush=True)
             else:
@@ -108,7 +127,7 @@ def _lines(
     if interrupted:
         return 130
     if arguments.out is not None:
-        print(f"{arguments.out}: {counted(len(prompts), 'completion')}")
+        print(f"{arguments.out}: {counted(len(prompts) * arguments.num_samples, 'completion')}")
     return 0
 
 
@@ -123,11 +142,14 @@ def _completions(
         "log_probabilities": arguments.logprobs,
         "interruptible": True,
     }
-    if arguments.batch > 1 < len(read):
-        yield from complete_all(engine, tokenizer, read, batch=arguments.batch, **given)
+    samples = arguments.num_samples
+    if arguments.batch > 1 < len(read) * samples:
+        yield from complete_all(
+            engine, tokenizer, read, batch=arguments.batch, samples=samples, **given
+        )
         return
-    for ids in read:
-        found = complete(engine, tokenizer, ids, **given)
+    for ids, seed in itertools.product(read, _seeds(arguments)):
+        found = complete(engine, tokenizer, ids, **given | {"seed": seed})
         yield found
         if found.ended == "interrupt":
             return

@@ -6,7 +6,7 @@ for found in complete_all(engine, tokenizer, prompts, batch=8): print(found.text
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Unpack
 
 import numpy as np
@@ -212,30 +212,34 @@ def complete_all(
     max_tokens: int = 256,
     *,
     batch: int = 8,
+    samples: int = 1,
     stop: Sequence[str] = (),
     interruptible: bool = False,
     **how: Unpack[SamplingOptions],
 ) -> Iterator[Completion]:
-    """Yield a model's continuation of each of many prompts, in their order.
+    """Yield ``samples`` continuations of each of many prompts by a model, in their order.
 
     ``batch`` completions are written at a time; when one ends, the next begins. Each has its own
-    random generator with the same seed, as in ``complete``. A token can still differ from
-    ``complete`` where two tokens are about equally likely, because products of several rows are
-    summed in another order. If ``interruptible``, Ctrl-C ends the completions that have begun, and
-    no others follow. For all other arguments see ``complete``.
+    random generator, as in ``complete``: the k-th of a prompt, from 0 on, has the seed ``seed`` +
+    k. A token can still differ from ``complete`` where two tokens are about equally likely, because
+    products of several rows are summed in another order. If ``interruptible``, Ctrl-C ends the
+    completions that have begun, and no others follow. For all other arguments see ``complete``.
 
-    Raises ConfigError for a batch below 1, an empty prompt, and values out of range.
+    Raises ConfigError for a batch or samples below 1, an empty prompt, and values out of range.
     """
-    if batch < 1:
-        raise ConfigError(f"generate: batch must be 1 or more; got {batch}")
+    for name, value in (("batch", batch), ("samples", samples)):
+        if value < 1:
+            raise ConfigError(f"generate: {name} must be 1 or more; got {value}")
     sampling = Sampling(**how)
+    seeded = [replace(sampling, seed=sampling.seed + k) for k in range(samples)]
     texts = [_given(tokenizer, prompt) for prompt in prompts]
     begun = [
         _Answer(
-            Drawing(ids, max_tokens, sampling, context=engine.context, stop=tokenizer.eog),
+            Drawing(ids, max_tokens, each, context=engine.context, stop=tokenizer.eog),
             _Written(tokenizer, len(ids), max_tokens, stop),
         )
         for ids in texts
+        for each in seeded
     ]
     if not begun:
         return iter(())
