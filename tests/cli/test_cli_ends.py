@@ -127,8 +127,8 @@ def test_a_stop_that_is_not_learned_is_said(model, valid, capsys):
     assert line, (stop, rest, out)
     assert (float(line[1]), float(line[2])) == pytest.approx((stop, rest), abs=0.02)
     out = " ".join(out.split())
-    assert "--targets all-linear,head" in out
-    assert ("toynn fuse" in out and "--init-from tied.gguf" in out) == (model == "tied")
+    assert ("--targets all-linear,head" in out) == (model == "untied")
+    assert ("toynn train from-scratch --init-from tied.gguf" in out) == (model == "tied")
 
 
 def test_what_is_said_works(capsys):

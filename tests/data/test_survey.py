@@ -159,7 +159,8 @@ def test_parts_of_characters_and_unknown_tokens(tmp_path):
     found = survey(path, ByteTokenizer(), 256, vocabulary=vocabulary)
     assert (found.tokens, found.unknown, found.fragments) == (11, 1, 8)
     assert found.odd == {"é": 2, "🙂": 1}
-    assert found.special == {ord("b")}
+    row = [*"aé🙂b".encode()]
+    assert {id: ids.tolist() for id, ids in found.special.items()} == {ord("b"): row}
 
 
 def test_a_text_s_long_lines(tmp_path):

@@ -3,7 +3,7 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +18,11 @@ from toynn.data.examples import held_out
 from toynn.data.repeats import Cut, Repeats, common, cut_at, repeated
 from toynn.data.survey import Characters, Survey, Vocabulary, parts_of, survey
 from toynn.data.survey_text import held_lines, survey_text
-from toynn.errors import ConfigError, DataError
+from toynn.errors import ConfigError, ToynnError
 from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.conversations import unknown_role
+from toynn.jobs.models import for_tied
 from toynn.jobs.options import TOKENIZER, named
 from toynn.jobs.paths import local_data, local_path, model_file, path_or_name, text_model
 from toynn.jobs.text import TextOptions, columns_of, rows_within
@@ -62,7 +63,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     strict = (
         "exit with 1 for rows that repeat, leak or are cut, and for unknown tokens, odd roles and "
-        "special tokens that look untrained"
+        "special tokens that the model does not know"
     )
     parser.add_argument("--strict", action="store_true", help=strict)
     parser.set_defaults(run=run)
@@ -116,17 +117,21 @@ def run(arguments: Namespace) -> int:
             for line in _lines(found[-1], tokenizer, seq):
                 print(line)
     shared = list(_shared(found))
-    used = {id for each in found for part in each.parts.values() for id in part.special}
-    rows, why_not = _untrained(arguments.model, tokenizer, used)
+    used = {
+        id: ids
+        for each in found
+        for part in each.parts.values()
+        for id, ids in part.special.items()
+    }
+    rows, said_of_rows = _untrained(arguments.model, tokenizer, used)
     if arguments.json:
         told: dict[str, Any] = {"sources": [_object(each, seq) for each in found]}
         told["shared"] = [{"path": a, "in": b, "rows": repeats.rows} for a, b, repeats in shared]
-        told["untrained"] = [row._asdict() | {"used": row.id in used} for row in rows]
+        told["untrained"] = [row._asdict() for row in rows]
         print(json.dumps(told))
     else:
-        for line in (why_not, *_of_rows(rows, used)):
-            if line:
-                print(harmless(f"{'untrained':20} {line}", ""))
+        for line in said_of_rows:
+            print(harmless(f"{'untrained':20} {line}", ""))
     if not arguments.json and len(found) > 1:
         lines = (
             f"{counted(r.rows, 'row')} of {a} {'is' if r.rows == 1 else 'are'} in {b}, too"
@@ -135,8 +140,7 @@ def run(arguments: Namespace) -> int:
         print(harmless(f"{'shared':20} {'; '.join(lines) or 'no row is in two sources'}", ""))
     if any(each.refused for each in found):
         return 2
-    doubtful = shared or any(row.id in used for row in rows)
-    doubtful = doubtful or any(each.doubtful for each in found)
+    doubtful = shared or rows or any(each.doubtful for each in found)
     return 1 if arguments.strict and doubtful else 0
 
 
@@ -159,33 +163,32 @@ def _tokenizer(model: Path | None, named: str | None) -> Tokenizer | None:
 
 
 def _untrained(
-    model: Path | None, tokenizer: Tokenizer | None, used: set[int]
-) -> tuple[list[Row], str]:
-    """Return rows of special tokens that look untrained; or the reason why none were checked."""
-    if model is None or tokenizer is None or not tokenizer.special:
-        return [], ""
+    model: Path | None, tokenizer: Tokenizer | None, used: Mapping[int, Any]
+) -> tuple[list[Row], list[str]]:
+    """Return rows of special tokens that the model does not know, and lines about them."""
+    if model is None or tokenizer is None or not used:
+        return [], []
     try:
         with bases.open(text_model(model), check=False) as file:
-            return untrained_rows(file, tokenizer, used), ""
-    except DataError as error:  # a folder with a tokenizer and no weights, say
-        return [], f"the rows of special tokens were not checked: {error}"
+            rows = untrained_rows(file, tokenizer, used)
+            return rows, list(_of_rows(rows, file.architecture, str(model)))
+    except ToynnError as error:  # a folder with a tokenizer and no weights, say
+        return [], [f"the rows of special tokens were not checked: {error}"]
 
 
-def _of_rows(rows: Sequence[Row], used: set[int]) -> Iterator[str]:
-    """Yield a line for each token of the data that looks untrained, and a line for the rest."""
-    by_token: dict[int, list[Row]] = {}
-    for row in rows:
-        by_token.setdefault(row.id, []).append(row)
-    targets = sorted({target for row in rows if row.id in used for target in row.targets})
-    for own in by_token.values():
-        if own[0].id in used:
-            where = " and ".join(f"in {row.weight} ({row.why})" for row in own)
-            yield f"{own[0].token}, which is in the data: its row looks untrained {where}"
-    if targets:
+def _of_rows(rows: Sequence[Row], arch: str, model: str) -> Iterator[str]:
+    """Yield a line for each token that the model does not know, and a line with advice."""
+    for id in dict.fromkeys(row.id for row in rows):
+        own = [row for row in rows if row.id == id]
+        where = " and ".join(f"in {row.weight} ({row.why})" for row in own)
+        yield (
+            f"{own[0].token}, which is in the data: its row looks untrained {where}, and the "
+            f"model gives it p = {own[0].p:.1g} where it stands"
+        )
+    if targets := sorted({target for row in rows for target in row.targets}):
         yield f"train such rows, too: --targets all-linear,{','.join(targets)}"
-    if others := [own[0].token for own in by_token.values() if own[0].id not in used]:
-        first = ", ".join(others[:ODD]) + (", ..." if len(others) > ODD else "")
-        yield f"{counted(len(others), 'special token')} not in the data: {first}"
+    elif rows:
+        yield for_tied(arch, model)
 
 
 # -- Looking -----------------------------------------------------------------------------------

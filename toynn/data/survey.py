@@ -47,6 +47,7 @@ SHOWN = 3  # examples that are kept to show
 REFUSED = 5  # refused rows whose error is kept
 CHARACTERS = 2000  # the most different characters without a token of their own that are listed
 NO_PROMPT = 0
+WINDOW = 256  # tokens up to a special token that are kept
 FORMS = {
     ("text",): "text",
     ("prompt", "completion"): "prompt and completion",
@@ -121,7 +122,10 @@ class Vocabulary:
         """Count the tokens that are unknown, special, or parts of characters."""
         if self.unknown is not None:
             found.unknown += int(np.count_nonzero(ids == self.unknown))
-        found.special.update(ids[self.special[ids]].tolist())
+        for id in np.unique(ids[self.special[ids]]).tolist():
+            if len(found.special.get(id, ())) < 2:  # one that begins a row is predicted by nothing
+                end = int(np.flatnonzero(ids == id)[-1]) + 1
+                found.special[id] = ids[max(0, end - WINDOW) : end].astype(np.int32)
         at = np.flatnonzero(self.fragments[ids])
         found.fragments += len(at)
         if len(at) and len(found.odd) < CHARACTERS:
@@ -175,7 +179,8 @@ class Survey:
     unknown: int = 0
     fragments: int = 0
     odd: Counter[str] = field(default_factory=Counter)  # characters that are several tokens
-    special: set[int] = field(default_factory=set)  # ids of special tokens that occur
+    #: Special tokens that occur, by id: the tokens of a row up to it.
+    special: dict[int, NDArray[np.int32]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:

@@ -23,7 +23,7 @@ from toynn.jobs.before_after import before_and_after
 from toynn.jobs.job import late
 from toynn.jobs.memory import read_by_step
 from toynn.jobs.metrics import beside
-from toynn.jobs.models import FromScratchJob, GPT2Job
+from toynn.jobs.models import for_tied
 from toynn.jobs.options import OWN, TokenizerOptions, of_run
 from toynn.jobs.paths import model_file, model_name, text_model
 from toynn.jobs.text import METRICS, TextJob, TextOptions
@@ -184,22 +184,13 @@ class LoRAJob(TextJob):
 
     @property
     def advice_on_ends(self) -> str:
-        """Advice for a model that does not learn stop tokens: adapt the head."""
+        """Advice for a model that does not learn stop tokens: adapt the head, if it is untied."""
         if HEAD in self.recipe.engine.adapters:
             return super().advice_on_ends
+        if adapters.is_tied(self.file):
+            return for_tied(self.file.architecture, self.base.model)
         said = "adapt the head, which predicts them: --targets all-linear,head"
-        said += "" if self.base.adapter is None else ", in a new adapter"
-        if not adapters.is_tied(self.file):
-            return said
-        arch, more = self.file.architecture, ""
-        for job in (GPT2Job, FromScratchJob):
-            if arch in job.reads():
-                model = in_shell(self.base.model)
-                more = f", or train all weights: toynn train {job.name} --init-from {model}"
-        return (
-            f"{said} (for PEFT or `toynn fuse`: the head is the table, and llama.cpp cannot load "
-            f"its adapter){more}; or end with a token that the base knows"
-        )
+        return said + ("" if self.base.adapter is None else ", in a new adapter")
 
     def measure(self, batch: Any) -> Figures:
         """Return the loss of a batch; with preferences also rewards."""

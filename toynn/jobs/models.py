@@ -29,7 +29,7 @@ from toynn.train.folder import RunFolder, Value
 from toynn.train.options import Result
 from toynn.train.protocols import Recipe
 
-__all__ = ["FromScratchJob", "GPT2Job", "WarmStartJob", "default_d_ff"]
+__all__ = ["FromScratchJob", "GPT2Job", "WarmStartJob", "default_d_ff", "for_tied"]
 
 
 @dataclass
@@ -159,11 +159,11 @@ class ModelJob(TextJob):
         """Raise ConfigError if --init-from names no model, or a model of another recipe."""
         with bases.open(text_model(path, "--init-from"), check=False) as file:
             own, arch = self.reads(), file.architecture
-        others = [each for each in (GPT2Job, FromScratchJob) if arch in each.reads()]
+        others = _continuing(arch)
         if arch not in own and others:
             raise ConfigError(
                 f"--init-from {path}: `toynn train {self.name}` expected one of {', '.join(own)}; "
-                f"got {arch}: use `toynn train {others[0].name} --init-from {path}`"
+                f"got {arch}: use `toynn train {others[0]} --init-from {path}`"
             )
 
     def _tokenizer(self) -> Tokenizer:
@@ -356,3 +356,20 @@ class WarmStartJob(FromScratchJob):
         if own.init == "pca":
             recipe.upload_lens(WarmStart.pca_lens(own.donor, config.d_model))
         recipe.build()
+
+
+def _continuing(arch: str) -> list[str]:
+    """Return the recipes that continue training all weights of a model of an architecture."""
+    return [job.name for job in (GPT2Job, FromScratchJob) if arch in job.reads()]
+
+
+def for_tied(arch: str, model: str) -> str:
+    """Return advice for a token that a model with a tied head does not know.
+
+    An adapter of a tied head is no advice: llama.cpp cannot load it.
+    """
+    other = "end with a token that the base knows"
+    recipes = _continuing(arch)
+    if not recipes:
+        return other
+    return f"train all weights: toynn train {recipes[0]} --init-from {in_shell(model)}; or {other}"

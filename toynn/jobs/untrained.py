@@ -1,4 +1,4 @@
-"""Find rows of special tokens that look untrained, in the token embeddings and in the head.
+"""Find special tokens of the data that a model does not know: their rows look untrained.
 
 A base model has rows for tokens that its training never saw: reserved tokens, and often the tokens
 of the chat template. A row looks untrained if one of these holds; the first one is reported:
@@ -14,14 +14,21 @@ that add tokens draw rows at random or set them to the mean. "alike" needs two r
 be a copy of a trained row. Half of a sample of normal rows gives the main directions; the other
 half shows whether these directions recognize trained rows at all.
 Source: Land & Bartolo 2024, arXiv:2405.05417, for the comparison with rows of unused tokens.
+
+A row's looks are a suspicion, and the model's probabilities decide. The model reads a row of the
+data up to the token. Where the token stands, the model gives a token that it knows at least KNOWN
+times the median probability of unused tokens, and KNOWN times what it gives the token elsewhere.
+A token that only begins rows is predicted nowhere, so nothing is said of it.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.engines import frozen
+from toynn.evaluation.scores import log_probabilities, read
 from toynn.formats import quants
 from toynn.formats.adapters.adapter import HEAD, TABLE, is_tied
 from toynn.formats.bases import Base
@@ -33,28 +40,38 @@ SAMPLE = 512  # most normal tokens, and unused ones, to compare with
 ZERO, ALIKE = 0.1, 0.25
 DIRECTIONS = 32  # most main directions; never more than an eighth of the columns
 SIGMAS = 4.0
+KNOWN = 100  # times as likely as an unused token
 LEAST = 64  # least number of columns and of normal rows that main directions need
 
 Floats = NDArray[np.float64]
 
 
 class Row(NamedTuple):
-    """A token's row of a matrix that looks untrained, and the --targets that train it."""
+    """A token's row of a matrix that looks untrained, and the --targets that train it.
+
+    ``p`` is the highest probability that the model gives the token where it stands. ``targets`` is
+    empty if the head is tied: llama.cpp cannot load an adapter of a tied head.
+    """
 
     id: int
     token: str
     weight: str
     why: str
+    p: float
     targets: tuple[str, ...]
 
 
-def untrained_rows(file: Base, tokenizer: Tokenizer, used: Collection[int]) -> list[Row]:
-    """Return the rows of special tokens that look untrained, in the table and in an untied head.
+def untrained_rows(
+    file: Base, tokenizer: Tokenizer, used: Mapping[int, NDArray[np.int32]]
+) -> list[Row]:
+    """Return the rows of special tokens that the model does not know, of the table and the head.
 
-    ``used`` are the ids that the data have. Only the rows that are compared are dequantized.
+    ``used`` are the special tokens of the data, and for each the tokens of a row up to it. Only the
+    rows that are compared are dequantized. If a row looks untrained, the model is run.
+
+    Raises ToynnError if the model cannot be run.
     """
-    ids = sorted(tokenizer.special)
-    if not ids:
+    if not (ids := sorted(used)):
         return []
     known = {id for id in (tokenizer.bos, tokenizer.eos, tokenizer.unknown) if id is not None}
     spare = tokenizer.special - tokenizer.eog - known - set(used)
@@ -71,12 +88,33 @@ def untrained_rows(file: Base, tokenizer: Tokenizer, used: Collection[int]) -> l
                 return values.astype(np.float64)
 
             looks = _Looks(rows(normal), unused, rows(unused.astype(np.int64)))
-            both = ("embed", "head") if is_tied(file) else ()
-            targets = both or (("embed",) if weight == TABLE else ("head",))
+            targets = () if is_tied(file) else ("embed",) if weight == TABLE else ("head",)
             for id, row in zip(ids, rows(np.array(ids)), strict=True):
                 if why := looks.why(id, row):
-                    found.append(Row(id, tokenizer.tokens[id], weight, why, targets))
-    return found
+                    found.append(Row(id, tokenizer.tokens[id], weight, why, 0.0, targets))
+    if not found:
+        return []
+    engine = frozen(file)
+    unknown = {id: _unknown(engine, used[id], id, unused) for id in {row.id for row in found}}
+    return [row._replace(p=p) for row in found if (p := unknown[row.id]) is not None]
+
+
+def _unknown(
+    engine: Any, ids: NDArray[np.int32], token: int, unused: NDArray[np.int64]
+) -> float | None:
+    """Return a token's highest probability in ids that it ends; None if the model knows it."""
+    ids = ids[-engine.context :]
+    at = ids[1:] == token
+    if not at.any():
+        return None
+    parts = [
+        np.c_[log_p[:, token], np.median(log_p[:, unused], axis=1) if len(unused) else log_p.min(1)]
+        for _, log_p in log_probabilities(read(engine, ids[:-1]))
+    ]
+    own, others = np.concatenate(parts).T
+    elsewhere = np.median(own[~at]) if not at.all() else -np.inf
+    ratios = own[at] - np.maximum(others[at], elsewhere)
+    return None if ratios.max() > np.log(KNOWN) else float(np.exp(own[at].max()))
 
 
 def _spaced(ids: NDArray[np.int64]) -> NDArray[np.int64]:
