@@ -151,6 +151,35 @@ def test_folders_of_texts(tmp_path):
         read(tmp_path)
 
 
+@pytest.mark.parametrize("of_run", ["metrics.jsonl", "run.json"])
+def test_runs_and_hidden_folders_are_not_read_as_texts(tmp_path, of_run):
+    for name in ("a.txt", "site/b.md", "runs/1/sample.txt", "runs/1/checkpoint-5/sample.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    for name in (".cache/c.txt", "site/config.toml", "runs/1/config.toml", f"runs/1/{of_run}"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert [text for text, _ in read(tmp_path)] == ["a.tx", "site/b.m"]
+
+
+def test_what_of_a_folder_is_read_is_listed(tmp_path):
+    for k in range(7):
+        (tmp_path / f"{k}.txt").write_text("text")
+    reader = jsonl.Reader(ByteTokenizer(), jsonl.ReadOptions.of(9, {"vocab_size": 256}))
+    reader.read(tmp_path)
+    assert reader.notes[0].endswith("; read 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 2 more")
+    (tmp_path / "chats").mkdir()
+    for name in ("pairs.jsonl", "chats/more.jsonl.gz"):
+        (tmp_path / name).write_text("")
+    reader.read(tmp_path)
+    said = f"; not chats/more.jsonl.gz, pairs.jsonl: to train on such a file, name it: {tmp_path}/"
+    assert f"{said}chats/more.jsonl.gz" in reader.notes[1]
+    for k in range(7):
+        (tmp_path / f"{k}.txt").unlink()
+    with pytest.raises(DataError, match=r"got chats, pairs\.jsonl: name a file: .*/pairs\.jsonl$"):
+        jsonl.read(tmp_path, ByteTokenizer(), 9, vocab_size=256)
+
+
 def test_columns_by_name(tmp_path):
     rows = [{"q": "a", "completion": "b", "id": 3}] * 2
     path = lines(tmp_path, *rows)

@@ -139,10 +139,10 @@ def test_a_folder_of_texts_may_have_tables_below(tmp_path):
         (tmp_path / name).write_text("words")
     (tmp_path / "picture.png").write_bytes(b"no text")
     write(tmp_path / "tables/0000.parquet", "one")
-    assert len(read(tmp_path, holdout=0).train) == 4
+    assert len(read(tmp_path, holdout=0).train) == 3
     assert parts_of(tmp_path) == {"train": tmp_path}
     found = survey(tmp_path, ByteTokenizer(), 256)
-    assert (found.kind, found.bytes) == ("a folder of texts", 20)
+    assert (found.kind, found.bytes) == ("texts, read README.md, a.txt, below/b.txt", 15)
     (tmp_path / "a.txt").unlink()
     (tmp_path / "below/b.txt").unlink()
     with pytest.raises(

@@ -40,12 +40,16 @@ __all__ = [
     "plain",
     "table_rows",
     "texts",
+    "texts_note",
 ]
 
 LINES = (".jsonl", ".json")
 TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")
 TEXTS = (".txt", ".md")
 PACKED = (".gz", ".zst")
+#: A folder with config.toml and one of these is a run's.
+RUN, OF_RUN = "config.toml", ("metrics.jsonl", "run.json")
+LISTED = 5  # most names in a note
 _LIMIT = threading.RLock()  # held while csv's global limit is ours
 Where = int | str
 END = re.compile(r"\r\n|\n|\r(?!\Z)")  # of a line; a final \r may still get its \n
@@ -141,10 +145,35 @@ def table_rows(
 
 
 def texts(folder: Path) -> Iterator[Path]:
-    """Yield the paths of all texts below a folder, sorted."""
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in TEXTS and path.is_file() and not path.name.startswith("."):
+    """Yield the paths of all texts below a folder, sorted; not those of hidden folders and runs."""
+    for path in sorted(_files(folder)):
+        if path.suffix in TEXTS and path.is_file():
             yield path
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield all files below a folder that are not hidden, nor in a hidden folder or a run's."""
+    for at, folders, names in os.walk(folder):
+        if RUN in names and not set(OF_RUN).isdisjoint(names):
+            folders.clear()
+        else:
+            folders[:] = (each for each in folders if not each.startswith("."))
+            yield from (Path(at, each) for each in names if not each.startswith("."))
+
+
+def texts_note(folder: Path) -> str:
+    """Return which texts of a folder are read, and which .jsonl files are not."""
+    lines = sorted(each for each in _files(folder) if kind_of(each) == ".jsonl")
+    said = f"read {_some(folder, list(texts(folder)))}"
+    if lines:
+        said += f"; not {_some(folder, lines)}: to train on such a file, name it: {lines[0]}"
+    return said
+
+
+def _some(folder: Path, paths: list[Path]) -> str:
+    """Return the first names, and how many more there are."""
+    names = ", ".join(each.relative_to(folder).as_posix() for each in paths[:LISTED])
+    return names + (f" and {len(paths) - LISTED:,} more" if len(paths) > LISTED else "")
 
 
 def _folder(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data._containers import TABLES, is_container
+from toynn.data._containers import TABLES, is_container, kind_of
 from toynn.data._rows import checked_messages, keys_of, rows, string_of, where_of
 from toynn.data.batch import Batch
 from toynn.data.documents import Documents, DocumentWindows, parted, spaced_documents
@@ -155,7 +155,9 @@ def read(path: str | Path, encoder: Encoder, seq: int | ReadOptions, **more: Any
     elif path.is_dir() and not is_container(path):
         names = sorted(entry.name for entry in path.iterdir())
         found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        raise DataError(f"{path}: expected {TRAIN} in it; got {found or 'an empty folder'}")
+        other = next((each for each in names if kind_of(Path(each)) == ".jsonl"), None)
+        name = f": name a file: {path / other}" if other else ""
+        raise DataError(f"{path}: expected {TRAIN} in it; got {found or 'an empty folder'}{name}")
     elif path.is_dir():
         reader.how = replace(how, store=None)
         train, valid, test = reader.read(path), None, None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.data._containers import texts_note
 from toynn.data._forms import checked_calls, from_alpaca, from_sharegpt
 from toynn.data._rows import checked_messages, form_of, line_of, rows, string_of, where_of
 from toynn.data.bounds import USUAL, Bounds
@@ -180,6 +181,8 @@ class Reader:
                     f"roles {roles}"
                 )
             raise DataError(f"{said}; use a longer sequence, or shorter prompts")
+        if path.is_dir():
+            said += f"; {texts_note(path)}"
         self.notes.append(said)
         return examples
 

@@ -134,7 +134,7 @@ def part_of(folder: Path, name: str) -> Path | None:
     if wanted != TRAIN:
         return None
     nested = {each.parent for each in folder.rglob(f"*{PARQUET}") if _shown(folder, each)}
-    if nested and not any(_shown(folder, x) and x.stem.lower() not in NOTES for x in texts(folder)):
+    if nested and not any(x.stem.lower() not in NOTES for x in texts(folder)):
         listed = ", ".join(str(each) for each in sorted(nested)[:LISTED])
         raise DataError(f"{folder}: its data are in folders below it: name one: {listed}")
     return None

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data._containers import PACKED, is_array, is_container, kind_of, texts
+from toynn.data._containers import PACKED, is_array, is_container, kind_of, texts, texts_note
 from toynn.data._rows import attempts, form_of, line_of, where_of
 from toynn.data.bounds import USUAL, Bounds
 from toynn.data.jsonl import KINDS, TEST, TRAIN, VALID
@@ -220,7 +220,8 @@ def survey(
     progress: Progress = silent,
 ) -> Survey:
     """Survey a file or a folder of texts. Raises DataError if it cannot be read."""
-    kind = "a folder of texts" if path.is_dir() else NAMES.get(kind_of(path), "unknown")
+    is_folder = path.is_dir()
+    kind = f"texts, {texts_note(path)}" if is_folder else NAMES.get(kind_of(path), "unknown")
     packed = {".gz": "gzip", ".zst": "zstd"}[path.suffix] if path.suffix in PACKED else None
     files = list(texts(path)) if path.is_dir() else files_of(path)
     with readable(path):
