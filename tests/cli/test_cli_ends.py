@@ -148,6 +148,30 @@ def test_with_the_head_adapted_another_advice(capsys, monkeypatch):
     assert "on stop tokens (<eos>)" in out and "train longer (--steps)" in out
 
 
+def test_a_run_that_makes_nothing_better_says_so_and_has_its_last_weights(capsys, monkeypatch):
+    """Its best weights are those from before training: what they know of ends is no news."""
+    monkeypatch.setattr(ends, "unlearned", lambda means, counts: True)
+    more = ["--valid", "rows.jsonl", "--warmup", "0", "--save-every", "2"]
+    assert lora("untied.gguf", *more, "--steps", "2", "--lr", "9") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "(the best, at step 0)" in out and "on stop tokens" not in out
+    said = "warning no evaluation has a better loss: the weights are those from before training"
+    assert f"{said}; run/last has the last ones" in out
+    found = [by_hand("untied.gguf", path) for path in (None, "run", "run/last")]
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert found[2] == pytest.approx((told()[-1]["val_stop/loss"], told()[-1]["val_rest/loss"]))
+    typed = ["generate", "-m", "untied.gguf", "--adapter", "run/last", "-p", "say", "-n", "1"]
+    assert main(typed) == 0
+    assert main(["train", "--resume", "run", "--steps", "3"]) == 0
+    assert by_hand("untied.gguf", "run/last") != found[2]
+
+
+def test_a_run_whose_last_weights_are_the_best_has_them_once(here):
+    more = ["--valid", "rows.jsonl", "--steps", "2", "--lr", "1e-3"]
+    assert lora("untied.gguf", *more) == 0
+    assert (here / "run" / "adapter.gguf").exists() and not (here / "run" / "last").exists()
+
+
 def test_when_a_stop_counts_as_not_learned():
     def is_said(stop, rest, stops, others):
         means = {ends.STOP: stop, ends.REST: rest}

@@ -527,7 +527,7 @@ def test_the_best_by_questions_alone(files, few, capsys):
     (files / "quiz.jsonl").write_text(json.dumps(quiz))
     more = ["--questions", "quiz.jsonl", "--metric", "accuracy", "--out", "run"]
     assert main([*few, *more]) == 0
-    assert "(the best by accuracy, at step 0)" in capsys.readouterr().out
+    assert "(the best by accuracy, at step 4)" in capsys.readouterr().out
     assert main(["train", "--resume", "run", "--steps", "6"]) == 0
 
 

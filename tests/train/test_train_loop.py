@@ -274,8 +274,7 @@ def test_a_long_evaluation_is_cut_short_after_a_signal(better, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         place = len(measured) % 3
         measured.append(place)
-        lower = recipe.steps == 7 and better
-        return {"loss": 10.0**place - 0.5 * lower}
+        return {"loss": 10.0**place + (recipe.steps == 7) * (-0.5 if better else 0.5)}
 
     recipe.on_step = lambda recipe: recipe.steps == 7 and measured.clear()
     result = make_loop(recipe, kept=kept, measure=measure, eval_every=7).run()
@@ -559,6 +558,32 @@ def test_the_best_is_chosen_by_the_first_measure(best_by, best):
     assert result.best_iteration == best
     assert result.val_loss == pytest.approx({10: 1.0, 20: 2.0}[best])
     assert result.reports[0].figures == {"val_base/kl": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("losses", "best", "steps"),
+    [
+        ((3.0, 2.0, 1.0), 20, 20),  # the lower loss is better: the run goes on
+        ((3.0, 1.0, 2.0), 10, 20),
+        ((2.0, 3.0, 1.0), 0, 10),
+        ((2.0, 2.0, 1.0), 10, 10),  # equal: the later one is kept, but the run is not better
+    ],
+)
+def test_of_equal_metrics_the_lower_loss_is_better_and_then_the_later_step(losses, best, steps):
+    figures = iter(losses)
+
+    def measure(batch):
+        if batch is loop.valid[0]:
+            measure.now, measure.shares = next(figures), [0.1, 0.2, 0.3]
+        # 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ in their last bit
+        return {"loss": measure.now, "accuracy": measure.shares.pop(-(measure.now == 2))}
+
+    kept = []
+    loop = make_loop(measure=measure, best_by="accuracy", early_stopping=1, kept=kept)
+    result = loop.run()
+    assert (result.best_iteration, result.iterations) == (best, steps)
+    assert result.val_loss == losses[best // 10]
+    assert np.array_equal(kept[-1]["table.weight"], loop.recipe.engine.table) == (best == steps)
 
 
 def test_a_measure_that_an_evaluation_lacks_is_named():

@@ -16,7 +16,7 @@ from toynn.jobs.memory import check_fits, choose_plan
 from toynn.optim import AdamW, Schedule
 from toynn.options import absent, renamed
 from toynn.system.platform import in_shell
-from toynn.system.printing import counted, duration
+from toynn.system.printing import counted, duration, fact
 from toynn.train.boards import BOARDS
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.differences import completed
@@ -213,7 +213,7 @@ def _finish(job: Job, result: Result, folder: RunFolder, seconds: float) -> None
     folder.notes |= job.notes()
     more = job.show(folder, result)
     by = job.take(LoopOptions).metrics[0]
-    _print_result(result, more, folder, seconds, job.items, "" if by == "loss" else f" by {by}")
+    _print_result(result, more, folder, seconds, job.items, by)
     for line in job.epilogue(folder, result):
         print(line)
 
@@ -232,8 +232,12 @@ def _print_result(
         print(f"skipped     {result.empty_batches} batches without a valid label")
     held_out = "" if result.val_loss == inf else f", validation {result.val_loss:.4f}"
     print(f"loss        training {result.train_loss:.4f}{held_out}")
-    which = f"best{by}" if held_out or by else "newest"
+    which = f"best by {by}" if by != "loss" else "best" if held_out else "newest"
     print(f"            (the {which}, at step {result.best_iteration}){more and f'; {more}'}")
+    if result.iterations and result.best_losses and not result.best_iteration:
+        said = f"no evaluation has a better {by}: the weights are those from before training"
+        said += f"; {folder.last} has the last ones" if folder.last.is_dir() else ""
+        print(fact("warning", said))
     print(f"time        {duration(seconds)}, {result.trained_tokens:,} {items} trained")
     if folder.reports:
         print(f"report      {folder.report}")

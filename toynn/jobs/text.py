@@ -403,8 +403,11 @@ class TextJob(Job):
     def _unlearned(self, result: Result) -> Iterator[str]:
         """Yield a warning, with advice, if the model does not learn stop tokens.
 
-        If nothing is held out, training examples decide.
+        If nothing is held out, training examples decide. Weights from before training have no
+        warning.
         """
+        if not result.best_iteration:
+            return
         batches = list(self.valid())
         if not batches and isinstance(self.shown, Dataset):
             part = replace(self.shown, valid=self.shown.train)

@@ -152,7 +152,9 @@ class Record:
             points = self.numbers(figure) if isinstance(figure, str) else []
             sign = -1 if points and by.get("more") is True else 1
             points = [point for point in points or losses.items() if point[0] in losses]
-            step = min(points, key=lambda point: (sign * point[1], point[0]), default=(None,))[0]
+            # as the training loop compares them
+            ranked = [(sign * figure, losses[at], -at, at) for at, figure in points]
+            step = min(ranked, default=(None,))[-1]
         return None if step is None else (step, losses[step])
 
 

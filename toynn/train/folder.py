@@ -4,6 +4,7 @@
     metrics.jsonl        one object for each report
     model.safetensors    the best weights; for adapters, the adapter's files
     model.gguf           the same weights for llama.cpp; not for a model of pictures
+    last/                the last weights, if they are not the best: the same files
     checkpoint-<step>/   to resume from
     sample.txt           text that the trained model wrote
     samples.jsonl        text that it wrote during training
@@ -118,6 +119,7 @@ class RunFolder:
         self.model = path / "model.safetensors"
         self.gguf = path / "model.gguf"
         self.adapter = path / "adapter.gguf"
+        self.last = path / "last"
         self.report = path / REPORT
         self.notes = Notes(path / NOTES)
         self.reports = True  # whether report.html is written when it ends

@@ -33,6 +33,14 @@ PATIENCE = 5.0  # seconds that an evaluation may take after a signal asks to sto
 State = dict[str, Any]
 
 
+def _standing(metric: Sequence[float], losses: Sequence[float]) -> tuple[float, float]:
+    """Return what weights are compared by: sums of the metric, and of the loss; less is better.
+
+    The metric is rounded, since sums of equal counts may differ in their last bits.
+    """
+    return round(sum(metric), 6), sum(losses)
+
+
 def _nothing(_: Any = None) -> None:
     """Do nothing: the default callback."""
 
@@ -304,29 +312,39 @@ class Loop:
     def _evaluate(self) -> dict[str, float]:
         """Return means over the validation labels; call ``on_best`` if the metric is the best.
 
-        Without validation data or evaluations, the newest weights are the best. If a signal cuts
-        the evaluation short, the means are over the batches so far, and are compared with the best
-        weights' means over the same batches. The saved state is then the one before the evaluation.
+        Of evaluations with the same metric, that of the lower loss is better; if the losses are the
+        same, too, the later weights are kept. Without validation data or evaluations, the newest
+        weights are the best. If a signal cuts the evaluation short, the means are over the batches
+        so far, and are compared with the best weights' means over the same batches. The saved state
+        is then the one before the evaluation.
         """
         self.check()
         result, begin, before = self.result, time.perf_counter(), self.state()
         means = Means()
+        by: list[float] = []  # for each batch that has the metric
         losses: list[float] = []
         name_of_best, more_is_better = METRICS[self.options.metrics[0]]
         for measured, count in self._measured(begin, before):
             means.add(measured, count)
-            best_by = measured.get(name_of_best)
-            if best_by is not None and not isinstance(best_by, tuple):
-                losses.append(best_by * (-count if more_is_better else count))
+            for name, weight, sums in (
+                (name_of_best, -count if more_is_better else count, by),
+                ("loss", count, losses),
+            ):
+                figure = measured.get(name)
+                if figure is not None and not isinstance(figure, tuple):
+                    sums.append(figure * weight)
         figures = means.all()
-        best = sum(result.best_losses[: len(losses)]) if result.best_losses else math.inf
+        now, best = _standing(by, losses), (math.inf, math.inf)
+        if result.best_losses:
+            best = _standing(result.best_losses[: len(by)], result.tie_losses[: len(losses)])
         if figures and not self._interrupt.requested:
             self._check_measured(figures)
-        if not figures or (losses and sum(losses) < best):
-            result.best_iteration, result.not_better = result.iterations, 0
-            if losses:
+        if not figures or (by and now <= best):
+            result.best_iteration = result.iterations
+            result.not_better = result.not_better + 1 if figures and now == best else 0
+            if by:
                 result.val_loss = figures.get("loss", math.inf)
-                result.best_losses = losses
+                result.best_losses, result.tie_losses = by, losses
             self.on_best()
         else:
             result.not_better += 1

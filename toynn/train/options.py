@@ -204,7 +204,9 @@ class Result:
     best_iteration: int = 0
     #: for each validation batch, the metric summed over its rows; less is better
     best_losses: list[float] = field(default_factory=list)
-    not_better: int = 0  # evaluations since the best one
+    #: and the loss, which decides between equal metrics
+    tie_losses: list[float] = field(default_factory=list)
+    not_better: int = 0  # evaluations in a row without a better one
     empty_batches: int = 0  # drawn and skipped: they had no loss
     skipped_updates: int = 0  # because a gradient was not finite
     window: Window = field(default_factory=Window)

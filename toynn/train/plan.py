@@ -69,7 +69,7 @@ class Begun:
     done, drawn
         Updates done; batches that these updates used.
     not_better
-        Evaluations since the best one.
+        Evaluations in a row without a better one.
     """
 
     ranks: int

@@ -7,6 +7,7 @@
 to its files. Every ``save_every`` steps it saves a checkpoint to ``resume`` from.
 """
 
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
@@ -256,6 +257,7 @@ class Trainer:
                 if self.folder is not None:
                     self.folder.notes.ended(self.recipe, self.result)
             if self.folder is not None and self.result.iterations:
+                self._write_last(self.folder)
                 self.recipe.read_run(self.folder.path)
             if isinstance(self.loop, RankLoop):
                 self._part(self.loop)
@@ -300,6 +302,7 @@ class Trainer:
         if found is not None:
             checkpoint.restore_best(found, folder.path)
             checkpoint.sweep(folder.path)
+            shutil.rmtree(folder.last, ignore_errors=True)
         self._tell(extension(self._begun, self._plan))
         folder.begin()
         kept = {} if found is None else found.state
@@ -365,6 +368,17 @@ class Trainer:
         if self.folder is not None:
             self.recipe.write_run(self.folder.path)
         self._on_best()
+
+    def _write_last(self, folder: RunFolder) -> None:
+        """Write the last weights if the best ones are others; only print a failure."""
+        if self.result.best_iteration == self.result.iterations:
+            return
+        try:
+            folder.last.mkdir(exist_ok=True)
+            self.recipe.write_run(folder.last)
+        except (CheckpointError, OSError) as error:
+            shutil.rmtree(folder.last, ignore_errors=True)
+            self._say(f"the last weights are not written: {error}")
 
     def _sample(self) -> bool:
         """Let the model write a sample; return whether it finished before a signal."""
