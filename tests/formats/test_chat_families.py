@@ -9,6 +9,7 @@ newer families, with thoughts and calls, are those of helpers/templates.py.
 
 import re
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from templates import AGENT, GEMMA3, TOOLS
 from templates import FAMILIES as NEWER
 from vocabs import CONTROL, USER_DEFINED, bpe_file
 
+from toynn.errors import GGUFError
 from toynn.formats.tokenizer import Tokenizer
 
 for library in ("tokenizers", "jinja2"):
@@ -260,6 +262,101 @@ def test_tools_are_given_to_the_template(make):
     assert '"name": "dust"' in shown(tokenizer, turns, trained=False)[0]
     called = '<tool_call>\n{"name": "dust", "arguments": {}}\n</tool_call><|im_end|>'
     assert learned(tokenizer, turns)[0].endswith(called)
+
+
+#: Published by Qwen, shortened: it reads messages[0], and has a system's message of its own.
+QWEN25 = (
+    "{%- if tools %}{{- '<|im_start|>system\n' }}{%- if messages[0]['role'] == 'system' %}"
+    "{{- messages[0]['content'] }}{%- else %}{{- 'You are Qwen.' }}{%- endif %}"
+    "{{- '\n\n# Tools\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}"
+    "{{- '<|im_end|>\n' }}{%- elif messages[0]['role'] == 'system' %}"
+    "{{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}{%- else %}"
+    "{{- '<|im_start|>system\nYou are Qwen.<|im_end|>\n' }}{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'user' or (message.role == 'system' and not loop.first) "
+    "or (message.role == 'assistant' and not message.tool_calls) %}"
+    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{%- elif message.role == 'assistant' %}{{- '<|im_start|>assistant' }}"
+    "{%- if message.content %}{{- '\n' + message.content }}{%- endif %}"
+    "{%- for call in message.tool_calls %}"
+    '{{- \'\n<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{- call.function.arguments | tojson }}{{- '}\n</tool_call>' }}{%- endfor %}"
+    "{{- '<|im_end|>\n' }}{%- elif message.role == 'tool' %}"
+    "{{- '<|im_start|>user\n<tool_response>\n' + message.content }}"
+    "{{- '\n</tool_response><|im_end|>\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+#: As Qwen3.5's and newer ones do.
+ASKED_ALONE = (
+    "{%- if not messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{{- raise_exception('No user query found in messages.') }}{%- endif %}"
+)
+#: A system's text within the turn behind it, whosever turn that is.
+WITHIN = GEMMA3.replace("{%- if (message['role'] == 'user')", "{%- if false and (1 == 1)")
+EVERY = {name: (text, [], {}) for name, (text, _) in FAMILIES.items()}
+EVERY |= {"qwen2.5": (QWEN25, [], {}), "glm": (GLM, [], {"eot": "<|user|>"})}
+EVERY |= {"asked": (ASKED_ALONE + QWEN25, [], {}), "within": (WITHIN, [], {"eot": "<end_of_turn>"})}
+EVERY |= {f"newer {name}": (new.text, new.controls, new.ends) for name, new in NEWER.items()}
+EVERY |= {f"shipped {name}": ("", [], {}) for name in SHIPPED | ALONE}
+SAID = [{"role": "assistant", "content": text} for text in ("Hello", "Zork", "Dust")]
+ASKED = [{"role": "user", "content": text} for text in ("Quux", "Xyzzy")]
+RULE = {"role": "system", "content": "Plugh"}
+ORDERS = {
+    "user": [ASKED[0], SAID[0], ASKED[1], SAID[1]],
+    "assistant": [SAID[0], ASKED[0], SAID[1], ASKED[1], SAID[2]],
+    "assistant alone": [SAID[0]],
+    "system": [RULE, ASKED[0], SAID[0], ASKED[1], SAID[1]],
+    "system, assistant": [RULE, SAID[0], ASKED[0], SAID[1]],
+    "assistants": [SAID[0], SAID[1], ASKED[0], SAID[2]],
+    "assistant, assistants": [ASKED[0], SAID[0], SAID[1], ASKED[1], SAID[2]],
+}
+#: What templates refuse: roles that do not alternate, an answer that is first, a system's message.
+ALTERNATE = ("gemma3", "newer gemma3n", "shipped gemma3")
+REFUSED = {name: ORDERS.keys() - {"user", "system"} for name in ALTERNATE}
+REFUSED |= {
+    name: {"assistant", "assistant alone", "assistants"}
+    for name in ("newer gemma4", "newer gemma4_first")
+}
+REFUSED |= {"newer starcoder2": {"system", "system, assistant"}}
+REFUSED |= {
+    name: {"assistant alone"} for name in ("asked", "shipped qwen3.5", "shipped qwen3.5-brief")
+}
+DESCRIBED = [{"type": "function", "function": {"name": "dust", "description": "of it"}}]
+#: Not in text that the assistant says: tokens, and tags.
+MARKUP = re.compile(r"<\|channel\|>\w+|<[^>]*>|\[[^]]*\]|\s")
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_in_any_order_of_roles_what_the_assistant_says_has_loss(tmp_path, family):
+    """Or the template refuses the conversation."""
+    text, controls, ends = EVERY[family]
+    text = text or shipped((SHIPPED | ALONE)[family.removeprefix("shipped ")])
+    tokenizer = of_template(tmp_path, text, *controls, plain=("<think>", "</think>"), **ends)
+    for (order, talk), tools in product(ORDERS.items(), (None, DESCRIBED)):
+        if order in REFUSED.get(family, ()):
+            with pytest.raises(GGUFError, match="refuses the conversation"):
+                tokenizer.encode_turns(talk, tools)
+            continue
+        turns = tokenizer.encode_turns(talk, tools)
+        said = [MARKUP.sub("", each) for each in shown(tokenizer, turns)]
+        answers = [each["content"] for each in talk if each["role"] == "assistant"]
+        assert said == answers, (order, tools)
+        whole = "".join(tokenizer.decode(ids, special=True) for ids, _ in turns)
+        assert [whole.count(each["content"]) for each in talk] == [1] * len(talk), (order, tools)
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "newer qwen3_5", "newer glm4_moe", "newer granite4"])
+def test_a_call_and_a_thought_that_come_first_have_loss(tmp_path, family):
+    text, controls, ends = EVERY[family]
+    tokenizer = of_template(tmp_path, text, *controls, plain=("<think>", "</think>"), **ends)
+    masked = []
+    for talk in (AGENT[2:5], AGENT[2:], [AGENT[0], *AGENT[2:]]):
+        turns = tokenizer.encode_turns(talk, TOOLS)
+        answers = learned(tokenizer, turns)
+        assert [answers[0].count(word) for word in ("dust", "tool_call>", "much")] == [1, 2, 0]
+        assert ["Much." in answers[1], "Bye." in answers[-1]] == [True, len(talk) > 3]
+        masked += shown(tokenizer, turns, trained=False)
+    assert not re.search("Hm|Much|Bye|arg_value|parameter=", "".join(masked))
 
 
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -80,10 +80,10 @@ class ChatTemplate:
         """Render several beginnings of a conversation.
 
         A beginning is (number of messages, whether to add a generation prompt). Return the text of
-        the first one; and for each other one its length, and whether the first text begins with it.
-        ``tools`` are descriptions of functions that the template may show the model. Raises
-        GGUFError with the template's message, and DataError for messages that are not plain values:
-        strings, numbers, lists, mappings.
+        the first one; and for each other one its length, and whether the first text begins with it:
+        (0, False) if the template refuses it. ``tools`` are descriptions of functions that the
+        template may show the model. Raises GGUFError with the template's message, and DataError for
+        messages that are not plain values: strings, numbers, lists, mappings.
         """
         try:
             text, *others = self._run([_thinking(each) for each in messages], beginnings, tools)

@@ -55,12 +55,23 @@ def _render(
     characters: int,
     tools: list[Any] | None = None,
 ) -> list[Any]:
-    """Return the text of the first beginning, and the facts about the others."""
+    """Return the text of the first beginning, and the facts about the others.
+
+    A beginning that the template refuses has no text: [0, False].
+    """
     render, texts = _compiled(source), list[Any]()
     for count, prompt in beginnings:
         some = messages[:count]
         given = {"add_generation_prompt": prompt, "tools": tools, **NOTHING, **tokens}
-        text = render(messages=some, **given)
+        try:
+            text = render(messages=some, **given)
+        except MemoryError:
+            raise
+        except Exception:  # such as an answer without a question, which does follow
+            if not texts:
+                raise
+            texts.append([0, False])
+            continue
         if len(text) > characters:
             raise ValueError(f"its text has {len(text)} characters")
         texts.append([len(text), texts[0].startswith(text)] if texts else text)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
+from itertools import dropwhile, takewhile
 from typing import Any, NamedTuple
 
 from toynn.errors import DataError, GGUFError
@@ -22,6 +23,8 @@ __all__ = ["Conversations", "Talk", "Turn", "unknown_role"]
 
 #: Usual roles of chat templates; a template may name others, such as ipython.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+#: Roles whose messages may stand before an answer that nobody asked for.
+SILENT = ("system", "developer")
 #: Names of roles in some data sets.
 MEANT = {"human": "user", "prompter": "user", "gpt": "assistant", "bot": "assistant"}
 GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters, so not in ordinary text
@@ -104,13 +107,24 @@ class Conversations:
         messages, guard = self._guarded(talk[0])
         ends, texts = [0], []
         answers = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
-        borders = [side for i in answers for side in ((i, True), (i + 1, False))]
+        first = next((i for i, each in enumerate(messages) if each["role"] not in SILENT), 0)
+        asked = next(
+            (i for i, each in enumerate(messages) if each["role"] == "user"), len(messages)
+        )
+        # Templates refuse a prompt without messages, or begin it differently: none for the first.
+        borders = [
+            side for i in answers for side in ((i + (i == first), i != first), (i + 1, False))
+        ]
         whole, begun = self._template().render_beginnings(
             messages, [(len(messages), False), *borders], talk[1]
         )
         behind = 0  # of the previous answer
         for index, (at, begins), end in zip(answers, begun[::2], begun[1::2], strict=True):
-            if not begins:
+            if index == first or (index < asked and not begins):
+                header = self._header((messages[:index], talk[1]), messages[index + 1 :])
+                header = header.removesuffix(self._lead)
+                at = len(header) if whole.startswith(header) else -1
+            elif not begins:
                 at = self._begin_of(whole, ends[-1], (messages[:index], talk[1]), behind)
             upto = end[0] if end[1] else self._end_behind(whole, at)[1]
             if not ends[-1] <= at <= upto:
@@ -134,6 +148,33 @@ class Conversations:
                 texts.append(whole[ends[-1] : border])
                 ends.append(border)
         return _Rendered([*texts, whole[ends[-1] :]], guard)
+
+    def _header(self, before: Talk, after: Sequence[Message] = ()) -> str:
+        """Return the text up to the content of an answer between these messages."""
+        messages, tools = before
+        behind = list(dropwhile(lambda each: each["role"] == "tool", after))  # it calls none
+        texts: list[str] = []
+        for said in "ab":
+            talk = [*messages, {"role": "assistant", "content": said}, *behind]
+            texts += self._template().render_beginnings(talk, [(len(talk), False)], tools)[:1]
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
+        return "".join(each for each, _ in same)
+
+    @cached_property
+    def _lead(self) -> str:
+        """The text between a question's generation prompt and the content of its answer.
+
+        It has loss; an empty thought is an example.
+        """
+        question = [{"role": "user", "content": "a"}]
+        try:
+            header = self._header((question, None))
+            prompt = self._template().render(question, True)
+        except GGUFError:  # the template wants more than a question
+            return ""
+        begun = header.startswith(prompt)
+        at = len(prompt) if begun else self._begin_of(header, 0, (question, None), 0)
+        return header[at:] if at >= 0 else ""
 
     def _begin_of(self, whole: str, end: int, before: Talk, behind: int) -> int:
         """Return where an answer begins, if the text does not begin with its prompt; else -1.
