@@ -70,7 +70,7 @@ __all__ = [
     "set_num_threads",
     "show_config",
 ]
-__all__ += errors.__all__
+__all__ += [name for name in errors.__all__ if name[0].isupper()]
 
 __version__ = release()
 

@@ -129,6 +129,14 @@ def test_errors_and_their_exit_code(here, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["empty.jsonl", "empty.csv", "empty.txt"])
+@pytest.mark.parametrize("model", [[], ["-m", "m.gguf"]], ids=["characters", "tokens"])
+def test_data_without_rows_are_refused_as_training_does(name, model, here, capsys):
+    (here / name).write_text("a,b\n" * (name == "empty.csv"))
+    assert main(["check", "--data", name, *model]) == 2
+    assert "refused              training stops at it: it is empty\n" in capsys.readouterr().out
+
+
 def test_pairs_are_shown_cut_and_by_what_becomes_of_them(here, capsys):
     pairs = [{"prompt": f"Who is {k}?", "chosen": "Zork", "rejected": "I am."} for k in range(3)]
     (here / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))

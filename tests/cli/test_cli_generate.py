@@ -171,9 +171,9 @@ def stdin_that_is(kind):
 @pytest.mark.parametrize(
     ("kind", "flag", "said"),
     [
-        ("none", "--prompt", "--prompt: it is empty"),
+        ("none", "--prompt", "--prompt -: standard input is empty"),
         ("none", "--prompts", "standard input: expected a prompt per line"),
-        ("closed", "--prompt", "--prompt: it is empty"),
+        ("closed", "--prompt", "--prompt -: standard input is empty"),
         ("closed", "--prompts", "standard input: expected a prompt per line"),
         ("for writing", "--prompt", "standard input: cannot read: Bad file descriptor"),
         ("for writing", "--prompts", "standard input: cannot read: Bad file descriptor"),

@@ -251,7 +251,9 @@ def test_what_things_look_like(files):
     session.close()
     assert repr(session) == "Session(closed)"
     names = dir(toynn)
-    assert "Session" in names and "sys" not in names and "Path" not in names
+    assert "Session" in names and not {"sys", "Path", "said", "flags_stay"} & set(names)
+    assert {"linear", "TABLE"} < set(dir(toynn.ops))
+    assert not {"ADD", "import_module"} & set(dir(toynn.ops))
     assert all(hasattr(toynn, name) for name in names)
 
 

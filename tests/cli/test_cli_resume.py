@@ -544,6 +544,11 @@ def test_resume_has_its_own_folder_and_needs_a_checkpoint(here, tmp_path, capsys
     assert "--out: a resumed run stays in its own folder" in capsys.readouterr().err
     assert main(["train", "--resume", str(tmp_path / "none")]) == 2
     assert f"--resume {tmp_path / 'none'}: no such run folder exists" in capsys.readouterr().err
+    (tmp_path / "no run").mkdir()
+    assert main(["train", "--resume", str(tmp_path / "no run")]) == 2
+    assert (
+        f"--resume {tmp_path / 'no run'}: expected the folder of a run" in capsys.readouterr().err
+    )
 
 
 def test_no_evaluations(here, tmp_path, capsys):

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 import toynn
 from toynn.cli import main
 from toynn.formats import adapters, gguf
+from toynn.jobs.memory import read_by_step
 
 
 def told(path, capsys, *more):
@@ -79,8 +80,9 @@ def test_whether_adapters_can_be_trained_here(free, verdict, base, capsys, monke
             for each in (opts, block, replace(block, activations="bfloat16"))
         )
         assert least < again < plain
-        known = {"between": file.nbytes + again, "rounded": file.nbytes + least}
-        known["beside"] = file.nbytes + least - 1
+        read = read_by_step(file, 16)
+        known = {"between": read + again, "rounded": read + least}
+        known["beside"] = read + least - 1
     monkeypatch.setattr("toynn.cli.info.free_memory", lambda: known.get(free, free))
     found = told(base, capsys, "--seq", "16")
     assert found["training adapters"] == "rank 8, all-linear, 1 x 16 tokens"
@@ -89,6 +91,14 @@ def test_whether_adapters_can_be_trained_here(free, verdict, base, capsys, monke
     assert found["mapped, not in memory"]
     shorter = told(base, capsys, "--seq", "4")
     assert shorter["peak beside the file"] != found["peak beside the file"]
+
+
+def test_a_plan_counts_the_part_of_the_file_that_a_run_maps(base):
+    """The header, with its words, is read once."""
+    opts = toynn.RecipeOptions(t_seq=16, t_batch=1)
+    with gguf.open(base) as file:
+        mapped = toynn.recipes.LoRA.memory_for(file, 8, opts, "all-linear").mapped
+        assert read_by_step(file, 16) == pytest.approx(mapped, rel=1e-3)
 
 
 def test_plans_are_told_with_their_time(tmp_path, capsys):

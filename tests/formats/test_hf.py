@@ -112,6 +112,15 @@ def test_a_mistral_without_a_window_is_a_llama(window, folder):
         np.testing.assert_array_equal(got.weights()[name], w)
 
 
+def test_every_known_model_type_is_listed_once(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "zork"}))
+    with pytest.raises(DataError, match="model_type must be ") as error:
+        hf.open(folder)
+    names = str(error.value).partition("must be ")[2].partition(";")[0].split(", ")
+    assert len(names) == len(set(names)) > 30
+
+
 def test_names_of_old_files_are_known(tmp_path):
     """Without a prefix, and with the buffers of old versions."""
     engine = build("gpt2")

@@ -391,6 +391,13 @@ def test_what_does_not_fit_is_left_out():
     assert fourth == "step 1500/1500  val 2.5000  perplexity 12.50  kl 0.2500  same top 50.0%"
 
 
+def test_a_report_without_figures_prints_no_line():
+    stream = io.StringIO()
+    with Progress(20, stream) as progress:
+        progress(Report(iteration=0, trained_tokens=0, time=0.0))
+    assert stream.getvalue() == ""
+
+
 def test_a_sample_is_shown_without_what_a_terminal_would_obey():
     stream = io.StringIO()
     with Progress(20, stream) as progress:

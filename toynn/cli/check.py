@@ -221,8 +221,8 @@ def _looked_at(
             if part.rows
         }
     repeats = {name: (repeated(p.exact), repeated(p.alike)) for name, p in parts.items()}
-    left = {name: len(_kept(part, seq)) for name, part in parts.items() if seq is not None}
-    empty = tuple(name for name, count in left.items() if not count)
+    trains = {name: len(_kept(part, seq)) if seq else part.rows for name, part in parts.items()}
+    empty = tuple(name for name, count in trains.items() if not count)
     roles = sorted({role for part in parts.values() for role in part.roles})
     odd = () if tokenizer else tuple(role for role in roles if unknown_role(role))
     return _Found(path, parts, repeats, _leaks(parts, seq, arguments.seed), cuts, odd, empty)
@@ -293,7 +293,7 @@ def _shared(found: Sequence[_Found]) -> Iterator[tuple[str, str, Repeats]]:
 
 def _text(path: Path, text: Survey, seq: int | None) -> _Found:
     """Return what was found in a text; its rows are lines."""
-    short = seq is not None and text.tokens < 2 * (seq + 1)  # for training and for validation
+    short = text.tokens < (2 * (seq + 1) if seq else 1)  # for training and for validation
     before, held = (np.array(rows, np.int64) for rows in held_lines(text))
     leaks = {"last tenth": _between(text, held, before)} if text.rows else {}
     repeats = {"text": (repeated(text.exact), repeated(text.alike))}
@@ -351,10 +351,10 @@ def _of_part(
         for error in part.errors:
             yield "", error
     if name in found.empty and not part.refused:
-        why = (
-            "it is too short for two windows" if name == "text" else "no row has a token with loss"
-        )
-        yield "refused", f"training stops at it: {why}" + (f" at --seq {seq}" if seq else "")
+        short = "it is too short for two windows"
+        short = short if name == "text" else "no row has a token with loss"
+        why = f"{short} at --seq {seq}" if part.rows or part.tokens else "it is empty"
+        yield "refused", f"training stops at it: {why}"
     if name != "text" and part.rows:
         yield "lengths", _measures(part)
     if name in found.cuts:

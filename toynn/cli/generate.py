@@ -186,6 +186,8 @@ def _prompt(given: str, *, escape: bool) -> str:
             f"--prompt -: expected UTF-8; got {error.object[error.start]:#04x} at byte "
             f"{error.start}: convert it, with iconv for example"
         ) from None
+    if given == "-" and not text:
+        raise ConfigError("--prompt -: standard input is empty; expected a text to continue")
     return unescaped(text) if escape else text
 
 

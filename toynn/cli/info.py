@@ -162,7 +162,7 @@ def _adapters(file: Source, opts: RecipeOptions) -> Lines:
     except ToynnError as error:
         return [("training adapters", f"not possible: {error}")]
     copied = sum(info.nbytes for name, info in file.tensors.items() if file.is_copied(name))
-    mapped = max(0, file.nbytes - copied)
+    mapped = sum(info.nbytes for info in file.tensors.values()) - copied
     experts, touched = engines.expert_bytes(file, opts.t_batch * opts.t_seq)
     _, alone = engines.expert_bytes(file, 1)
     step = f"{size(touched)} of {size(experts)} in a step, {size(alone)} for a token alone"

@@ -90,8 +90,13 @@ def _config_of(folder: Path) -> Path:
     """Return the config.toml of a run's folder, or of the run that a checkpoint is in."""
     if not folder.exists():
         raise ConfigError(f"--resume {folder}: no such run folder exists")
-    inside = folder / "config.toml"
-    return inside if inside.is_file() else folder.absolute().parent / "config.toml"
+    inside, above = (each / "config.toml" for each in (folder, folder.absolute().parent))
+    if not (inside.is_file() or above.is_file()):
+        raise ConfigError(
+            f"--resume {folder}: expected the folder of a run, or a checkpoint in it; neither "
+            "this folder nor the one above has a config.toml"
+        )
+    return inside if inside.is_file() else above
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

@@ -68,9 +68,9 @@ def read_by_step(file: Source, tokens: int) -> int:
 
     Raises GGUFError for a file that is not a model toynn knows.
     """
-    copied = sum(info.nbytes for name, info in file.tensors.items() if file.is_copied(name))
+    mapped = sum(info.nbytes for name, info in file.tensors.items() if not file.is_copied(name))
     experts, touched = engines.expert_bytes(file, tokens)
-    return max(0, file.nbytes - copied - experts + touched)
+    return max(0, mapped - experts + touched)
 
 
 # -- A run -----------------------------------------------------------------------------------------

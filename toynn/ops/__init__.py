@@ -124,3 +124,8 @@ TABLE: dict[str, Op] = {
     for op in vars(module).values()
     if isinstance(op, Op)
 }
+
+
+def __dir__() -> list[str]:
+    """Name what is for users: the functions, and TABLE."""
+    return [name for name in __all__ if not name.isupper() or name == "TABLE"]

@@ -143,11 +143,11 @@ class Loop:
         self._start = time.perf_counter() - result.seconds
         with self._interrupt as interrupt:
             if result.due:
-                yield from self._scheduled(self._is_last())
+                yield from self._scheduled(self.is_last())
             self._sample()
             if not result.iterations and self.feed.ended():
                 raise DataError("the data end before the first batch: nothing to train on")
-            while not (interrupt.requested or self._is_last()):
+            while not (interrupt.requested or self.is_last()):
                 whole = self._iterate()
                 if whole:
                     self.on_step()
@@ -158,7 +158,7 @@ class Loop:
 
     # -- When ----------------------------------------------------------------------------------
 
-    def _is_last(self) -> bool:
+    def is_last(self) -> bool:
         """Return whether this was the last step."""
         result, options = self.result, self.options
         result.stopped_early = 0 < options.early_stopping <= result.not_better
@@ -186,7 +186,7 @@ class Loop:
         """Report, evaluate and save, as due after a step or part of a step."""
         result, options, interrupt = self.result, self.options, self._interrupt
         result.due = whole
-        last = whole and self._is_last()
+        last = whole and self.is_last()
         evaluated = False
         if not interrupt.requested:
             evaluated = yield from self._scheduled(last)
@@ -196,7 +196,7 @@ class Loop:
             if not evaluated:
                 yield self._report(evaluate=True)
         elif options.save_every and (
-            result.iterations % options.save_every == 0 or self._is_last()  # by what it evaluated
+            result.iterations % options.save_every == 0 or self.is_last()  # by what it evaluated
         ):
             if not (options.eval_every or evaluated):
                 self._evaluate()  # keeps the newest weights

@@ -203,7 +203,8 @@ class Progress:
             self._bar.set_postfix_str(_words(newest, self._unit, epochs, eta, room), refresh=False)
         head = f"step {done:{len(str(self._steps))}}/{self._steps}  "
         room = (columns(self._stream) or COLUMNS) - len(head)
-        self._print(head + _words(report, self._unit, epochs, eta, room))
+        if words := _words(report, self._unit, epochs, eta, room):
+            self._print(head + words)
 
 
 class Reading:

@@ -399,7 +399,7 @@ class Trainer:
     def _save(self, state: State) -> None:
         """Save a checkpoint. A failure is printed, and the next checkpoint is tried.
 
-        After a signal there is no next one, so a failure raises.
+        After a signal or the last step there is no next one, so a failure raises.
         """
         if self._place is not None:
             self.group.hint(f"resume with: toynn train --resume {in_shell(self._place)}")
@@ -428,6 +428,9 @@ class Trainer:
         except CheckpointError as error:
             if self.loop.stopping:
                 raise
+            if self.loop.is_last():
+                best = f"training has ended, and the best weights are in {self.folder.path}"
+                raise CheckpointError(f"{error}; {best}") from error
             self._say(f"{error}; training continues, and the next checkpoint will be tried")
 
     def _say(self, message: str) -> None:

@@ -75,7 +75,7 @@ class HFModel(Opened):
         if other := foreign(found if mapping else [*found, kind]):
             self._config.refuse(other)
         if mapping is None:
-            known = ", ".join(name for s in NAME_MAPPINGS.values() for name in s.model_types)
+            known = ", ".join({name: s for s in NAME_MAPPINGS.values() for name in s.model_types})
             self._config.refuse(f"model_type must be {known}; got {kind!r}")
         self.architecture, self._mapping = mapping.architecture, mapping
         self._pieces: dict[str, dict[Piece, str]] = {}  # of weights that are stored in pieces
