@@ -1,6 +1,7 @@
 """Data for fine-tuning: forms, masks, what is cut and dropped, batches, bad files."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -388,6 +389,42 @@ def test_a_bad_row_says_where_what_and_what_is_accepted(tmp_path, line, message)
 )
 def test_bad_prompts_and_conversations(tmp_path, row, message):
     with pytest.raises(DataError, match=rf"train\.jsonl:1: .*{message}"):
+        load(write(tmp_path, train=[row]))
+
+
+def test_a_completion_of_messages_alone_has_loss(tmp_path):
+    """As TRL has them: what the assistant says in the prompt has none."""
+    row = {"prompt": CHAT[:3], "completion": CHAT[3:]}
+    whole, asked = (load(write(tmp_path, train=[each])) for each in ({"messages": CHAT}, row))
+    (ids, labels), (same, fewer) = (shown(each.train[0]) for each in (whole, asked))
+    assert ids == same and asked.chats
+    assert labels == "..<a>...<bc>"
+    assert fewer == "........<bc>"
+    (ids, labels) = shown(load(tmp_path, mask_prompt=False).train[0])
+    assert "." not in labels
+    for other in (row | {"prompt": "q"}, row | {"completion": "b"}):
+        with pytest.raises(DataError, match="expected a text; got an array"):
+            load(write(tmp_path, train=[other]))
+
+
+@pytest.mark.parametrize("key", ["label", "labels"])
+def test_a_class_that_is_not_read_is_said(tmp_path, key):
+    rows = [{"text": "good", key: 1}, {"text": "bad", key: 0}]
+    (note,) = [n for n in load(write(tmp_path, train=rows)).notes if "train.jsonl: 2 ex" in n]
+    assert note.endswith(f"; {key} not read: to learn a class, write it as a completion")
+    assert "not read" not in "".join(load(write(tmp_path, train=texts("a", "b"))).notes)
+
+
+@pytest.mark.parametrize(
+    ("row", "hint"),
+    [
+        ({"promt": "a", "completion": "b"}, "'promt': did you mean 'prompt'?"),
+        ({"message": CHAT}, "'message': did you mean 'messages'?"),
+        ({"question": "a", "answer": "b"}, "'answer'; if your columns have other names"),
+    ],
+)
+def test_a_key_that_is_nearly_one_is_told(tmp_path, row, hint):
+    with pytest.raises(DataError, match=re.escape(hint)):
         load(write(tmp_path, train=[row]))
 
 

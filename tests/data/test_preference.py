@@ -122,6 +122,7 @@ def test_batches_repeat_and_are_resumed(tmp_path):
     ("row", "message"),
     [
         (pair(rejected="good"), "chosen and rejected are equal: such a pair has no gradient"),
+        ({"promt": "a", "chosen": "b", "rejected": "c"}, "'promt': did you mean 'prompt'?"),
         (pair(score=3), "unknown field 'score': expected prompt, chosen and rejected"),
         ({"prompt": "a", "chosen": "b"}, "expected prompt, chosen and rejected, or"),
         ({"prompt": "a", "completion": "b", "label": True}, "dpo needs chosen and rejected"),

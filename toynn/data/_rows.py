@@ -3,6 +3,7 @@
 import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -30,12 +31,14 @@ __all__ = [
     "form_of",
     "keys_of",
     "line_of",
+    "meant",
     "rows",
     "string_of",
     "where_of",
 ]
 
 ACCEPTED = "text, prompt and completion, or messages"
+NEAR = 0.8  # similarity, of 1, from which a key is suggested
 LISTS = ("messages", "conversations", "tools")  # a table may hold these as JSON text
 
 
@@ -176,8 +179,18 @@ def form_of(where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
         got += ", which fits more than one format: name the columns to read, and no others: "
         got += f"--columns {','.join(f'{key}={key}' for key in forms[0])}"
     else:
-        got += "; if your columns have other names: --columns prompt=...,completion=..."
+        got += (
+            f"{meant(row)}; if your columns have other names: --columns prompt=...,completion=..."
+        )
     raise DataError(f"{where}: expected {ACCEPTED}; got {got}")
+
+
+def meant(row: Mapping[str, Any]) -> str:
+    """Return a suggestion for a key that is nearly one that is read; "" if there is none."""
+    for key in row:
+        if key not in READ and (near := get_close_matches(key, sorted(READ - row.keys()), 1, NEAR)):
+            return f"; {key!r}: did you mean {near[0]!r}?"
+    return ""
 
 
 def keys_of(row: Mapping[str, Any]) -> str:

@@ -17,12 +17,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data._rows import string_of
+from toynn.data._rows import meant, string_of
 from toynn.data.batch import IGNORED, Batch
 from toynn.data.examples import Example, Examples, check_not_asked, joined, split_off
 from toynn.data.jsonl import TRAIN, VALID
 from toynn.data.packing import PackedExamples, in_rows, pack
-from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, ReadOptions, Talk
+from toynn.data.reader import (
+    ASSISTANT,
+    Encoder,
+    Made,
+    Parts,
+    Reader,
+    ReadOptions,
+    Talk,
+    without_loss,
+)
 from toynn.data.splits import part_of
 from toynn.data.store import Mapped
 from toynn.errors import DataError
@@ -34,7 +43,6 @@ __all__ = [
     "Preferences",
     "read_all_preferences",
     "read_preferences",
-    "without_loss",
 ]
 
 PAIR, LABELLED = ("chosen", "rejected"), ("prompt", "completion", "label")
@@ -262,7 +270,7 @@ class PreferenceReader:
         if unknown:
             raise DataError(
                 f"{where}: unknown field {unknown[0]!r}: expected prompt, chosen and rejected, or "
-                f"prompt, completion and label; got {got}"
+                f"prompt, completion and label; got {got}{meant(row)}"
             )
         if all(key in row for key in PAIR) and not row.keys() & {"completion", "label"}:
             return PAIR
@@ -323,12 +331,3 @@ class _Sequence(NamedTuple):
     wanted: bool
     skipped: int  # assistant turns of its prompt
     last: bool  # whether it is the last of its line
-
-
-def without_loss(made: Made, turns: int) -> Made:
-    """Return a sequence's parts, without the loss of the first ``turns`` parts that have loss."""
-    parts = []
-    for ids, trained in made:
-        parts.append((ids, trained and not turns))
-        turns -= trained and turns > 0
-    return parts

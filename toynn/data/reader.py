@@ -32,9 +32,11 @@ __all__ = [
     "Reader",
     "Said",
     "Talk",
+    "without_loss",
 ]
 
 ASSISTANT = "assistant"
+CLASSES = {"label", "labels"}  # keys of classes, which training on text does not read
 TOGETHER = 2**18  # characters that are encoded at once
 
 
@@ -54,6 +56,12 @@ class Talk(NamedTuple):
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
+
+
+class Completed(Talk):
+    """A conversation of which only a completion has loss."""
+
+    skipped: int  # messages of the assistant before it
 
 
 Row = Mapping[str, Any]
@@ -173,6 +181,10 @@ class Reader:
             said += f"; {cut:,} cut to {end}{self.how.seq:,} tokens"
         if dropped:
             said += f"; {dropped:,} dropped: no token with loss was left"
+        if classes := facts.get("classes"):  # a cache may be older
+            said += (
+                f"; {' and '.join(classes)} not read: to learn a class, write it as a completion"
+            )
         if not len(examples):
             if self.roles and ASSISTANT not in self.roles:
                 roles = ", ".join(sorted(self.roles))
@@ -205,16 +217,20 @@ class Reader:
     def _fill(self, path: Path, examples: Examples) -> dict[str, Any]:
         """Read all lines of a file into examples."""
         roles: set[str] = set()
-        with closing(self.encoded(self._said(path, roles))) as encoded:
+        classes: set[str] = set()
+        with closing(self.encoded(self._said(path, roles, classes))) as encoded:
             for made in encoded:
                 examples.append(made)
         counts = {name: getattr(examples, name) for name in ("labels", "cut", "dropped")}
-        return {**counts, "roles": sorted(roles)}
+        return {**counts, "roles": sorted(roles), "classes": sorted(classes)}
 
-    def _said(self, path: Path, roles: set[str]) -> Iterator[tuple[str, Parts | Talk]]:
-        """Yield the place and the contents of each line of a file."""
+    def _said(
+        self, path: Path, roles: set[str], classes: set[str]
+    ) -> Iterator[tuple[str, Parts | Talk]]:
+        """Yield the place and the contents of each line of a file; add keys of classes."""
         forms = self.forms(roles)
         for where, row, form in self.rows(path, form_of):
+            classes.update(CLASSES & row.keys())
             yield where, forms[form](where, row)
 
     def rows(self, path: Path, form_of: FormOf) -> Iterator[tuple[str, Row, tuple[str, ...]]]:
@@ -243,7 +259,7 @@ class Reader:
         The functions add roles of messages to ``roles``, and raise DataError for malformed rows.
         """
         return {
-            ("prompt", "completion"): self._completion,
+            ("prompt", "completion"): lambda where, row: self._completed(where, row, roles),
             ("messages",): lambda where, row: self._messages(where, row, roles),
             ("text",): self._text,
             ("conversations",): lambda where, row: self._messages(
@@ -268,11 +284,11 @@ class Reader:
 
     def _talks(self, said: Iterable[tuple[str, Any]]) -> Iterator[Made]:
         """Yield the ids of conversations."""
-        asked: deque[str] = deque()  # places of the talks whose ids are still to come
+        asked: deque[tuple[str, int]] = deque()  # of the talks whose ids are still to come
 
         def talks() -> Iterator[Talk]:
             for where, talk in said:
-                asked.append(where)
+                asked.append((where, talk.skipped if isinstance(talk, Completed) else 0))
                 yield talk
 
         many = iter(self.encoder.encode_talks(talks()))
@@ -281,12 +297,13 @@ class Reader:
                 turns = next(many, None)
             except ToynnError as error:  # of the chat template, or of a message
                 if asked:
-                    raise DataError(f"{asked[0]}: {error}") from error
+                    raise DataError(f"{asked[0][0]}: {error}") from error
                 raise
             if turns is None:
                 return
-            where = asked.popleft()
-            yield [self._checked(where, ids, trained) for ids, trained in turns]
+            where, skipped = asked.popleft()
+            made = without_loss(turns, skipped)
+            yield [self._checked(where, ids, trained) for ids, trained in made]
 
     def _texts(self, said: Iterable[tuple[str, Any]]) -> Iterator[Made]:
         """Yield the ids of texts; many texts are encoded at once."""
@@ -335,6 +352,16 @@ class Reader:
         begin, end = Said(self._begin(), False), Said(self._end(), True)
         return [begin, Said(prompt, False), Said(answer, True, True), end]
 
+    def _completed(self, where: str, row: Mapping[str, Any], roles: set[str]) -> Parts | Talk:
+        """Return a prompt and its completion: texts, or both lists of messages, as TRL has them."""
+        prompt, completion = row["prompt"], row["completion"]
+        if not (isinstance(prompt, list) and isinstance(completion, list)):
+            return self._completion(where, row)
+        talk = Completed(*self._messages(where, {**row, "messages": [*prompt, *completion]}, roles))
+        before = talk.messages[: len(prompt)]
+        talk.skipped = sum(each["role"] == ASSISTANT for each in before)
+        return talk
+
     def _messages(self, where: str, row: Mapping[str, Any], roles: set[str]) -> Talk:
         messages = checked_messages(where, checked_calls(where, row["messages"]))
         roles.update(message["role"] for message in messages)
@@ -349,3 +376,12 @@ class Reader:
 
     def _end(self) -> list[int]:
         return [] if self.encoder.eos is None else [self.encoder.eos]
+
+
+def without_loss(made: Sequence[tuple[Sequence[int], bool]], turns: int) -> Made:
+    """Return a sequence's parts, without the loss of the first ``turns`` parts that have loss."""
+    parts = []
+    for ids, trained in made:
+        parts.append((ids, trained and not turns))
+        turns -= trained and turns > 0
+    return parts

@@ -25,8 +25,17 @@ from toynn.data._containers import PACKED, is_array, is_container, kind_of, text
 from toynn.data._rows import attempts, form_of, line_of, where_of
 from toynn.data.bounds import USUAL, Bounds
 from toynn.data.jsonl import KINDS, TEST, TRAIN, VALID
-from toynn.data.preference import LABELLED, PAIR, PreferenceReader, without_loss
-from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, ReadOptions, Talk
+from toynn.data.preference import LABELLED, PAIR, PreferenceReader
+from toynn.data.reader import (
+    ASSISTANT,
+    Encoder,
+    Made,
+    Parts,
+    Reader,
+    ReadOptions,
+    Talk,
+    without_loss,
+)
 from toynn.data.splits import files_of, part_of
 from toynn.data.stream import Progress, silent
 from toynn.errors import DataError, GGUFError, ToynnError
@@ -65,7 +74,12 @@ NAMES = {
     ".feather": "Feather (Arrow)",
 }
 #: Fields that are read in addition to the format's keys.
-MORE = {"messages": ("tools",), "conversations": ("system",), "instruction": ("input",)}
+MORE = {
+    "messages": ("tools",),
+    "prompt": ("tools",),
+    "conversations": ("system",),
+    "instruction": ("input",),
+}
 
 
 class Characters:
