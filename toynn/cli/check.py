@@ -100,10 +100,11 @@ class _Found:
 def run(arguments: Namespace) -> int:
     """Print what was found; return 2 if training refuses the data, 1 if --strict finds doubts."""
     _fetch(arguments)
-    tokenizer, seq, said = _tokenizer(arguments.model, arguments.tokenizer), None, ""
+    model, seq, said = arguments.model, None, ""
+    context = None if model is None else bases.context_length(text_model(model))
+    tokenizer = _tokenizer(model, arguments.tokenizer)
     if tokenizer is not None:
-        model, seq = arguments.model, arguments.seq or SEQ
-        context = None if model is None else bases.context_length(text_model(model))
+        seq = arguments.seq or SEQ
         seq, said = rows_within(seq, context or seq)
     elif arguments.seq is not None:
         raise ConfigError("--seq: counting tokens needs a model: name it by --model")

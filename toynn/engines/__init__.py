@@ -12,6 +12,7 @@ from toynn.engines.sequence import SequenceEngine
 from toynn.engines.targets import AdapterOptions
 from toynn.engines.vit import ViTConfig, ViTEngine
 from toynn.formats.adapters import Adapter
+from toynn.formats.foreign import foreign
 from toynn.models import ARCHITECTURES, Source, refuse
 from toynn.options import RecipeOptions
 
@@ -59,7 +60,8 @@ def engine_for(file: Source) -> type[SequenceEngine[Any]]:
     if not file.tensors:
         refuse(file, "it has a vocabulary and no weights: a tokenizer (--tokenizer), not a model")
     if file.architecture not in ENGINES:
-        refuse(file, f"its architecture is {file.architecture!r}; toynn has {', '.join(ENGINES)}")
+        known = f"its architecture is {file.architecture!r}; toynn has {', '.join(ENGINES)}"
+        refuse(file, foreign([file.architecture]) or known)
     return ENGINES[file.architecture]
 
 

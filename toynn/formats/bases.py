@@ -38,6 +38,6 @@ def context_length(path: str | os.PathLike[str]) -> int | None:
     """
     if Path(path).is_dir():
         return hf.context_length(Path(path))
-    with gguf.open(path, check=False) as file:
+    with open(path, check=False) as file:
         found = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
     return found if isinstance(found, int) else None

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import GGUFError
 from toynn.formats import gguf, quants
+from toynn.formats.foreign import foreign
 from toynn.formats.gguf import GGUFFile, Strings
 from toynn.formats.tokenizer import byte_letters
 from toynn.models import ARCHITECTURES
@@ -27,10 +28,9 @@ class Donor:
     def __init__(self, file: GGUFFile) -> None:
         architecture = file.architecture
         if architecture not in ARCHITECTURES:
-            raise GGUFError(
-                f"{file.path}: general.architecture: expected {', '.join(ARCHITECTURES)}; "
-                f"got {architecture!r}"
-            )
+            expected = f"general.architecture: expected {', '.join(ARCHITECTURES)}; got "
+            said = foreign([architecture]) or f"{expected}{architecture!r}"
+            raise GGUFError(f"{file.path}: {said}")
         self.width = file.require(f"{architecture}.embedding_length", int)
         if self.width < 1:
             raise GGUFError(

@@ -26,6 +26,7 @@ from toynn.formats.hf.config import CONFIG, Config
 from toynn.formats.hf.mxfp4 import BLOCKS, BYTES, ELEMENTS, SCALES, interleaved
 from toynn.formats.hf.name_mapping import (
     NAME_MAPPINGS,
+    NameMapping,
     module_of,
     name_mapping_for,
     pairs_together,
@@ -69,12 +70,9 @@ class HFModel(Opened):
         self._watched = Unchanged.of(path / CONFIG)
         self.path, config = path, Config(path, read_object(path / CONFIG))
         self._config, self._is_part = config.of_text()
-        kind, classes = self._config.get("model_type"), config.get("architectures")
-        mapping = name_mapping_for(self._config)
-        found = list(classes) if isinstance(classes, list) else []
-        if other := foreign(found if mapping else [*found, kind]):
-            self._config.refuse(other)
+        mapping = _name_mapping_for(config)
         if mapping is None:
+            kind = self._config.get("model_type")
             known = ", ".join({name: s for s in NAME_MAPPINGS.values() for name in s.model_types})
             self._config.refuse(f"model_type must be {known}; got {kind!r}")
         self.architecture, self._mapping = mapping.architecture, mapping
@@ -417,13 +415,26 @@ def _bytes(values: Array) -> NDArray[np.uint8]:
     return flat.view(np.uint8).reshape(*flat.shape[:-1], -1)
 
 
+def _name_mapping_for(whole: Config) -> NameMapping | None:
+    """Return the name mapping of a folder's text part; None if its model_type is not known.
+
+    Raises DataError for a model of another kind, such as an encoder.
+    """
+    config, _ = whole.of_text()
+    mapping, classes = name_mapping_for(config), whole.get("architectures")
+    found = list(classes) if isinstance(classes, list) else []
+    if other := foreign(found if mapping else [*found, config.get("model_type")]):
+        whole.refuse(other)
+    return mapping
+
+
 def context_length(folder: Path) -> int | None:
     """Return a folder's context length in tokens; None if config.json does not say.
 
-    Raises DataError for a config.json that cannot be read.
+    Raises DataError for a config.json that cannot be read, and for a model of another kind.
     """
-    config, _ = Config(folder, read_object(folder / CONFIG)).of_text()
-    mapping = name_mapping_for(config)
+    whole = Config(folder, read_object(folder / CONFIG))
+    (config, _), mapping = whole.of_text(), _name_mapping_for(whole)
     key = None if mapping is None else mapping.keys.get("context_length")
     value = None if key is None else config.get(key)
     return None if key is None or value is None else int(config.number(key, value, real=False))
