@@ -1,6 +1,7 @@
 """Mixes by fuse, convert, export_gguf: llama.cpp's quantizer is asked right, its file judged."""
 
 import ctypes
+import logging
 import os
 import sys
 from types import ModuleType
@@ -44,6 +45,10 @@ def quantizer(monkeypatch):
     def quantize(source, out, reference):
         parameters = ctypes.cast(reference, ctypes.POINTER(Parameters)).contents
         stand_in.calls.append((source, parameters.ftype, parameters.nthread))
+        log = logging.getLogger("llama-cpp-python")  # as its callback does
+        for level in (logging.INFO, logging.WARNING, logging.ERROR):
+            if log.level <= level and (stand_in.fails or level < logging.ERROR):
+                print(f"level {level}", file=sys.stderr)
         if stand_in.fails:
             return 1
         with gguf.open(os.fsdecode(source)) as whole:
@@ -100,17 +105,20 @@ def test_the_command_says_what_the_mix_took(base, quantizer, tmp_path, capsys):
     command = ["fuse", "--model", base.path, "--adapter", tmp_path / "adapter.gguf"]
     command += ["--outtype", "iq4_xs", "--out", tmp_path / "out.gguf"]
     assert main([str(word) for word in command]) == 0
-    said = capsys.readouterr().out
+    said, log = capsys.readouterr()
+    assert log == "" and said.startswith("rounding to Q4_0 changed them by")
     assert "merged 2 of 4 tensors" in said and "1 merged tensor: Q8_0 before, Q4_0 now" in said
     assert said.count("of what the adapter adds") == 2
     assert quantizer.calls[1][1] == library.LlamaFileType.MOSTLY_IQ4_XS
 
 
-def test_nothing_is_left_where_the_quantizer_fails(base, quantizer, tmp_path):
+def test_nothing_is_left_where_the_quantizer_fails(base, quantizer, tmp_path, capfd):
     quantizer.fails = True
     with pytest.raises(GGUFError, match=r"could not make a q6_k of it \(it returned 1\)"):
         fuse(base, draw(base, WEIGHTS), tmp_path / "fused.gguf", outtype="q6_k")
     assert [path.name for path in tmp_path.iterdir()] == ["base.gguf"]
+    assert capfd.readouterr().err == f"level {logging.ERROR}\n"
+    assert logging.getLogger("llama-cpp-python").level == logging.NOTSET
 
 
 def test_what_is_there_is_kept_and_the_quantizer_not_asked(base, quantizer, tmp_path):

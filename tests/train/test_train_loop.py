@@ -391,6 +391,17 @@ def test_what_does_not_fit_is_left_out():
     assert fourth == "step 1500/1500  val 2.5000  perplexity 12.50  kl 0.2500  same top 50.0%"
 
 
+def test_the_speed_says_that_it_counts_tokens_with_loss():
+    stream = io.StringIO()
+    with Progress(20, stream) as progress:
+        progress(Report(1, 9, 1.0, tokens_per_second=34.0, tokens=90, learned_tokens=9))
+        progress(Report(2, 9, 1.0, tokens_per_second=34.0))
+    assert stream.getvalue().splitlines() == [
+        "step  1/20  34 tokens/s with loss",
+        "step  2/20  34 tokens/s",
+    ]
+
+
 def test_a_report_without_figures_prints_no_line():
     stream = io.StringIO()
     with Progress(20, stream) as progress:

@@ -79,7 +79,10 @@ def run_fuse(arguments: Namespace) -> int:
             overwrite=arguments.overwrite,
             tokenizer=tokenizer,
         )
-        print(f"{arguments.out}: merged {len(fused.types)} of {len(base)} tensors, {_say(adapter)}")
+        merged = f"{arguments.out}: merged {len(fused.types)} of {len(base)} tensors"
+    for line in _rounding(fused):
+        print(wrapped(line))
+    print(f"{merged}, {_say(adapter)}")
     for line in _notes(fused):
         print(wrapped(line))
     return 0
@@ -138,13 +141,19 @@ def _say(adapter: Adapter) -> str:
 
 
 def _notes(fused: Fused) -> Iterator[str]:
-    """Yield a line for each changed type, and for the rounding error of each type."""
+    """Yield a line for each changed type."""
     if fused.chosen is not None:
         yield f"all matrices are {fused.chosen.upper()} now; --outtype chooses another type"
     for old, new in sorted(set(fused.types.values())):
         names = [name for name, types in fused.types.items() if types == (old, new)]
         if old != new:
             yield f"{counted(len(names), 'merged tensor')}: {old} before, {new} now"
+
+
+def _rounding(fused: Fused) -> Iterator[str]:
+    """Yield a line for the rounding error of each type."""
+    for old, new in sorted(set(fused.types.values())):
+        names = [name for name, types in fused.types.items() if types == (old, new)]
         if rounded := [name for name in names if name in fused.squares]:
             worst = max(rounded, key=fused.rounding)
             yield (

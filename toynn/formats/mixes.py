@@ -6,6 +6,7 @@ llama-cpp-python (the extra llama-cpp), which exposes the functions of llama.h.
 
 import ctypes
 import importlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,9 +99,15 @@ def quantize(library: ModuleType, source: Path, out: Path, mix: str) -> None:
     parameters = library.llama_model_quantize_default_params()
     parameters.ftype = int(LlamaFileType[f"MOSTLY_{mix.upper()}"])
     parameters.nthread = 0  # all cores
-    failed = library.llama_model_quantize(
-        os.fsencode(source), os.fsencode(out), ctypes.byref(parameters)
-    )
+    log = logging.getLogger("llama-cpp-python")  # prints a line or two for each tensor
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        failed = library.llama_model_quantize(
+            os.fsencode(source), os.fsencode(out), ctypes.byref(parameters)
+        )
+    finally:
+        log.setLevel(level)
     if failed:
         raise GGUFError(
             f"{source}: llama.cpp's quantizer could not make a {mix} of it (it returned {failed}); "

@@ -32,6 +32,7 @@ def _words(report: Report, unit: str, epochs: float | None, eta: float | None, r
     ``epochs`` are the passes through the data so far, ``eta`` the seconds left.
     """
     figures = report.figures or {}
+    with_loss = "" if report.learned_tokens is None else " with loss"
     forms = {
         "loss": ("loss {:.4f}", report.train_loss),
         "val": ("val {:.4f}", report.val_loss),
@@ -42,7 +43,7 @@ def _words(report: Report, unit: str, epochs: float | None, eta: float | None, r
         "top": ("same top {:.1%}", figures.get("val_base/same_top")),
         "lr": ("lr {:.1e}", report.learning_rate),
         "norm": ("norm {:.2f}", report.grad_norm),
-        "speed": ("{:,.0f} " + f"{unit}/s", report.tokens_per_second),
+        "speed": ("{:,.0f} " + f"{unit}/s{with_loss}", report.tokens_per_second),
         "epoch": ("epoch {:.2f}", epochs),
         "examples": ("{:,} examples", report.examples),
         "filled": ("filled {:.0%}", report.filled),
