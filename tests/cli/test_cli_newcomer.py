@@ -44,6 +44,16 @@ SMALL = ["--steps", "4", "--warmup", "1", "--batch", "2", "--seq", "8", "--data"
     [
         (["train", "lora", "--modle", "x"], "--modle (did you mean --model?); and the following"),
         (["generate", "--model", "x", "--promt", "a"], "--promt (did you mean --prompt?); and"),
+        (["train", "lora", "--mask-prompt"], "--mask-prompt (prompts carry no loss anyway: leave"),
+        (["train", "gpt2", "--eval_iters=20"], "--eval_iters (an evaluation reads all validation"),
+        (
+            ["generate", "-m", "x", "-p", "a", "-ngl", "0"],
+            "arguments: -ngl (did you mean --backend?) (",
+        ),
+        (
+            ["generate", "-m", "x", "-p", "a", "-n", "q"],
+            "argument -n/--max-tokens: must be a whole",
+        ),
         (["train", "vit", "--skip_unreadable"], "(did you mean --skip-unreadable?)"),
         (["train", "gpt2", "--batchsize", "3"], "--batchsize (did you mean --batch?)"),
         (["lora", "--model", "x"], "; did you mean train lora?"),

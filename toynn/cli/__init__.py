@@ -79,8 +79,11 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError."""
-        if "required" in message and (typed := meant(self._words, self._option_string_actions)):
-            message = f"unrecognized arguments: {typed}; and {message}"
+        short = message.startswith("argument -n/")  # llama.cpp's -ngl 0 reads as -n gl
+        if typed := (short or "required" in message) and meant(
+            self._words, self._option_string_actions
+        ):
+            message = f"unrecognized arguments: {typed}" + (f"; and {message}" * (not short))
         if found := re.search(r"invalid choice: '([^']+)' \(choose from (.*)\)", message):
             hint = peers.hint(found[1], re.findall(r"[\w-]+", found[2]), COMMANDS, VALUES)
             message += f"; {hint}" if hint else ""

@@ -67,7 +67,7 @@ _FLAGS = {
     "resume": "resume-from-checkpoint auto-resume-from-checkpoints",
     "report": "wandb report-to wandb-project use-wandb tensorboard",
     "precision": "bf16 fp16 tf32 fp32 dtype torch-dtype mixed-precision",
-    "backend": "device gpu cuda n-gpu-layers",
+    "backend": "device gpu cuda n-gpu-layers ngl",
     "threads": "num-threads n-threads cpu-threads t",
     "seed": "s",
     "d-model": "n-embd hidden-size embed-dim",
@@ -80,6 +80,8 @@ _FLAGS = {
     "outtype": "dtype-out quant quantization q-bits ftype",
 }
 _ADVICE = {
+    "prompts carry no loss anyway: leave it out": "mask-prompt",
+    "an evaluation reads all validation data; --holdout N holds out less": "eval-iters",
     "only adapters have dropout: `toynn train lora`": "dropout",
     "AdamW's betas are 0.9 and 0.999, or 0.95 for from-scratch and warm-start: leave it out": (
         "beta1 beta2 adam-beta1 adam-beta2 betas"
