@@ -37,6 +37,7 @@ FLAG = re.compile(
 )
 #: A value that may be followed by a space: a number, or a placeholder in capitals.
 PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[A-Z]+")
+LONGEST = 1000  # most characters of a message
 _flags_stay = False
 
 
@@ -82,6 +83,8 @@ class ToynnError(Exception):
     def __str__(self) -> str:
         """Return the message, with options as the reader types them."""
         message = super().__str__()
+        if len(message) > LONGEST:  # it quotes a value of a file or a template
+            message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 4 :]}"
         return said(message) if "--" in message else message
 
 

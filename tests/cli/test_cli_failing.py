@@ -56,6 +56,17 @@ def test_a_run_that_fails_says_where_its_weights_are(recipe, text, tmp_path, cap
     assert load_file(out / "model.safetensors")
 
 
+def test_a_run_whose_folder_is_gone_does_not_name_it(recipe, text, tmp_path, capsys):
+    def poison(recipe):
+        poisoned_from(12)(recipe)
+        if recipe.steps >= 12:
+            (tmp_path / "a").rename(tmp_path / "moved")
+
+    recipe.on_step = poison
+    assert run(text, tmp_path / "a") == 2
+    assert "has the best weights" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("there_before", [False, True])
 def test_a_run_that_fails_before_its_first_step_leaves_nothing(
     recipe, text, tmp_path, capsys, there_before

@@ -159,6 +159,17 @@ def test_a_number_that_no_float_is_near_is_none(runs):
     assert points and 99 not in dict(points) and max(points)[0] < 99
 
 
+@needs_plotext
+@pytest.mark.parametrize("value", [1e308, -1e308, 5e-324])
+def test_numbers_that_no_chart_can_scale_to_are_left_out(runs, value, capsys):
+    report = {"iteration": 99, "train_loss": value, "tokens_per_second": value}
+    with (runs / "one" / "metrics.jsonl").open("a") as file:
+        file.write(f"\n{json.dumps(report)}\n{json.dumps(report | {'train_loss': -value})}\n")
+    assert main(["report", "runs/one"]) == 0
+    for name in ("loss", "speed"):
+        assert main(["plot", "runs/one", "--what", name]) == 0
+
+
 def test_what_cannot_be_shown(runs, capsys):
     (runs / "bad").mkdir()
     (runs / "bad" / "metrics.jsonl").write_text("no JSON\n")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import vits
 from lora_bases import SIZES, make, write_base
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import toynn
 from toynn.cli import main
@@ -171,6 +171,16 @@ def test_other_tensors(tmp_path, capsys):
     assert found["F16"] == "4 in 1 tensors, 0.0 kB"
     assert found["from"] == "elsewhere"
     assert found["model"].startswith("not a model of pictures: ")
+
+
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_an_adapter_without_matrices(shape, base, tmp_path, capsys):
+    make(base, rank=3, targets=("q",)).export_peft(tmp_path)
+    path = tmp_path / "adapter_model.safetensors"
+    save_file({name: np.ones(shape, np.float32) for name in load_file(path)}, path)
+    assert re.search(
+        r"adapter_model\.safetensors: tensor .*: expected a matrix", error(tmp_path, capsys)
+    )
 
 
 def test_what_holds_nothing(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Other architectures of the Llama family: what files and folders say that they do not compute."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from toynn.engines.converting import fuse_into, unlike
 from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import bases, gguf, hf
 from toynn.formats.adapters import Adapter
+from toynn.models.hyper import Hyper
 from toynn.options import RecipeOptions
 
 LISTS = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 7.0]}
@@ -1085,3 +1087,11 @@ def test_heads_that_llama_cpp_does_not_read_are_not_exported(tmp_path):
         engine.realize_for_random_init(config(kind, head_dim=10), RecipeOptions())
         with pytest.raises(ConfigError, match=rf"llama\.cpp reads {kind} with heads of d_model"):
             engine.export_gguf(tmp_path / "model.gguf")
+
+
+def test_a_counter_that_is_an_array_is_refused_by_name():
+    metadata = {"olmoe.expert_group_count": np.array([0, 2])}
+    file = SimpleNamespace(architecture="olmoe", tensors={}, metadata=metadata, path="a.gguf")
+    file.error = GGUFError
+    with pytest.raises(GGUFError, match=r"expert_group_count must be a whole number >= 1; got arr"):
+        Hyper(file).count("expert_group_count")

@@ -257,6 +257,25 @@ def test_templates_that_never_end_or_fill_the_memory(make, monkeypatch, template
     assert make(CHATML).chat(TALK[:1]) == "<|im_start|>system\nBe brief.<|im_end|>\n"
 
 
+def test_a_template_that_does_not_end_is_not_run_for_every_conversation(make, monkeypatch):
+    """Else `toynn check` would pay for every row."""
+    monkeypatch.setattr(chat, "SECONDS", 0)
+    asked, ask = [], chat._Renderer.ask
+    monkeypatch.setattr(chat._Renderer, "ask", lambda own, what: asked.append(1) or ask(own, what))
+    model = make(FOREVER)
+    for _ in range(5):
+        with pytest.raises(GGUFError, match="refuses the conversation: it ") as caught:
+            model.chat(TALK)
+    assert "it did not end on 3 others" in str(caught.value)
+    assert len(asked) == 1 + 3  # one of them compiles the template
+
+
+def test_what_a_template_says_is_cut(make):
+    with pytest.raises(GGUFError, match="refuses the conversation: xxx") as caught:
+        make("{{ raise_exception('x' * 9999) if messages else '' }}").chat(TALK)
+    assert str(caught.value).count("x") < 310
+
+
 def test_the_time_of_a_template_is_that_of_the_cpu(make, monkeypatch):
     """A busy machine takes any time by the clock; whoever ignores the signal has the limit, too."""
     model, forever = make(CHATML), make(FOREVER)

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import signal
 import sys
 import threading
 import time
@@ -159,7 +160,7 @@ def test_without_a_network_the_cache_is_taken(server, monkeypatch, offline):
     if offline:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     else:
-        monkeypatch.setattr(hub.HfApi, "list_repo_files", unreachable)
+        monkeypatch.setattr(hub.HfApi, "repo_info", unreachable)
     server.repos.clear()
     assert fetched("hf:o/files") == path
     with pytest.raises(ConfigError, match=r"cannot be reached.*, and the cache has no o/folder"):
@@ -194,6 +195,9 @@ def test_a_download_that_broke_goes_on(server, monkeypatch):
             "or config.json with .safetensors; o/none has README.md, weights.bin",
         ),
         ("hf:o/-bad-", "-bad-"),
+        ("hf:o/files@../../../../outside", "got a part that is . or .."),
+        ("hf:o/../files", "got a part that is . or .."),
+        ("hf:../files", "got a part that is . or .."),
     ],
 )
 def test_what_is_refused(server, text, said):
@@ -217,15 +221,65 @@ def test_what_a_transport_raises_while_it_downloads(server, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("peer closed connection\nand more")
 
-    monkeypatch.setattr(hub, "snapshot_download", broken)
+    monkeypatch.setattr(hub, "hf_hub_download", broken)
     with pytest.raises(ConfigError, match=r"cannot download o/files .* \(peer closed connection\)"):
         fetched("hf:o/files")
 
 
 def test_why_the_hub_cannot_be_reached_is_said(server, monkeypatch):
-    monkeypatch.setattr(hub.HfApi, "list_repo_files", unreachable)
+    monkeypatch.setattr(hub.HfApi, "repo_info", unreachable)
     with pytest.raises(ConfigError, match=r"reached \(connection refused\), and the cache has no"):
         fetched("hf:o/files")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1, 2]", b"3", b'{"id": "o/files", "siblings": 3}'])
+def test_an_answer_that_is_not_the_hubs_is_called_that(server, monkeypatch, body):
+    monkeypatch.setattr(server, "answer", lambda handler: server.reply(handler, 200, body))
+    with pytest.raises(ConfigError, match=r"^hf:o/files: http://127.* does not answer as the hub"):
+        fetched("hf:o/files")
+
+
+@pytest.fixture
+def silent(server, monkeypatch):
+    """A hub that never answers, until the test ends; set once it was asked."""
+    asked, over = threading.Event(), threading.Event()
+    monkeypatch.setattr(server, "answer", lambda handler: (asked.set(), over.wait(60)))
+    yield asked
+    over.set()
+
+
+def test_a_hub_that_never_answers_is_not_waited_for(silent, monkeypatch):
+    monkeypatch.setattr("toynn.formats.hub.PATIENCE", 0.1)
+    with pytest.raises(
+        ConfigError, match=r"reached \(no answer within 0\.1 seconds\), and the cache"
+    ):
+        fetched("hf:o/files")
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to threads")
+def test_ctrl_c_ends_the_wait_for_the_hub(silent, capsys):
+    main_thread = threading.main_thread().ident
+
+    def press():
+        silent.wait(60)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+    assert main(["info", "hf:o/files"]) == 130
+    assert "stopped" in capsys.readouterr().err
+
+
+def test_files_are_downloaded_in_the_thread_that_ctrl_c_interrupts(server, monkeypatch):
+    """A pool of threads would go on downloading, and the process would wait for it."""
+    threads, download = [], hub.file_download.http_get
+
+    def get(*given, **more):
+        threads.append(threading.current_thread())
+        return download(*given, **more)
+
+    monkeypatch.setattr(hub.file_download, "http_get", get)
+    fetched("hf:o/folder")
+    assert len(threads) > 1 and set(threads) == {threading.current_thread()}
 
 
 def test_a_series_is_fetched_whole(server):
@@ -301,7 +355,7 @@ def test_the_only_split_in_the_cache_is_not_taken_for_another(data, monkeypatch,
     if offline:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     else:
-        monkeypatch.setattr(hub.HfApi, "list_repo_files", unreachable)
+        monkeypatch.setattr(hub.HfApi, "repo_info", unreachable)
     with pytest.raises(
         DataError, match=r"no split is called train in the cache \(connect .* valid"
     ):

@@ -198,6 +198,32 @@ def test_a_check_outlives_its_program(tmp_path, monkeypatch, line, seconds, expe
     assert verdict.printed == ("here\n" if "print" in line else "")
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_program_that_forks_leaves_no_process(tmp_path):
+    path, noted = tmp_path / "02_softmax.py", tmp_path / "pid"
+    line = f"import os; child = os.fork(); child and open({str(noted)!r}, 'w').write(str(child))"
+    path.write_text(changed(PUZZLES["softmax"], "return y", f"{line}\n    return y"))
+    checked(PUZZLES["softmax"], path)
+    assert _ended(int(noted.read_text()))
+
+
+def _ended(pid):
+    """Whether a process has ended; one that no one waits for counts, too."""
+    for _ in range(10**5):
+        stat = Path(f"/proc/{pid}/stat")
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX":
+            return True
+    return False
+
+
+def test_a_program_that_raises_keyboard_interrupt_is_wrong(tmp_path):
+    path = tmp_path / "02_softmax.py"
+    text = changed(PUZZLES["softmax"], "return y", "raise KeyboardInterrupt\n    return y")
+    path.write_text(text)
+    verdict = checked(PUZZLES["softmax"], path)
+    assert "KeyboardInterrupt" in verdict.said and not verdict.printed
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
 def test_output_is_closed_where_a_process_goes_on_printing(tmp_path, monkeypatch):
     """A process that the program started outlives the check, and may print for ever."""
@@ -206,7 +232,8 @@ def test_output_is_closed_where_a_process_goes_on_printing(tmp_path, monkeypatch
     monkeypatch.setattr(folder, "_keep", lambda *given: (streams.append(given[0]), keep(*given)))
     os.mkfifo(pipe := tmp_path / "pipe")
     path = tmp_path / "02_softmax.py"
-    line = f"import subprocess; subprocess.Popen(['sh', '-c', 'read x < {pipe}'])"
+    words = ["sh", "-c", f"read x < {pipe}"]
+    line = f"import subprocess; subprocess.Popen({words}, start_new_session=True)"
     path.write_text(changed(PUZZLES["softmax"], "return y", f"{line}\n    return y"))
     before = set(threading.enumerate())
     checked(PUZZLES["softmax"], path)

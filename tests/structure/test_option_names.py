@@ -159,3 +159,10 @@ def test_python_and_the_command_line_each_read_their_own(tmp_path, capsys, monke
     with pytest.raises(ConfigError) as caught:
         RecipeOptions(t_batch=0)
     assert "--" not in str(caught.value)
+
+
+def test_an_error_that_quotes_a_long_value_keeps_its_begin_and_end():
+    found = str(ConfigError(f"a.gguf: key: expected gpt2; got {'x' * 10**5}: name another file"))
+    assert len(found) < 1000
+    assert found.startswith("a.gguf: key: expected gpt2; got x")
+    assert found.endswith("x: name another file")

@@ -12,7 +12,7 @@ from typing import Any
 
 from toynn.engines import ViTConfig, ViTEngine
 from toynn.engines.plans import Level, Plan, every_plan
-from toynn.errors import DataError, ToynnError
+from toynn.errors import AdapterError, DataError, ToynnError
 from toynn.formats import adapters
 from toynn.formats.adapters import LORA_A, LORA_B, LORA_M
 from toynn.formats.adapters import peft as peft_folder
@@ -147,6 +147,9 @@ def peft(folder: Path) -> Lines:
     kinds = peft_folder.SUFFIXES | peft_folder.TABLES
     for name, info in tensors.items():
         if found := peft_folder.TENSOR.fullmatch(name):
+            if kinds[found[2]] != LORA_M and len(info.shape) not in (2, 3):
+                where = f"{folder / peft_folder.WEIGHTS}: tensor {name}"
+                raise AdapterError(f"{where}: expected a matrix; got {info.type} {info.shape}")
             sides[found[1]][kinds[found[2]]] = info.shape
     whole = {module: pair for module, pair in sides.items() if {LORA_A, LORA_B} <= pair.keys()}
     ranks = {module: pair[LORA_A][0] for module, pair in whole.items()}

@@ -4,16 +4,21 @@
     hf:OWNER/NAME[/FILE or FOLDER][:SPLIT][@REVISION]   data
 
 huggingface_hub downloads into its cache (HF_HOME), shows progress, continues an interrupted
-download, and honours HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN. Without a network the cache is used.
+download, and honours HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN. Without a
+network the cache is used. Files are downloaded one after another in the caller's thread, so Ctrl-C
+ends a download at once.
 ``hub_name`` returns the hub's name of a folder.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple, TypeVar
 
 from toynn.errors import ConfigError, ToynnError
 from toynn.formats.hf.config import CONFIG
@@ -23,6 +28,8 @@ from toynn.system.series import series
 __all__ = ["PREFIX", "Name", "fetched", "fetched_data", "hub_name", "named"]
 
 PREFIX = "hf:"
+T = TypeVar("T")
+PATIENCE = 60  # seconds for the hub to say which files a repository has
 EXAMPLE = "expected hf:OWNER/NAME or hf:OWNER/NAME/FILE, and perhaps @REVISION after it"
 PART = r"[\w.-]+"
 REPOSITORY = re.compile(f"{PART}/{PART}")
@@ -59,6 +66,8 @@ def named(text: str, *, data: bool = False) -> Name:
     Raises ConfigError for a malformed name.
     """
     found = NAME.fullmatch(text)
+    if found is not None and not {".", ".."}.isdisjoint(re.split("[:/@]", text)):
+        raise ConfigError(f"{text}: {EXAMPLE}; got a part that is . or ..")
     if found is None or (found[3] is not None and not data):
         split = "; name a split as in hf:OWNER/NAME:test" if data else ""
         raise ConfigError(f"{text}: {EXAMPLE}{split}")
@@ -95,7 +104,7 @@ def _fetched(
     hub = _hub(name.text)
 
     def snapshot(patterns: Sequence[str], local: bool, ignored: Sequence[str] | None) -> Path:
-        """Download these files unless ``local``; return their folder in the cache."""
+        """Return the folder in the cache with these files; unless ``local``, download them."""
         found = hub.snapshot_download(
             name.repo,
             repo_type=kind,
@@ -108,10 +117,16 @@ def _fetched(
 
     with _refusals(name, kind):
         try:
-            listed = hub.HfApi().list_repo_files(name.repo, repo_type=kind, revision=name.revision)
-            files, local = sorted(listed), False
+            api = hub.HfApi()
+            told = _soon(lambda: api.repo_info(name.repo, repo_type=kind, revision=name.revision))
+            files, local = sorted(each.rfilename for each in told.siblings), False
         except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
             raise  # the hub has answered
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ConfigError(
+                f"{name.text}: {api.endpoint} does not answer as the hub does{_first_line(error)}: "
+                "is HF_ENDPOINT right?"
+            ) from error
         except Exception as error:  # HF_HUB_OFFLINE, or any error of the transport
             try:
                 cached = snapshot(known, True, unknown)
@@ -120,7 +135,34 @@ def _fetched(
             files = sorted(each.relative_to(cached).as_posix() for each in cached.rglob("*.*"))
             local = True
         wanted, path = choose(name, files, local)
-        return snapshot(wanted, local, None) / path
+        if local:
+            return snapshot(wanted, True, None) / path
+        for file in wanted:  # in this thread, which Ctrl-C interrupts; then they are in the cache
+            hub.hf_hub_download(name.repo, file, repo_type=kind, revision=told.sha)
+        return _soon(lambda: snapshot(wanted, False, None)) / path
+
+
+def _soon(ask: Callable[[], T]) -> T:
+    """Return what the hub answers. Raises TimeoutError if that takes more than PATIENCE seconds.
+
+    The hub is asked in a daemon thread, which no one waits for after that, nor after Ctrl-C.
+    """
+    answers: SimpleQueue[T | BaseException] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put(ask())
+        except BaseException as error:  # raised below
+            answers.put(error)
+
+    Thread(target=work, daemon=True).start()
+    try:
+        answer = answers.get(timeout=PATIENCE)
+    except Empty:
+        raise TimeoutError(f"no answer within {PATIENCE} seconds") from None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 
 def _hub(text: str) -> Any:
@@ -173,6 +215,9 @@ def _refusals(name: Name, kind: str) -> Iterator[None]:
     from huggingface_hub import errors
 
     said, where = name.text, f"{name.repo} at revision {name.revision or 'main'}"
+    log = logging.getLogger("huggingface_hub")
+    before = log.level
+    log.setLevel(logging.ERROR)  # it warns of each of its tries
     try:
         yield
     except errors.GatedRepoError as error:
@@ -199,6 +244,8 @@ def _refusals(name: Name, kind: str) -> Iterator[None]:
         raise
     except Exception as error:  # a full disk, or the transport; the next try continues
         raise ConfigError(f"{said}: cannot download {where}{_first_line(error)}") from error
+    finally:
+        log.setLevel(before)
 
 
 def _first_line(error: BaseException) -> str:

@@ -142,7 +142,7 @@ class Hyper:
 
     def count(self, key: str, default: int = 0) -> int:
         """Return a whole number of at least 0."""
-        return self.whole(key, default) if self._get(key, default) != 0 else 0
+        return 0 if np.array_equal(self._get(key, default), 0) else self.whole(key, default)
 
     def counts(self, key: str, length: int) -> list[int]:
         """Return ``length`` whole numbers >= 0, one per block; a single one is repeated."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from sys import float_info
 from typing import Any
 
 from toynn.errors import DataError
@@ -15,6 +14,8 @@ from toynn.system.reading import read_bytes
 __all__ = ["CONFIG", "METRICS", "NOTES", "Record", "lines_of"]
 
 CONFIG, METRICS, NOTES = "config.toml", "metrics.jsonl", "run.json"
+#: Sizes of numbers that are shown: a number outside is damage, and charts cannot scale to it.
+LEAST, MOST = 1e-100, 1e100
 STATES = {
     "done": "done",
     "early": "stopped early: the metric did not improve",
@@ -192,4 +193,4 @@ def _is_step(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) <= float_info.max  # an integer may exceed every float
+    return number and (value == 0 or LEAST <= abs(value) <= MOST)

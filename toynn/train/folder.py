@@ -141,7 +141,7 @@ class RunFolder:
     ) -> None:
         if self.trained and self.begun:
             self._end(error)
-            if error is not None:
+            if error is not None and self.path.is_dir():
                 error.add_note(f"(the run folder {self.path} has the best weights until then)")
         if error is not None and not self.trained:
             own = (self.path / "config.toml", self.path / NOTES, self.metrics, self.samples)

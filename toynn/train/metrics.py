@@ -89,6 +89,6 @@ def read_reports(path: Path, unit: str = "tokens", length: int | None = None) ->
             if more := {name: value for name, value in known.items() if "/" in name}:
                 known["figures"] = more
             found.append(Report(**{name: known[name] for name in names & known.keys()}))
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             continue
     return found

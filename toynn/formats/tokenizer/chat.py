@@ -33,6 +33,7 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 #: text. The limit is CPU time and not wall time, which would depend on how busy the machine is. The
 #: sandbox has nothing to wait for, so a template that does not end uses the CPU.
 SECONDS, MEMORY, CHARACTERS = 5, 2**29, 2**25
+ENDED = 3  # conversations that a template may fail to end on; then it renders no other
 
 
 def needed(library: str) -> Any:
@@ -56,6 +57,7 @@ class ChatTemplate:
         self._path, self._source = path, source
         self._names = frozenset(name for _, name in QUOTED.findall(source))
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._ended = 0
         try:
             self._run((), ())
         except _Failed as error:
@@ -105,7 +107,13 @@ class ChatTemplate:
             frame = json.dumps({**request, "tokens": self._tokens}).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise DataError(f"messages: expected plain values; {error}") from error
-        return _renderer().ask(frame)
+        if self._ended >= ENDED:
+            raise _Failed(f"it did not end on {ENDED} others, so it renders no more", bounds=True)
+        try:
+            return _renderer().ask(frame)
+        except _Failed as error:
+            self._ended += error.bounds
+            raise
 
 
 def _thinking(message: Message) -> Message:

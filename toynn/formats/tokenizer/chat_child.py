@@ -43,7 +43,7 @@ def main() -> None:
         except MemoryError:
             answer = [None, f"it takes more than {limits['memory'] >> 20} MiB of memory", None]
         except Exception as error:  # an unknown program may raise anything
-            answer = [None, str(error)[:10_000], getattr(error, "lineno", None)]
+            answer = [None, str(error)[:300], getattr(error, "lineno", None)]
         _write(answer)
 
 

@@ -92,7 +92,7 @@ class Answer:
                 return work()
         except Wrong:
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # SystemExit and KeyboardInterrupt, too
             raise Wrong(self._told(error)) from error
 
     def _told(self, error: BaseException) -> str:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -132,6 +133,7 @@ def checked(puzzle: Puzzle, path: Path, seconds: float | None = None) -> Verdict
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
+            process_group=0 if hasattr(os, "killpg") else None,
         )
         assert process.stdout is not None
         kept = bytearray()
@@ -146,6 +148,9 @@ def checked(puzzle: Puzzle, path: Path, seconds: float | None = None) -> Verdict
                 raise
             code = None
         finally:
+            if hasattr(os, "killpg"):  # what the program forked may wait for ever
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
             reader.join(DRAIN)
         printed = kept.decode(errors="replace")
         if said.is_file() and code == 0:
