@@ -33,7 +33,7 @@ def _delta(T: int) -> Callable[[], None]:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((T, HEADS * (2 * KEYS + D)), np.float32)
     g, c = -rng.random((T, HEADS), np.float32), rng.standard_normal((T, HEADS), np.float32)
-    y, dy = np.empty((T, HEADS * D), np.float32), rng.standard_normal((T, HEADS * D), np.float32)
+    y, dy = np.empty((T, HEADS, D), np.float32), rng.standard_normal((T, HEADS, D), np.float32)
     states = np.empty((1, HEADS, T // 32, KEYS, D), np.float32)
     dx, dg, dc = np.empty_like(x), np.empty_like(g), np.empty_like(c)
 

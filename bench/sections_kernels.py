@@ -140,12 +140,12 @@ def attentions(
     lse, delta = np.empty((2, B, H, T), np.float32)
 
     def forward() -> None:
-        attention_kernel.forward(o, lse, q, k, v, causal, n_threads=n_threads)
+        attention_kernel.forward(o, lse, q, k, v, causal=causal, n_threads=n_threads)
 
     def both() -> None:
         forward()
         attention_kernel.backward(
-            dq, dk, dv, delta, do, o, lse, q, k, v, causal, n_threads=n_threads
+            dq, dk, dv, delta, do, o, lse, q, k, v, causal=causal, n_threads=n_threads
         )
 
     fused = torch.nn.functional.scaled_dot_product_attention

@@ -71,7 +71,9 @@ def test_ids_are_the_same(kind, tmp_path):
 @pytest.mark.parity
 @pytest.mark.parametrize("kind", [*KINDS[:5], "spm", "spm-no-prefix", "bytes"])
 def test_transformers_gives_the_same_ids(kind, tmp_path):
-    transformers = pytest.importorskip("transformers", reason="the parity extra")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers, the parity group, is not installed"
+    )
     own = made(kind, tmp_path)
     folder = write(tmp_path / "made", own.hf_files())
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
@@ -108,7 +110,7 @@ def test_bytes_without_a_token_are_left_out_in_the_folder_too(pre, tmp_path):
 
 @pytest.mark.parity
 def test_transformers_reads_a_vocabulary_without_some_bytes(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="the parity extra")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     missing = ("q", "@", *(letter for letter in byte_letters() if letter > "\xf4"))
     own = Tokenizer.of(bpe_file(tmp_path / "fewer.gguf", missing=missing))
     theirs = transformers.AutoTokenizer.from_pretrained(write(tmp_path / "made", own.hf_files()))

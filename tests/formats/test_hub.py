@@ -131,6 +131,7 @@ def server(tmp_path, monkeypatch, model):
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
     monkeypatch.setattr(constants, "ENDPOINT", made.url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # whatever the user has set
     yield made
     made.server.shutdown()
     made.server.server_close()

@@ -18,7 +18,7 @@ def absent():
     except ImportError:
         return "selenium is not installed (pip install --group test)"
     if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
-        return "there is no Chromium: apt-get install chromium chromium-driver"
+        return "Chromium is not installed (Debian: chromium, chromium-driver)"
     return None
 
 

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def code(tmp_path_factory):
     """Instructions of each function of a .c file, compiled as setup.py does: (address, text)."""
-    pytest.importorskip("Cython", reason="setup.py, which has the flags, needs Cython")
+    for name in ("Cython", "setuptools.modified"):  # setup.py, which has the flags, imports them
+        pytest.importorskip(name, reason=f"{name} is not installed")
     made, folder = {}, tmp_path_factory.mktemp("code")
 
     def compiled(name):

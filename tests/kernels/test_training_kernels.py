@@ -70,7 +70,7 @@ def test_cross_entropy_refuses_labels_out_of_range(bad):
 
 
 def test_the_label_that_does_not_count_is_one_and_the_same():
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     assert torch.nn.CrossEntropyLoss().ignore_index == IGNORED
     labels, rows = np.array([IGNORED], np.int32), full(1)
     assert forward(np.zeros((1, 5)), labels)[2] == 0

@@ -29,7 +29,7 @@ class ShaderError(Exception):
 def available() -> str | None:
     """Return why shaders cannot be compiled here, or None."""
     if shutil.which(msl.COMPILER) is None:
-        return f"no {msl.COMPILER} (Debian: clang-19)"
+        return f"{msl.COMPILER} is not installed (Debian: clang-19)"
     return None
 
 

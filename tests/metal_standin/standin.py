@@ -28,12 +28,13 @@ OBJC = [
 def missing() -> str | None:
     """Return what the machine lacks to build this, or None."""
     if shutil.which(COMPILER) is None or shutil.which(msl.COMPILER) is None:
-        return f"no {COMPILER} (Debian: clang-19)"
+        return f"{COMPILER} is not installed (Debian: clang-19)"
     if not (_gcc() / "include" / "objc").is_dir():
-        return "no Objective-C headers of GCC (Debian: libobjc-12-dev)"
+        return "GCC's headers for Objective-C are not installed (Debian: libobjc-12-dev)"
     if not Path("/usr/include/GNUstep/Foundation").is_dir():
         return (
-            "no GNUstep (Debian: libgnustep-base-dev, gnustep-base-runtime, libblocksruntime-dev)"
+            "GNUstep is not installed (Debian: libgnustep-base-dev, gnustep-base-runtime, "
+            "libblocksruntime-dev)"
         )
     return None
 

@@ -309,7 +309,7 @@ def test_the_command_line_takes_folders(folder, tmp_path, capsys, monkeypatch):
 
 def test_sentencepiece_without_tokenizer_json(tmp_path):
     """tokenizer.model alone: the ids of SentencePiece's own library, BOS in front."""
-    library = pytest.importorskip("sentencepiece", reason="sentencepiece, of the text extra")
+    library = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
     model = io.BytesIO()
     library.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS * 4), model_writer=model, model_type="bpe", vocab_size=420,

@@ -171,7 +171,7 @@ def test_figures_are_trls(base):
 
 def test_orpo_is_trls(base):
     pytest.importorskip("trl", reason="TRL is not installed")
-    trainer = pytest.importorskip("trl.experimental.orpo.orpo_trainer", reason="this TRL has none")
+    trainer = pytest.importorskip("trl.experimental.orpo.orpo_trainer", reason="not installed")
     options = CASES["orpo"]
     recipe = recipe_of(base, options)
     reference = Reference(base, recipe)

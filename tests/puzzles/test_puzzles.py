@@ -72,7 +72,7 @@ def test_a_wrong_answer_is_diagnosed(name, old, new, expected):
 def test_compiled_answers(language):
     """All in one file, which is compiled once: the functions of each have a number."""
     if language == "pyx":
-        pytest.importorskip("Cython")
+        pytest.importorskip("Cython", reason="Cython is not installed")
     levels = _kernels.supported_levels()
     rows = []
     for name, wrong in COMPILED[language].items():

@@ -1,54 +1,125 @@
-""".ci/run: what it waits for and what ends it, with commands that only say that they ran."""
+""".ci/run: what runs first, what it waits for and what ends it, with commands that only say so."""
 
+import ast
+import json
 import os
+import re
+import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hang import HANG
 
-CI = Path(__file__).parents[2] / ".ci/run"
+ROOT = Path(__file__).parents[2]
 TOOLS = ("pip", "toynn", "ruff", "cython-lint", "mypy", "stubtest", "pytest", "python")
-#: Each command says its name; pytest ends the run; Python makes an environment of such commands.
+#: Each command says its name and words; git makes a folder; Python makes an environment of such
+#: commands, and says which variables it sees; the first pytest skips a test, the second ends all.
 COMMAND = """#!/bin/sh
 name=$(basename "$0")
-echo "$name" >> "$HOME/ran"
-case $name in
-id) echo 0;;
-pytest) exit 3;;
-python3) mkdir -p "$3/bin"; for tool in {tools}; do cp "$0" "$3/bin/$tool"; done;;
-apt-get) [ "$2" = update ] || {apt};;
+echo "$name $*" >> "$HOME/ran"
+case "$name $1" in
+"id "*) echo 0;;
+"git "*) mkdir "$4";;
+"python3 -c") dirname "$0";;
+"python3 -m")
+    echo "$(basename "$PWD"):" $(env | cut -d= -f1 | sort) "$PATH" >> "$HOME/seen"
+    mkdir -p "$3/bin"; for tool in {tools}; do cp "$0" "$3/bin/$tool"; done;;
+"pytest -n")
+    echo "SKIPPED [2] tests/a/test_b.py:9: X, of no extra, is not installed"
+    echo "SKIPPED [1] tests/a/test_c.py:5: this CPU lacks it";;
+"pytest "*) exit 3;;
+"apt-get "*) [ "$2" = update ] || {apt};;
 esac
 """
 
-pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
 
-def ran(folder, apt):
-    """What a run for root says, and the commands up to the suite, which fails."""
-    for name in ("id", "apt-get", "python3"):
+def ran(folder, apt="true"):
+    """What a run for root says, and its commands up to the second pytest."""
+    for name in ("id", "apt-get", "git", "python3"):
         path = folder / name
         path.write_text(COMMAND.format(tools=" ".join(TOOLS), apt=apt))
         path.chmod(0o755)
-    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder)}
-    done = subprocess.run(
-        ["bash", CI], env=environment, capture_output=True, text=True, timeout=HANG
-    )
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder), "ADDED": "1"}
+    command = ["bash", ROOT / ".ci/run"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
     return done, (folder / "ran").read_text().splitlines()
 
 
-def test_the_suite_begins_when_packages_are_installed(tmp_path):
-    """Else it finds a compiler of which a part is there."""
+@needs_bash
+def test_the_blocks_of_readme_run_first_as_they_stand(tmp_path):
+    """In a clone each, with what a new user's shell has: what CI installs later hides nothing."""
+    blocks = re.findall(r"```sh\n(python3 .*\n)```", (ROOT / "README.md").read_text())
+    assert len(blocks) == 2 and all("\n" not in block.strip() for block in blocks)
+    _, found = ran(tmp_path)
+    expected = []
+    for block, clone in zip(blocks, ("train", "test"), strict=True):
+        expected.append(f"git clone --quiet . {clone}")
+        commands = block.replace('"', "").strip().split(" && ")
+        expected += [command.replace(".venv/bin/", "") for command in commands]
+    told = [re.sub(r" /\S*/(\w+)$", r" \1", line) for line in found if "python3 -" not in line[:9]]
+    venvs = [line for line in found if line == "python3 -m venv .venv"]
+    assert told[: len(expected) - 2] == [line for line in expected if "venv" not in line]
+    assert len(venvs) == 2
+    for line, clone in zip(
+        (tmp_path / "seen").read_text().splitlines(), ("train", "test"), strict=True
+    ):
+        name, *variables, path = line.split()
+        assert name == f"{clone}:" and path == f"{tmp_path}:/usr/bin:/bin"
+        assert {*variables} - {"OLDPWD", "PWD", "SHLVL", "_"} == {"HOME", "LANG", "PATH"}
+
+
+@needs_bash
+def test_what_the_suite_skipped_runs_when_packages_are_installed(tmp_path):
+    """Before, it would find a compiler of which a part is there."""
     late = 'until grep -q stubtest "$HOME/ran"; do sleep 0.01; done; sleep 0.5'
-    apt = f'{{ {late}; echo installed >> "$HOME/ran"; }}'
-    done, found = ran(tmp_path, apt)
+    done, found = ran(tmp_path, f'{{ {late}; echo installed >> "$HOME/ran"; }}')
     assert done.returncode == 3, done.stderr
-    assert found.index("stubtest") < found.index("installed") < found.index("pytest")
+    (linted,) = (n for n, line in enumerate(found) if line.startswith("stubtest"))
+    assert linted < found.index("installed") < found.index("pytest -q -n 2 tests/a/test_b.py")
 
 
+@needs_bash
 def test_packages_that_cannot_be_installed_end_the_run(tmp_path):
     """Else the steps of Metal and arm64 would be skipped, and nobody would know."""
     done, found = ran(tmp_path, "{ echo no clang-19; exit 100; }")
     assert done.returncode not in (0, 3) and "no clang-19" in done.stdout
-    assert "pytest" not in found
+    assert [line for line in found if line.startswith("pytest")] == ["pytest -n 2"]
+
+
+def test_a_test_that_lacks_a_package_says_that_it_is_not_installed():
+    """By this CI finds what to run again where the package is."""
+    wrong = []
+    for path in ROOT.glob("tests/**/test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.importorskip":
+                name, reason = ast.unparse(node.args[0]).strip("'"), ast.unparse(node)
+                if "not installed" not in reason and name not in sys.stdlib_module_names:
+                    wrong += [f"{path.name}:{node.lineno}"] * ("." not in name)  # a module of one
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize(
+    ("loss", "level", "text", "right"),
+    [
+        (0.0, "avx512", "known", True),
+        (0.011, "avx512", "known", False),
+        (-0.011, "avx2", "known", True),
+        (0.031, "avx2", "known", False),
+        (0.5, "avx512", "another", True),
+    ],
+)
+def test_the_main_job_is_compared_with_the_figure_of_readme(loss, level, text, right, tmp_path):
+    script = runpy.run_path(str(ROOT / ".ci/figure.py"))
+    figure = float(re.search(r"main job .*loss ([\d.]+)", (ROOT / "README.md").read_text())[1])
+    known = script["TEXT"] if text == "known" else text
+    (tmp_path / "config.toml").write_text(f'[data]\nsha256 = "{known}"\n')
+    machine = {"machine": {"ISA level in use": level}}
+    (tmp_path / "run.json").write_text(json.dumps(machine))
+    reports = ({"iteration": 1475}, {"iteration": 1500, "val_loss": figure + loss})
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, reports)))
+    assert (script["wrong"](tmp_path) is None) == right

@@ -96,6 +96,17 @@ def python_blocks(page):
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
+def test_pages_have_one_figure_of_the_main_job():
+    """Its validation loss; `.ci/figure.py` compares README's with what a run has."""
+    patterns = {
+        "README.md": r"^\| main job .*validation loss ([\d.]+)",
+        "docs/measured.md": r"^\| main job .*validation loss ([\d.]+)",
+        "docs/tutorial-first.md": r"step 1500/1500 .* val ([\d.]+)",
+    }
+    found = {re.search(p, (ROOT / page).read_text(), re.M)[1] for page, p in patterns.items()}
+    assert len(found) == 1, found
+
+
 def test_the_example_of_readme_runs(tmp_path):
     (code,) = python_blocks(ROOT / "README.md")
     done = run(code, tmp_path)

@@ -280,7 +280,7 @@ def test_ticks_of_a_logarithmic_scale():
 
 
 def test_a_png_is_what_pillow_reads(tmp_path):
-    image = pytest.importorskip("PIL.Image", reason="Pillow, of the images extra, is missing")
+    image = pytest.importorskip("PIL.Image", reason="Pillow, of the images extra, is not installed")
     for channels in (1, 3):
         pixels = np.arange(5 * 7 * channels, dtype=np.uint8).reshape(5, 7, channels)
         (tmp_path / "a.png").write_bytes(png(pixels))
@@ -309,7 +309,7 @@ def test_a_browser_shows_it_and_asks_nobody(hostile, tmp_path):
     if ran.returncode or not picture.exists():
         pytest.skip(f"chromium does not run here: {ran.stderr[-200:]!r}")
     assert "evil" not in log.read_text("utf-8", "replace")
-    image = pytest.importorskip("PIL.Image", reason="Pillow, of the images extra, is missing")
+    image = pytest.importorskip("PIL.Image", reason="Pillow, of the images extra, is not installed")
     with image.open(picture) as shown:
         pixels = np.asarray(shown.convert("L"))
     assert pixels.shape == (1200, 800)

@@ -76,16 +76,17 @@ def test_a_level_of_another_build_is_not_built(tmp_path):
 THEIRS = "from .factory import create\n"
 
 
-@pytest.mark.parametrize("last", ["ours", "theirs", "removed"])
+@pytest.mark.parametrize("last", ["ours", "theirs", "nobody"])
 def test_another_distribution_called_toynn_is_named(last, tmp_path):
     """Both own the folder: who is installed last has its __init__.py; to remove one breaks both."""
     package = copy_of_toynn(tmp_path)
     if last != "ours":
-        (package / "__init__.py").unlink()
+        (package / "__init__.py").unlink()  # a hard link
+        (package / "__init__.py").touch()
     if last == "theirs":
         (package / "__init__.py").write_text(THEIRS)
         (package / "factory.py").write_text("create = len")
-    if last != "removed":
+    if last != "nobody":
         (about := tmp_path / "toynn-0.1.0.dist-info").mkdir()
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toynn\nVersion: 0.1.0\n")
         (about / "RECORD").write_text("toynn/__init__.py,,\n")
@@ -95,5 +96,5 @@ def test_another_distribution_called_toynn_is_named(last, tmp_path):
     said = done.stdout if last == "ours" else done.stderr
     assert done.returncode == (0 if last == "ours" else 2) and "Traceback" not in said
     assert "`pip uninstall toynn toynn-train`, then install toynn-train again" in said
-    assert ("toynn 0.1.0, another program, has files" in said) == (last != "removed")
+    assert ("toynn 0.1.0, another program, has files" in said) == (last != "nobody")
     assert ("__init__.py is not toynn-train's" in said) == (last != "ours")

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("Cython", reason="builds need Cython")
-pytest.importorskip("setuptools", reason="builds need setuptools")
+pytest.importorskip("Cython", reason="Cython, which builds need, is not installed")
+pytest.importorskip(
+    "setuptools.modified", reason="setuptools 77, which builds need, is not installed"
+)
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("apt install gcc", "dnf install gcc", "apk add gcc", "xcode-select", "Visual Studio")
 
