@@ -110,7 +110,7 @@ def test_plans_are_told_with_their_time(tmp_path, capsys):
     sizes, times = ([float(plan[part] or 0) for plan in plans] for part in (1, 2))
     assert sizes == sorted(sizes, reverse=True) and times == sorted(times) and times[0] == 0
     rounded = re.match(r"bfloat16 activations ([\d.]+) MB", found["with checkpointing and"])
-    assert float(rounded[1]) < sizes[-1]
+    assert float(rounded[1]) <= sizes[-1]
 
 
 def test_an_adapter_of_embeddings(tmp_path, capsys):

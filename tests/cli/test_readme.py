@@ -37,7 +37,7 @@ def base(tmp_path, monkeypatch):
         *SHAPE,
         *BRIEF,
     ]
-    words += ["--data", "told.jsonl", "--lr", "3e-3", "--steps", "100", "--out", "made"]
+    words += ["--data", "told.jsonl", "--lr", "3e-3", "--steps", "40", "--out", "made"]
     assert main(words) == 0
     (tmp_path / "made" / "model.gguf").rename(tmp_path / "base.gguf")
     return tmp_path

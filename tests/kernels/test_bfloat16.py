@@ -214,13 +214,13 @@ def test_where_there_are_no_pairs_medium_is_highest(level):
         assert level in ("avx512", "amx", "neon") and kernels.cpu.pairs_unit()
     x, w, dy = normal(129, 127), normal(131, 127, seed=4), normal(129, 131, seed=5)
     medium, highest = (products(x, w, dy, p, module=module) for p in ("medium", "highest"))
-    assert same_bits(medium, highest) != module.multiplies_pairs()
+    assert same_bits(medium, highest) != (module.multiplies_pairs() or module.multiplies_tiles())
 
 
 def test_the_configuration_says_what_precisions_are():
     told = toynn.backends.config.describe()
     assert told["medium multiplies in"].startswith(
-        "bfloat16" if matmul.multiplies_pairs() else "float32"
+        "bfloat16" if matmul.multiplies_pairs() or matmul.multiplies_tiles() else "float32"
     )
     for precision in ("highest", "high"):
         tiles = "parts of bfloat16" in told[f"{precision} multiplies in"]
@@ -279,7 +279,7 @@ def test_a_node_keeps_the_precision_it_was_recorded_with():
     s.upload(labels, np.zeros(M, np.int32))
     s.run("grads")
     got = s.download(hidden)
-    as_is = matmul.multiplies_pairs() is False
+    as_is = not (matmul.multiplies_pairs() or matmul.multiplies_tiles())
     exact = [v.astype(np.float64) if as_is else rounded(v) for v in (values[x], values[a])]
     np.testing.assert_allclose(got, exact[0] @ exact[1].T, atol=2e-4)
     np.testing.assert_allclose(s.download(logits), got @ values[b].astype(np.float64).T, atol=2e-3)

@@ -6,6 +6,7 @@ import pytest
 import toynn
 from toynn import _kernels as kernels
 from toynn import ops
+from toynn._kernels import matmul
 from toynn.backends.cpu.prepacked import Prepacked
 from toynn.errors import ConfigError, LifecycleError
 from toynn.formats import quants
@@ -141,7 +142,8 @@ def test_costs_are_known_by_choice_before_allocation():
         for prepack, cost in costs.items():
             assert cost.memory == Net(rows, prepack=prepack).s.memory()
         shares.append(costs["never"].seconds / costs["always"].seconds - 1)
-    assert 0.02 < shares[1] < shares[0] / 2 < 0.2
+    most = 0.6 if matmul.multiplies_tiles() else 0.2  # products in tiles take less beside packing
+    assert 0.02 < shares[1] < shares[0] / 2 < most
     with pytest.raises(LifecycleError, match=r"costs\(\) after realize"):
         Net(40).realize().s.costs(["never"])
 
