@@ -6,17 +6,21 @@ sequences at once, one token of each in a run.
 """
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from smallest import smallest
 
 from toynn.testing.lora_step import Shape, write_file
 from toynn.testing.race import Contestants
 
 TYPES = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
-SHAPE = Shape(768, 12, 12, 4, 2048, 49152, False, 512)
-PROMPT, NEW, TOGETHER = 256, 16, 8
+SHAPE = smallest(
+    Shape(768, 12, 12, 4, 2048, 49152, False, 512), Shape(256, 1, 4, 2, 256, 512, False, 64)
+)
+PROMPT, NEW, TOGETHER = smallest((256, 16, 8), (32, 2, 2))
 COUNTS = {"prompt": PROMPT, "tokens": NEW, "together": NEW * TOGETHER}
 
 
@@ -48,8 +52,9 @@ def contestants(path: Path, n_threads: int) -> dict[str, Contestants]:
     by = {
         "toynn": of_toynn(path, ids, n_threads, "highest"),
         "toynn medium": of_toynn(path, ids, n_threads, "medium"),
-        "llama.cpp": of_llama_cpp(path, ids, n_threads),
     }
+    if find_spec("llama_cpp"):
+        by["llama.cpp"] = of_llama_cpp(path, ids, n_threads)
     return {
         what: {who: calls[what] for who, calls in by.items() if what in calls} for what in COUNTS
     }

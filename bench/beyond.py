@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from smallest import smallest
 
 import toynn
 from toynn.formats import gguf, quants
@@ -25,8 +26,9 @@ from toynn.testing.cases.quants import blocks
 
 SHAPE = {"vocab": 151936, "d_model": 2048, "n_heads": 32, "n_kv_heads": 4, "n_layers": 48}
 SHAPE |= {"context": 128, "head_dim": 128}
+SHAPE |= smallest({}, {"vocab": 256, "d_model": 256, "n_heads": 2, "n_kv_heads": 1, "n_layers": 1})
 MODELS = {
-    "mixture": Qwen3MoEConfig(**SHAPE, d_ff=768, n_experts=128, n_experts_used=8),
+    "mixture": Qwen3MoEConfig(**SHAPE, d_ff=768, n_experts=smallest(128, 8), n_experts_used=8),
     "dense": LlamaConfig(**SHAPE, d_ff=6144, arch="qwen3"),
 }
 DRAWN = 2**20  # blocks of a type, which are used again and again

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-SECONDS = 10.0  # of measured steps
+from smallest import smallest
+
+SECONDS = smallest(10.0, 0.05)  # of measured steps
 LIMIT = 60  # seconds after which a busy process ends by itself
 BUSY = f"import time\nend = time.time() + {LIMIT}\nwhile time.time() < end: pass"
 

@@ -11,12 +11,16 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from smallest import smallest
 
 from toynn import AdamW, GPT2Config, RecipeOptions
 from toynn.recipes import GPT2
 from toynn.train import checkpoint
 
-CONFIG = GPT2Config(vocab=50257, d_model=768, n_heads=12, d_ff=3072, n_layers=12, context=1024)
+CONFIG = smallest(
+    GPT2Config(vocab=50257, d_model=768, n_heads=12, d_ff=3072, n_layers=12, context=1024),
+    GPT2Config(vocab=256, d_model=64, n_heads=2, d_ff=128, n_layers=1, context=64),
+)
 B, T = 4, 64
 STATE = {"loop": {}, "feed": {}, "identity": {}, "metrics_bytes": 0, "samples_bytes": 0}
 

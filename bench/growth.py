@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import steps
+from smallest import smallest
 
 #: One size at a time is varied around this model.
-BASE = steps.Shape(d_model=256, layers=4, heads=8, vocab=4096, T=128, B=4)
+BASE = smallest(
+    steps.Shape(d_model=256, layers=4, heads=8, vocab=4096, T=128, B=4),
+    steps.SHAPES["d64_L2_T32_B1"],
+)
 SERIES = {
-    "T": (32, 64, 128, 256, 512, 1024),
-    "B": (1, 2, 4, 8, 16),
-    "layers": (1, 2, 4, 8),
-    "vocab": (1024, 4096, 16384, 65536),
+    "T": smallest((32, 64, 128, 256, 512, 1024), (32,)),
+    "B": smallest((1, 2, 4, 8, 16), (1,)),
+    "layers": smallest((1, 2, 4, 8), (1,)),
+    "vocab": smallest((1024, 4096, 16384, 65536), (1024,)),
 }
 
-MEMORY = "gpt2_124m_T64_B4"
+MEMORY = smallest("gpt2_124m_T64_B4", "d64_L2_T32_B1")
 
 
 def has_torch() -> bool:

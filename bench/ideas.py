@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from smallest import smallest
 
 import toynn
 from toynn import _kernels as kernels
@@ -26,7 +27,7 @@ def normal(*shape: int) -> np.ndarray:
 
 def epilogue(n_threads: int) -> Idea:
     """Bias and GELU while a block of the product is in cache, or in separate passes."""
-    M, N, K = 256, 3072, 768
+    M, N, K = smallest((256, 3072, 768), (16, 64, 64))
     x, w, b, y, pre, sums = normal(M, K), normal(N, K), normal(N), *np.empty((3, M, N), np.float32)
     matmul, gelu = kernels.matmul, kernels.gelu
 
@@ -43,7 +44,7 @@ def epilogue(n_threads: int) -> Idea:
 
 def gemv(n_threads: int) -> Idea:
     """One row of y by dot products with w as stored, or four rows with w packed."""
-    N, K = 5632, 2048
+    N, K = smallest((5632, 2048), (64, 64))
     w, x, y = normal(N, K), normal(4, K), np.empty((4, N), np.float32)
     product = partial(kernels.matmul.forward, b=None, n_threads=n_threads)
     packed = partial(product, y, None, x, w)
@@ -52,7 +53,7 @@ def gemv(n_threads: int) -> Idea:
 
 def attention(n_threads: int) -> Idea:
     """Scores in blocks on the stack, or as a T x T matrix for each head."""
-    B, T, H, D = 1, 1024, 12, 64
+    B, T, H, D = 1, smallest(1024, 64), 12, 64
     q, k, v, o = normal(B * T, H * D), normal(B * T, H * D), normal(B * T, H * D), normal(T, H * D)
     lse = np.empty((B, H, T), np.float32)
     future = np.triu(np.full((T, T), -np.inf, np.float32), 1)
@@ -64,13 +65,13 @@ def attention(n_threads: int) -> Idea:
         p = np.exp(scores - scores.max(-1, keepdims=True))
         return (p / p.sum(-1, keepdims=True)) @ vs
 
-    blocks = partial(kernels.attention.forward, o, lse, q, k, v, True, n_threads=n_threads)
+    blocks = partial(kernels.attention.forward, o, lse, q, k, v, n_threads=n_threads)
     return "attention by blocks of 64 x 64 scores", whole, blocks
 
 
 def adamw(n_threads: int) -> Idea:
     """One pass over w, m, v and g, or one for each operation of the formula."""
-    w, m, v, g = np.abs(normal(4, 16_000_000))
+    w, m, v, g = np.abs(normal(4, smallest(16_000_000, 1000)))
     hp = toynn.AdamW.for_lora().hp_for_step(10)
     lr, beta1, beta2, eps, decay, c1, c2 = hp
 
@@ -93,7 +94,7 @@ def program(n_threads: int) -> Idea:
     steps.toynn_step(recipe, ids, steps.positions(shape), labels)()
     calls = len(session.tape.nodes)
     x = np.zeros(1, np.float32)
-    entry = partial(kernels.elementwise.scale, x, x, 1.0)
+    entry = partial(kernels.elementwise.scale, x, x, alpha=1.0)
 
     def one_by_one() -> None:
         session.run()
@@ -108,7 +109,9 @@ IDEAS = (epilogue, gemv, attention, adamw, program)
 
 def show_memory() -> None:
     """Print the memory of a step's activations, each stored separately or in one planned arena."""
-    session = steps.gpt2_recipe(steps.SHAPES["gpt2_124m_T64_B4"]).engine.session
+    session = steps.gpt2_recipe(
+        steps.SHAPES[smallest("gpt2_124m_T64_B4", "d64_L2_T32_B1")]
+    ).engine.session
     used = {tensor.root for node in session.tape.nodes for tensor in node.tensors if tensor}
     apart = sum(tensor.nbytes for tensor in used if tensor.role is Role.ACTIVATION)
     arena = plan(session.tape).nbytes

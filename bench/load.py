@@ -12,11 +12,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from smallest import smallest
 
 from toynn import LlamaConfig, LlamaSeqEngine, RecipeOptions, engines
 from toynn.formats import gguf
 
-SHAPE = LlamaConfig(12288, 2048, 32, 8, 5632, 5, 512)  # 1.0 GB
+SHAPE = smallest(
+    LlamaConfig(12288, 2048, 32, 8, 5632, 5, 512), LlamaConfig(256, 64, 2, 1, 96, 1, 64)
+)  # 1.0 GB
 
 
 def write(path: Path) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from smallest import smallest
 
 from toynn.testing.lora_step import ALPHA, RANK, SHAPES, Shape, batch, recipe_over, write_file
 from toynn.testing.race import Contestants
@@ -31,9 +32,14 @@ __all__ = [
     "write_file",
 ]
 
+SHAPES = {
+    name: smallest(of, Shape(64, 8, 2, 1, 96, 256, of.untied, 32)) for name, of in SHAPES.items()
+}
 #: A small model whose rows hold whole super-blocks, and lengths of sequences.
-OF_A_TYPE = Shape(768, 2, 12, 4, 2048, 1024, True, 512)
-ROWS = (1, 32, 256, 512)
+OF_A_TYPE = smallest(
+    Shape(768, 2, 12, 4, 2048, 1024, True, 512), Shape(256, 1, 4, 2, 256, 256, True, 32)
+)
+ROWS = smallest((1, 32, 256, 512), (1, 32))
 
 
 def toynn_calls(recipe: Any, shape: Shape) -> Contestants:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from smallest import smallest
 
 import toynn
 from toynn.formats import gguf
@@ -20,7 +21,7 @@ from toynn.testing.race import Contestants
 
 __all__ = ["T", "contestants", "peft_step"]
 
-T, RANK, ALPHA, LAYERS = 256, 8, 16.0, 30
+T, RANK, ALPHA, LAYERS = smallest(256, 32), 8, 16.0, smallest(30, 1)
 DENSE = LlamaConfig(1024, 576, 9, 3, 1536, LAYERS, T, arch="qwen3", head_dim=64)
 MIXTURE = Qwen3MoEConfig(
     1024, 576, 9, 3, 384, LAYERS, T, head_dim=64, n_experts=32, n_experts_used=4

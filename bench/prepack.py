@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import lora as tuning
+from smallest import smallest
 
 import toynn
 from toynn.testing.lora_step import Shape
@@ -13,9 +14,9 @@ from toynn.testing.race import race
 
 __all__ = ["prepacked"]
 
-ROWS, TYPES = (32, 64, 128, 256, 512), ("F16", "Q8_0", "Q4_K")
+ROWS, TYPES = smallest((32, 64, 128, 256, 512), (32,)), ("F16", "Q8_0", "Q4_K")
 #: The matrices of SmolLM2-135M, in multiples of the 256 elements of a super-block; few tokens.
-SHAPE = Shape(768, 4, 12, 4, 1536, 1024, True, 512)
+SHAPE = smallest(Shape(768, 4, 12, 4, 1536, 1024, True, 512), tuning.OF_A_TYPE)
 
 
 def prepacked(n_threads: int, rounds: int, only: str) -> None:

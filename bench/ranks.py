@@ -17,11 +17,12 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from lora import SHAPES, recipe_over, write_file
+from smallest import smallest
 
 import toynn
 from toynn.data.text import RandomWindows
 from toynn.distributed import LINKS
-from toynn.testing.lora_step import SHAPES, recipe_over, write_file
 from toynn.train import Trainer
 from toynn.train.ranks import RankLoop
 
@@ -51,7 +52,10 @@ def _text(vocab: int) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 CASES: dict[str, tuple[int, Callable[[Path], Any]]] = {
     "GPT-2 d128 L4 T128 B8 V256": (30, lambda _: gpt2(128, 4, 128, 8, 256)),
-    "GPT-2 d384 L6 T256 B4 V4096": (4, lambda _: gpt2(384, 6, 256, 4, 4096)),
+    "GPT-2 d384 L6 T256 B4 V4096": (
+        4,
+        lambda _: gpt2(*smallest((384, 6, 256, 4), (64, 1, 32, 1)), 4096),
+    ),
     "LoRA, SmolLM2-135M's shape, Q8_0, T256": (4, lora),
 }
 

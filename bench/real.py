@@ -19,13 +19,16 @@ import growth
 import lora
 import numpy as np
 from numpy.typing import NDArray
+from smallest import smallest
 
 from toynn._kernels import matmul
 from toynn.data.examples import Examples
 from toynn.data.packing import PackedExamples
 
-SHAPE = lora.Shape(576, 5, 9, 3, 1536, 32000, True, 512)
-COUNT, BATCH = 64, 2  # examples; rows of T tokens in a step
+SHAPE = smallest(
+    lora.Shape(576, 5, 9, 3, 1536, 32000, True, 512), lora.Shape(64, 1, 2, 1, 96, 512, True, 512)
+)
+COUNT, BATCH = smallest(64, 8), 2  # examples; rows of T tokens in a step
 AT_A_TIME = 4  # examples in a step with padding
 SHORTEST, LONGEST, MEDIAN, SPREAD = 24, 448, 145, 0.6  # tokens of an example
 FILLERS = SHAPE.vocab - 256  # tokens of the tokenizer that no text has

@@ -29,6 +29,7 @@ from beyond import spent, write_file
 from lora import anonymous, peft_step, recipe_over, toynn_calls
 from real import lengths
 from rows import lora_precisions
+from smallest import smallest
 
 import toynn
 from toynn.data.examples import Examples
@@ -70,6 +71,10 @@ MODELS = {
     "135M": Model(Shape(576, 30, 9, 3, 1536, 49152, False, LONGEST), False),
     "1.1B": Model(Shape(2048, 22, 32, 4, 5632, 32000, True, LONGEST), True),
     "8B": Model(Shape(4096, 32, 32, 8, 14336, 128256, True, LONGEST), True),
+}
+MODELS = {
+    name: smallest(of, Model(Shape(256, 1, 4, 2, 256, 512, True, LONGEST), of.q4_k_m))
+    for name, of in MODELS.items()
 }
 
 
@@ -187,7 +192,7 @@ def main() -> None:
     parser.add_argument("--seq", type=int, nargs="+", default=[512, 2048])
     known = [*lora_precisions(), PEFT]
     parser.add_argument("--precision", nargs="+", choices=known, default=known)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=smallest(20, 1))
     parser.add_argument("--threads", type=int, default=toynn.get_num_threads())
     parser.add_argument("--held", type=float, metavar="GB", help="run in a control group")
     parser.add_argument("--fits", action="store_true", help="print plans; run nothing")

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 from rows import heading, report, summary
+from smallest import smallest
 
 import toynn
 from toynn._kernels import attention as attention_kernel
@@ -12,6 +13,9 @@ from toynn.formats.quants import TYPES
 from toynn.testing.cases import CASES
 from toynn.testing.cases.quants import matrix
 from toynn.testing.race import Contestants, race
+
+#: N and K of products with quantized weights.
+MATRICES = smallest(((768, 768), (5632, 2048), (2048, 5632)), ((256, 256),))
 
 
 def shapes() -> dict[str, dict[str, int]]:
@@ -22,7 +26,7 @@ def shapes() -> dict[str, dict[str, int]]:
     for C in (128, 256):
         parts = {"qkv": (3 * C, C), "fc": (4 * C, C), "proj": (C, 4 * C)}
         found |= {f"d{C}_{part}": {"M": 1024, "N": N, "K": K} for part, (N, K) in parts.items()}
-    return found
+    return smallest(found, {name: dict.fromkeys("MNK", 160) for name in found})
 
 
 def products(M: int, N: int, K: int, n_threads: int) -> dict[str, Contestants]:
@@ -104,7 +108,7 @@ def stored(n_threads: int, rounds: int, only: str) -> None:
     names = ["F32", *(name for name in TYPES if name != "F32" and only.upper() in name)]
     rng = np.random.default_rng(7)
     print(f"{'ms with F32, then times that':42}" + "".join(f"{name:>8}" for name in names))
-    for M, N, K in [(M, *NK) for M in (256, 1) for NK in ((768, 768), (5632, 2048), (2048, 5632))]:
+    for M, N, K in [(M, *NK) for M in (256, 1) for NK in MATRICES]:
         x, dy = rng.standard_normal((M, K), np.float32), rng.standard_normal((M, N), np.float32)
         y, dx = np.empty_like(dy), np.empty_like(x)
         weights = {"F32": rng.standard_normal((N, K), np.float32)}

@@ -11,12 +11,13 @@ import mixture
 import real as natural
 import seeds as learning
 from rows import best_and_usual, clock_of, lora_precisions
+from smallest import smallest
 
 import toynn
 from toynn.formats.quants import BLOCKS, TYPES
 from toynn.testing.race import race
 
-CONTEXTS = (512, 2048, 8192)
+CONTEXTS = smallest((512, 2048, 8192), (64,))
 
 
 def lora(n_threads: int, rounds: int, only: str) -> None:

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from rows import lora_precisions
+from smallest import smallest
 
 import toynn
 from toynn import evaluation
@@ -28,14 +29,18 @@ from toynn.formats.tokenizer import ByteTokenizer
 from toynn.recipes import FromScratch
 from toynn.train.trainer import Trainer
 
-SHAPE = toynn.LlamaConfig(VOCAB, 512, 8, 4, 1536, 4, 128)
+SHAPE = smallest(
+    toynn.LlamaConfig(VOCAB, 512, 8, 4, 1536, 4, 128),
+    toynn.LlamaConfig(VOCAB, 64, 2, 1, 128, 1, 64),
+)
 TYPES = ("q8_0", "q4_k_s", "q6_k")
-BATCH, SEEDS = 8, (0, 1, 2)
-BASE_STEPS = 600
-STEPS, LR = {"sft": 100, "dpo": 60}, {"sft": 1e-3, "dpo": 1e-3}
+BATCH, SEEDS = 8, smallest((0, 1, 2), (0,))
+BASE_STEPS = smallest(600, 1)
+STEPS, LR = smallest({"sft": 100, "dpo": 60}, {"sft": 1, "dpo": 1}), {"sft": 1e-3, "dpo": 1e-3}
 LEARNED = ("argparse", "inspect", "tarfile", "typing", "zipfile")
-HELD_OUT = ("configparser", "difflib", "shlex", "textwrap")
-ASKED, SHOWN, CHOICES = 250, 32, 4  # questions; bytes of an answer; answers of a question
+HELD_OUT = smallest(("configparser", "difflib", "shlex", "textwrap"), ("shlex",))
+#: Questions, bytes of an answer, answers of a question.
+ASKED, SHOWN, CHOICES = smallest(250, 4), 32, 4
 
 
 def sources(modules: tuple[str, ...]) -> str:

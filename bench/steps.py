@@ -6,6 +6,7 @@ GPT-2's are in toynn/testing/steps.py, because ``toynn bench --compare`` needs t
 from typing import Any, NamedTuple
 
 import numpy as np
+from smallest import smallest
 
 import toynn
 from toynn.testing.race import Contestants
@@ -41,7 +42,11 @@ __all__ = [
 ]
 
 TINY = {name: SHAPES[name] for name in SHAPES if name.startswith("d64")}
-STEPS = {name: SHAPES[name] for name in SHAPES if name not in TINY}
+STEPS = {
+    name: smallest(shape, SHAPES["d64_L2_T32_B1"])
+    for name, shape in SHAPES.items()
+    if name not in TINY
+}
 
 
 class LlamaShape(NamedTuple):
@@ -67,8 +72,9 @@ LLAMA = {
     "llama_d128_L4_T128_B8": LlamaShape(128, 4, 4, 2, 352, 256, 128, 8),
     "smollm2_135m_T256_B1": LlamaShape(576, 30, 9, 3, 1536, 49152, 256, 1),
 }
+LLAMA = {name: smallest(of, LlamaShape(64, 1, 2, 1, 96, 256, 32, 1)) for name, of in LLAMA.items()}
 
-VIT = {"vit_tiny_224_B1": ViTShape(1), "vit_tiny_224_B16": ViTShape(16)}
+VIT = {"vit_tiny_224_B1": ViTShape(1), "vit_tiny_224_B16": ViTShape(smallest(16, 1))}
 
 
 def contestants(

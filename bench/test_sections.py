@@ -1,6 +1,11 @@
 """The sections of compare.py: their flop counts, and their message if no shape matches."""
 
 import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
 from importlib import import_module
 from inspect import ismodule
 from pathlib import Path
@@ -8,11 +13,15 @@ from pathlib import Path
 import growth
 import pytest
 import sections
-import seeds
 import steps
+from sections import SECTIONS
 
 import toynn
+from toynn.distributed import mpi
 from toynn.ops import loss
+
+HERE = Path(__file__).parent
+ROOT, README = HERE.parent, HERE.parent / "README.md"
 
 
 def test_a_name_that_no_shape_has(capsys):
@@ -54,15 +63,34 @@ def test_what_a_bench_asks_of_toynn_is_there(path):
     assert not [(m, a) for m, a in attributes if m in modules and not hasattr(modules[m], a)]
 
 
-def test_losses_by_precision(monkeypatch, capsys):
-    small = toynn.LlamaConfig(256, 64, 2, 1, 128, 1, 64)
-    steps = {"sft": 1, "dpo": 1}
-    for name, value in {"SHAPE": small, "BASE_STEPS": 1, "STEPS": steps, "SEEDS": (0,)}.items():
-        monkeypatch.setattr(seeds, name, value)
-    monkeypatch.setattr(seeds, "ASKED", 4)
-    monkeypatch.setattr(seeds, "HELD_OUT", ("shlex",))
-    seeds.table(1, "q8_0")
-    base, before, heads, *rows = capsys.readouterr().out.splitlines()
+def commands():
+    """Each section of compare.py, and the other commands of bench/ that the pages name."""
+    pages = "\n".join(page.read_text() for page in [README, *(ROOT / "docs").glob("*.md")])
+    named = re.findall(r"(?:mpiexec -n 2 )?python bench/[^`#\n]*", pages)
+    others = sorted({each.strip() for each in named if "compare.py" not in each})
+    sections = (f"python bench/compare.py {name} --threads 1 --rounds 1" for name in SECTIONS)
+    return [*sections, *(each for each in others if "--held" not in each)]  # a control group
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_runs_at_its_smallest_shapes(command, tmp_path):
+    for name in ("torch", "transformers", "peft", "mpi4py"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    words = shlex.split(command.replace("FOLDER", str(tmp_path)))
+    words = [{"python": sys.executable, "mpiexec": mpi.mpiexec()}.get(each, each) for each in words]
+    site = str(Path(toynn.__file__).parents[1])
+    environment = os.environ | {"BENCH_SMALLEST": "1", "PYTHONPATH": site}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert len(done.stdout.splitlines()) > 1
+
+
+def test_losses_by_precision():
+    words = [sys.executable, "-c", "import seeds; seeds.table(1, 'q8_0')"]
+    site = str(Path(toynn.__file__).parents[1])
+    environment = os.environ | {"BENCH_SMALLEST": "1", "PYTHONPATH": site}
+    done = subprocess.run(words, cwd=HERE, env=environment, capture_output=True, text=True)
+    base, before, heads, *rows = done.stdout.splitlines()
     assert base.startswith("base: ") and before.startswith("q8_0: ")
     known = heads.split()[3:]
     assert known[:2] == ["highest", "medium"]
