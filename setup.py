@@ -20,12 +20,10 @@ TOYNN_METAL=auto       where to build the bridge to Metal. auto: on macOS; if it
 After a change of settings, build with build_ext --force.
 """
 
-import ast
 import importlib.util
 import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -34,6 +32,7 @@ import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
@@ -131,8 +130,6 @@ NEEDS = """
 COMPILING = {"build", "build_ext", "bdist_wheel", "develop", "editable_wheel", "install"}
 
 HANG = 600  # seconds: long enough for a busy machine
-#: An entry of a kernel: its name and its signature (one or several string literals).
-ENTRY = re.compile(r'^(\w+) = entry\(\s*<kernel_fn>[\w\[\]]+,\s*((?:"[^"]*"\s*)+)', re.MULTILINE)
 
 
 def compiler() -> list[str]:
@@ -220,33 +217,34 @@ def known(flags: list[str]) -> list[str]:
     return flags
 
 
-def declare_arguments() -> None:
-    """Write the struct of each entry's arguments, as ``toynn._kernels.args.<op>`` for cimport.
+def with_loops(paths: list[Path]) -> dict[str, Path]:
+    """Return the file to compile for each kernel: its own, or a copy with its loops.
 
-    A signature is written only in a kernel file, in a call of entry(). The structs go to the build
-    folder.
+    These, and the structs of its arguments (``toynn._kernels.args.<op>`` for cimport), follow from
+    its signatures: toynn/_kernels/loops.py. They go to the build folder.
     """
-    spec = importlib.util.spec_from_file_location("signature", KERNELS / "signature.py")
-    module = sys.modules["signature"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    abi = (KERNELS / "abi.pxd").read_text()
-    most = [
-        int(re.search(rf"{kind} = (\d+)", abi)[1])
-        for kind in ("MAX_TENSORS", "MAX_SIZES", "MAX_OPTIONS")
-    ]
-    folder = BUILD / "args/toynn/_kernels/args"
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in KERNELS.rglob("*.pyx"):
-        text = path.read_text()
-        structs = [
-            module.Signature.parse(ast.literal_eval(f"({found[2]})")).declaration(
-                "".join(part.capitalize() for part in found[1].split("_")), *most
-            )
-            for found in ENTRY.finditer(text)
-        ]
-        cimports = re.findall(r"^# kept: (from .* cimport .*)$", text, re.MULTILINE)
+    loops, signature = (loaded(KERNELS / f"{name}.py") for name in ("loops", "signature"))
+    found = {path.stem: path for path in paths}
+    folders = BUILD / "args/toynn/_kernels/args", BUILD / "kernels"
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    for op, path in found.items():
+        own = path.read_text()
+        structs, text = loops.compiled(own, op, signature.Signature.parse)
         if structs:
-            write_if_new(folder / f"{path.stem}.pxd", "\n".join([*cimports, *structs]))
+            write_if_new(folders[0] / f"{op}.pxd", structs)
+        if text != own:
+            found[op] = folders[1] / f"{op}.pyx"
+            write_if_new(found[op], text)
+    return found
+
+
+def loaded(path: Path) -> ModuleType:
+    """Return a module of toynn, which cannot be imported before it is compiled."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def write_if_new(path: Path, text: str) -> None:
@@ -373,13 +371,12 @@ def metal() -> list[Extension]:
 def extensions() -> list[Extension]:
     """Return all extensions: kernels per level, those built once, Cython's shared utilities."""
     expect_compiler()
-    declare_arguments()
     built_levels = levels()
     headers = [*LINKED, *(path.as_posix() for path in HEADERS)]
+    sources = [path for path in sorted(KERNELS.rglob("*.pyx")) if path.stem not in ONCE]
     kernels = [
-        Extension(f"toynn._kernels.{path.stem}", [path.as_posix()], depends=headers)
-        for path in sorted(KERNELS.rglob("*.pyx"))
-        if path.stem not in ONCE
+        Extension(f"toynn._kernels.{op}", [path.as_posix()], depends=headers)
+        for op, path in with_loops(sources).items()
     ]
     once = [
         Extension("toynn._cyutility", sources=["toynn/_cyutility.c"]),

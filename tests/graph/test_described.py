@@ -107,6 +107,5 @@ def test_the_formula_and_the_code_are_those_of_the_entry_alone():
         lines[k] for k in source.code if lines[k].startswith(("cdef", "backward", "forward"))
     ]
     assert [line.split("(")[0].split()[-1] for line in defined] == [
-        *("_row_backward", "_columns_dw", "_backward_rows", "_backward_blocks", "_backward"),
-        "entry",
+        *("backward_row", "backward_sums", "entry"),
     ]

@@ -159,6 +159,11 @@ cdef inline float dot_(const float* x, const float* y, Py_ssize_t C) noexcept no
     return sum_lanes(acc)
 
 
+cdef inline float mean_(float total, Py_ssize_t C) noexcept nogil:
+    """total / C. The mean of an empty row is 0: what a norm saves for it is a number, not NaN."""
+    return total / max(C, 1)
+
+
 cdef inline float max_(const float* x, Py_ssize_t C) noexcept nogil:
     """max_c x[c], in LANES partial maxima; -infinity if C is 0. NaN is ignored."""
     cdef float acc[LANES]

@@ -23,11 +23,6 @@ from libc.math cimport sqrtf
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._common cimport dot_
-from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.altup cimport (
-    Correct, CorrectBackward, Predict, PredictBackward, Rescale, RescaleBackward,
-)
 from toynn._kernels.entry cimport entry
 
 
@@ -40,158 +35,93 @@ cdef inline void _add_times(
         y[c] += w * x[c]
 
 
-cdef void _predict_rows(Predict* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n, i, j, A = a.A, C = a.C
-    cdef const float* x
-    cdef float* y
-    for n in range(first, last):
-        x = a.x + n * A * C
-        y = a.y + n * A * C
-        memcpy(y, x, A * C * sizeof(float))
-        for i in range(A):
-            for j in range(A):
-                _add_times(y + i * C, x + j * C, a.w[(n * A + i) * A + j], C)
-
-
-cdef void _predict(Predict* a) noexcept nogil:
-    parallel_for(<part_fn>_predict_rows, a, a.N if a.A and a.C else 0)
-
-
-cdef void _predict_backward_rows(
-    PredictBackward* a, Py_ssize_t first, Py_ssize_t last
+cdef inline void predict_row(
+    float* y, const float* x, const float* w, Py_ssize_t A, Py_ssize_t C
 ) noexcept nogil:
-    cdef Py_ssize_t n, i, j, at, A = a.A, C = a.C
-    cdef const float* x
-    cdef const float* dy
-    cdef float* dx
-    for n in range(first, last):
-        x = a.x + n * A * C
-        dy = a.dy + n * A * C
-        dx = a.dx + n * A * C
-        if A * C:
-            memcpy(dx, dy, A * C * sizeof(float))
-        for i in range(A):
-            for j in range(A):
-                at = (n * A + i) * A + j
-                _add_times(dx + j * C, dy + i * C, a.w[at], C)
-                a.dw[at] = dot_(dy + i * C, x + j * C, C)
+    cdef Py_ssize_t i, j
+    memcpy(y, x, A * C * sizeof(float))
+    for i in range(A):
+        for j in range(A):
+            _add_times(y + i * C, x + j * C, w[i * A + j], C)
 
 
-cdef void _predict_backward(PredictBackward* a) noexcept nogil:
-    parallel_for(<part_fn>_predict_backward_rows, a, a.N if a.A else 0)
-
-
-cdef void _correct_rows(Correct* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n, i, c, A = a.A, C = a.C
-    cdef float w
-    cdef const float* p
-    cdef const float* new
-    cdef float* y
-    for n in range(first, last):
-        p = a.p + n * A * C
-        new = a.a + n * C
-        for i in range(A):
-            w = 1 + a.w[n * A + i]
-            y = a.y + (n * A + i) * C
-            for c in range(C):
-                y[c] = p[i * C + c] + w * (new[c] - p[c])
-            if i > 0 and a.f != NULL:
-                _add_times(y, a.f + n * C, 1, C)
-
-
-cdef void _correct(Correct* a) noexcept nogil:
-    parallel_for(<part_fn>_correct_rows, a, a.N if a.A and a.C else 0)
-
-
-cdef void _correct_backward_rows(
-    CorrectBackward* a, Py_ssize_t first, Py_ssize_t last
+cdef inline void predict_backward_row(
+    float* dx, float* dw, const float* dy, const float* x, const float* w, Py_ssize_t A,
+    Py_ssize_t C,
 ) noexcept nogil:
-    cdef Py_ssize_t n, i, c, A = a.A, C = a.C
-    cdef const float* p
-    cdef const float* dy
-    cdef float* da
-    cdef float* df
-    for n in range(first, last):
-        p = a.p + n * A * C
-        dy = a.dy + n * A * C
-        da = a.da + n * C
-        for c in range(C if A else 0):
-            da[c] = a.a[n * C + c] - p[c]
-        for i in range(A):
-            a.dw[n * A + i] = dot_(dy + i * C, da, C)
-        if C:
-            memset(da, 0, C * sizeof(float))
-        for i in range(A):
-            _add_times(da, dy + i * C, 1 + a.w[n * A + i], C)
-        if A * C:
-            memcpy(a.dp + n * A * C, dy, A * C * sizeof(float))
-            _add_times(a.dp + n * A * C, da, -1, C)
-        if a.df != NULL and C:
-            df = a.df + n * C
-            memset(df, 0, C * sizeof(float))
-            for i in range(1, A):
-                _add_times(df, dy + i * C, 1, C)
+    cdef Py_ssize_t i, j
+    if A * C:
+        memcpy(dx, dy, A * C * sizeof(float))
+    for i in range(A):
+        for j in range(A):
+            _add_times(dx + j * C, dy + i * C, w[i * A + j], C)
+            dw[i * A + j] = dot_(dy + i * C, x + j * C, C)
 
 
-cdef void _correct_backward(CorrectBackward* a) noexcept nogil:
-    parallel_for(<part_fn>_correct_backward_rows, a, a.N if a.A or a.C else 0)
-
-
-cdef void _rescale_rows(Rescale* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n, c, C = a.C
-    cdef float m, s
-    cdef const float* x
-    cdef const float* z
-    for n in range(first, last):
-        x = a.x + n * C
-        z = a.z + n * C
-        m = dot_(z, z, C) / C
-        s = sqrtf(dot_(x, x, C) / C / (a.floor if m < a.floor else m))
+cdef inline void correct_row(
+    float* y, const float* p, const float* a, const float* w, const float* f, Py_ssize_t A,
+    Py_ssize_t C,
+) noexcept nogil:
+    cdef Py_ssize_t i, c
+    cdef float w_i
+    for i in range(A):
+        w_i = 1 + w[i]
         for c in range(C):
-            a.y[n * C + c] = z[c] * s
+            y[i * C + c] = p[i * C + c] + w_i * (a[c] - p[c])
+        if i > 0 and f != NULL:
+            _add_times(y + i * C, f, 1, C)
 
 
-cdef void _rescale(Rescale* a) noexcept nogil:
-    parallel_for(<part_fn>_rescale_rows, a, a.N if a.C else 0)
-
-
-cdef void _rescale_backward_rows(
-    RescaleBackward* a, Py_ssize_t first, Py_ssize_t last
+cdef inline void correct_backward_row(
+    float* dp, float* da, float* dw, float* df, const float* dy, const float* p, const float* a,
+    const float* w, Py_ssize_t A, Py_ssize_t C,
 ) noexcept nogil:
-    cdef Py_ssize_t n, c, C = a.C
-    cdef float m, q, s, g, across, along
-    cdef const float* x
-    cdef const float* z
-    cdef const float* dy
-    for n in range(first, last):
-        x = a.x + n * C
-        z = a.z + n * C
-        dy = a.dy + n * C
-        m = dot_(z, z, C) / C
-        q = dot_(x, x, C) / C
-        g = dot_(dy, z, C) / C
-        s = sqrtf(q / (a.floor if m < a.floor else m))
-        across = 0 if m < a.floor else g * s / m
-        along = 0 if q == 0 else g * s / q
-        for c in range(C):
-            a.dz[n * C + c] = s * dy[c] - z[c] * across
-            a.dx[n * C + c] = x[c] * along
+    cdef Py_ssize_t i, c
+    for c in range(C if A else 0):
+        da[c] = a[c] - p[c]
+    for i in range(A):
+        dw[i] = dot_(dy + i * C, da, C)
+    if C:
+        memset(da, 0, C * sizeof(float))
+    for i in range(A):
+        _add_times(da, dy + i * C, 1 + w[i], C)
+    if A * C:
+        memcpy(dp, dy, A * C * sizeof(float))
+        _add_times(dp, da, -1, C)
+    if df != NULL and C:
+        memset(df, 0, C * sizeof(float))
+        for i in range(1, A):
+            _add_times(df, dy + i * C, 1, C)
 
 
-cdef void _rescale_backward(RescaleBackward* a) noexcept nogil:
-    parallel_for(<part_fn>_rescale_backward_rows, a, a.N if a.C else 0)
+cdef inline void rescale_row(
+    float* y, const float* z, const float* x, Py_ssize_t C, float floor
+) noexcept nogil:
+    cdef Py_ssize_t c
+    cdef float m = dot_(z, z, C) / C
+    cdef float s = sqrtf(dot_(x, x, C) / C / (floor if m < floor else m))
+    for c in range(C):
+        y[c] = z[c] * s
 
 
-predict = entry(<kernel_fn>_predict, "y[N A C] <- x[N A C] w[N A*A]")
-predict_backward = entry(
-    <kernel_fn>_predict_backward, "dx[N A C] dw[N A*A] <- dy[N A C] x[N A C] w[N A*A]"
-)
-correct = entry(<kernel_fn>_correct, "y[N A C] <- p[N A C] a[N C] w[N A] f[N C]?")
+cdef inline void rescale_backward_row(
+    float* dz, float* dx, const float* dy, const float* z, const float* x, Py_ssize_t C,
+    float floor,
+) noexcept nogil:
+    cdef Py_ssize_t c
+    cdef float m = dot_(z, z, C) / C, q = dot_(x, x, C) / C, g = dot_(dy, z, C) / C
+    cdef float s = sqrtf(q / (floor if m < floor else m))
+    cdef float across = 0 if m < floor else g * s / m, along = 0 if q == 0 else g * s / q
+    for c in range(C):
+        dz[c] = s * dy[c] - z[c] * across
+        dx[c] = x[c] * along
+
+
+predict = entry("rows N: y[N A C] <- x[N A C] w[N A*A]")
+predict_backward = entry("rows N: dx[N A C] dw[N A*A] <- dy[N A C] x[N A C] w[N A*A]")
+correct = entry("rows N: y[N A C] <- p[N A C] a[N C] w[N A] f[N C]?")
 correct_backward = entry(
-    <kernel_fn>_correct_backward,
-    "dp[N A C] da[N C] dw[N A] df[N C]? <- dy[N A C] p[N A C] a[N C] w[N A]",
+    "rows N: dp[N A C] da[N C] dw[N A] df[N C]? <- dy[N A C] p[N A C] a[N C] w[N A]"
 )
-rescale = entry(<kernel_fn>_rescale, "y[N C] <- z[N C] x[N C] | floor=1e-5")
-rescale_backward = entry(
-    <kernel_fn>_rescale_backward, "dz[N C] dx[N C] <- dy[N C] z[N C] x[N C] | floor=1e-5"
-)
+rescale = entry("rows N: y[N C] <- z[N C] x[N C] | floor=1e-5")
+rescale_backward = entry("rows N: dz[N C] dx[N C] <- dy[N C] z[N C] x[N C] | floor=1e-5")

@@ -20,9 +20,6 @@ from libc.string cimport memset
 
 from toynn._kernels._common cimport max_
 from toynn._kernels._logits cimport exp_sum
-from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.chunked_cross_entropy cimport Backward, Count, Each, Forward, Mean
 from toynn._kernels.entry cimport entry
 
 
@@ -47,60 +44,50 @@ cdef inline float _row(float* dx, const float* x, int id, float scale, Py_ssize_
     return loss
 
 
-cdef void _count(Count* a) noexcept nogil:
-    cdef Py_ssize_t n, found = 0
-    for n in range(a.N):
-        found += 0 <= a.labels[n] < a.V
-    a.rows[0] = found
+cdef inline void count_once(
+    float* rows, const int* labels, Py_ssize_t N, Py_ssize_t V
+) noexcept nogil:
+    cdef Py_ssize_t n, valid = 0
+    for n in range(N):
+        valid += 0 <= labels[n] < V
+    rows[0] = valid
 
 
-cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n
-    for n in range(first, last):
-        a.losses[n] = _row(NULL, a.logits + n * a.V, a.labels[n], 0, a.V)
+cdef inline void forward_row(
+    float* losses, const float* logits, int labels, Py_ssize_t V
+) noexcept nogil:
+    losses[0] = _row(NULL, logits, labels, 0, V)
 
 
-cdef void _forward(Forward* a) noexcept nogil:
-    parallel_for(<part_fn>_forward_rows, a, a.N)
+cdef inline void backward_row(
+    float* dlogits, float* losses, float dloss, const float* logits, int labels, float rows,
+    Py_ssize_t V,
+) noexcept nogil:
+    losses[0] = _row(dlogits, logits, labels, dloss / rows, V)
 
 
-cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float scale = a.dloss[0] / a.rows[0]
-    cdef Py_ssize_t n
-    for n in range(first, last):
-        a.losses[n] = _row(a.dlogits + n * a.V, a.logits + n * a.V, a.labels[n], scale, a.V)
+cdef inline void each_row(
+    float* dlogits, float dlosses, const float* logits, int labels, Py_ssize_t V
+) noexcept nogil:
+    _row(dlogits, logits, labels, dlosses, V)
 
 
-cdef void _backward(Backward* a) noexcept nogil:
-    parallel_for(<part_fn>_backward_rows, a, a.N)
-
-
-cdef void _each_rows(Each* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n
-    for n in range(first, last):
-        _row(a.dlogits + n * a.V, a.logits + n * a.V, a.labels[n], a.dlosses[n], a.V)
-
-
-cdef void _each(Each* a) noexcept nogil:
-    parallel_for(<part_fn>_each_rows, a, a.N)
-
-
-cdef void _mean(Mean* a) noexcept nogil:
+cdef inline void mean_once(
+    float* loss, const float* losses, float rows, Py_ssize_t N
+) noexcept nogil:
     """Add the losses in order, in double, on one thread."""
-    cdef float rows = a.rows[0]
     cdef double total = 0
     cdef Py_ssize_t n
-    for n in range(a.N):
-        total += a.losses[n]
-    a.loss[0] = total / rows if rows else NAN
+    for n in range(N):
+        total += losses[n]
+    loss[0] = total / rows if rows else NAN
 
 
-count = entry(<kernel_fn>_count, "rows[1] <- i32 labels[N]<V,-100 | V")
-forward = entry(<kernel_fn>_forward, "losses[N] <- logits[N V] i32 labels[N]<V,-100")
+count = entry("once: rows[1] <- i32 labels[N]<V,-100 | V")
+forward = entry("rows N: losses[N] <- logits[N V] i32 labels[N]<V,-100")
 backward = entry(
-    <kernel_fn>_backward,
-    "dlogits[N V]=logits losses[N] "
-    "<- dloss[1] logits[N V] i32 labels[N]<V,-100 rows[1]",
+    "rows N: dlogits[N V]=logits losses[N] "
+    "<- dloss[1] logits[N V] i32 labels[N]<V,-100 rows[1]"
 )
-each = entry(<kernel_fn>_each, "dlogits[N V]=logits <- dlosses[N] logits[N V] i32 labels[N]<V,-100")
-mean = entry(<kernel_fn>_mean, "loss[1] <- losses[N] rows[1]")
+each = entry("rows N: dlogits[N V]=logits <- dlosses[N] logits[N V] i32 labels[N]<V,-100")
+mean = entry("once: loss[1] <- losses[N] rows[1]")

@@ -12,9 +12,6 @@ set. Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, arXiv:2010.
 """
 from libc.string cimport memcpy, memset
 
-from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.class_token cimport Backward, Forward
 from toynn._kernels.entry cimport entry
 
 
@@ -35,40 +32,33 @@ cdef inline void _sum_over_pictures(
         _sum(d, d, dy_t + b * T * C, C)
 
 
-cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t row, b, t
-    for row in range(first, last):
-        b, t = row // a.T, row % a.T
-        # x has no class tokens: up to the patches of picture b, y has b + 1 rows more.
-        _sum(a.y + row * a.C, a.x + (row - b - 1) * a.C if t else a.cls, a.pos + t * a.C, a.C)
+cdef inline void forward_row(
+    float* y, const float* x, const float* cls, const float* pos, Py_ssize_t at, Py_ssize_t T,
+    Py_ssize_t C,
+) noexcept nogil:
+    cdef Py_ssize_t b = at // T, t = at % T
+    # x has no class tokens: up to the patches of picture b, y has b + 1 rows more.
+    _sum(y, x + (at - b - 1) * C if t else cls, pos + t * C, C)
 
 
-cdef void _forward(Forward* a) noexcept nogil:
-    parallel_for(<part_fn>_forward_rows, a, a.B * a.T)
+cdef inline void backward_picture(
+    float* dx, const float* dy, Py_ssize_t at, Py_ssize_t T, Py_ssize_t C
+) noexcept nogil:
+    cdef Py_ssize_t patches = (T - 1) * C
+    memcpy(dx + at * patches, dy + (at * T + 1) * C, patches * sizeof(float))
 
 
-cdef void _backward_pictures(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t b, patches = (a.T - 1) * a.C
-    for b in range(first, last):
-        memcpy(a.dx + b * patches, a.dy + (b * a.T + 1) * a.C, patches * sizeof(float))
+cdef inline void backward_token(
+    float* dpos, float* dcls, const float* dy, Py_ssize_t at, Py_ssize_t B, Py_ssize_t T,
+    Py_ssize_t C, bint accumulate,
+) noexcept nogil:
+    if dpos != NULL:
+        _sum_over_pictures(dpos, dy + at * C, B, T, C, accumulate)
+    if at == 0 and dcls != NULL:
+        _sum_over_pictures(dcls, dy, B, T, C, accumulate)
 
 
-cdef void _backward_tokens(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t t
-    for t in range(first, last):
-        if a.dpos != NULL:
-            _sum_over_pictures(a.dpos + t * a.C, a.dy + t * a.C, a.B, a.T, a.C, a.accumulate)
-        if t == 0 and a.dcls != NULL:
-            _sum_over_pictures(a.dcls, a.dy, a.B, a.T, a.C, a.accumulate)
-
-
-cdef void _backward(Backward* a) noexcept nogil:
-    if a.C == 0:
-        return
-    if a.T > 1:
-        parallel_for(<part_fn>_backward_pictures, a, a.B)
-    parallel_for(<part_fn>_backward_tokens, a, a.T)
-
-
-forward = entry(<kernel_fn>_forward, "y[B*T C] <- x[B*(T-1) C] cls[C] pos[T C]")
-backward = entry(<kernel_fn>_backward, "dx[B*(T-1) C] dcls[C]?+ dpos[T C]?+ <- dy[B*T C]")
+forward = entry("rows B*T: y[B*T C] <- x[B*(T-1) C] cls[C] pos[T C]")
+backward = entry(
+    "pictures B, tokens T: dx[B*(T-1) C] dcls[C]?+ dpos[T C]?+ <- dy[B*T C]"
+)

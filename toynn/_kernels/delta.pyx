@@ -29,39 +29,28 @@ from toynn._kernels._delta cimport (
     MOST, WIDE, Head, Row, begins, head_of, load, norm_backward, read_row, row_backward, step,
     store, tasks,
 )
-from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.delta cimport Backward, Cached, Forward
 from toynn._kernels.entry cimport entry
 
 from toynn._kernels._check import segments
 
 
-cdef void _forward_blocks(Forward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+cdef inline void forward_block(Forward* a, Py_ssize_t at) noexcept nogil:
     """Compute WIDE columns of a head of a sequence, over its rows."""
-    cdef Py_ssize_t T = a.T, S = a.S, K = a.K, V = a.V, D = a.D, E = a.E
-    cdef Py_ssize_t L = a.L, X = a.X, blocks = tasks(1, E)
-    cdef Py_ssize_t task, h, n, t, e0, width
-    cdef float state[MOST * WIDE]
+    cdef Py_ssize_t T = a.T, K = a.K, V = a.V, D = a.D, E = a.E, blocks = tasks(1, a.E)
+    cdef Py_ssize_t head = at // blocks, h = head % V, e0 = at % blocks * WIDE, n, t
+    cdef Py_ssize_t width = min(WIDE, E - e0)
+    cdef float[MOST * WIDE] state
+    cdef Head s = head_of(K, V, D, E, a.grouped, h)
     cdef Row row
-    cdef Head s
-    for task in range(begin, end):
-        h = task // blocks % V
-        s = head_of(K, V, D, E, a.grouped, h)
-        e0 = task % blocks * WIDE
-        width = min(WIDE, E - e0)
-        for t in range(T):
-            n = task // blocks // V * T + t
-            if begins(a.first, n, T):
-                memset(state, 0, D * WIDE * sizeof(float))
-            if t % L == 0:
-                store(a.states + (task // blocks * S + t // L) * D * E + e0, state, D, E, width)
-            read_row(&row, a.x + n * X, &s, D, e0, a.g[n * V + h], a.c[n * V + h])
-            step(a.y + n * V * E + h * E + e0, state, state, &row, D, width)
-
-
-cdef void _forward(Forward* a) noexcept nogil:
-    parallel_for(<part_fn>_forward_blocks, a, tasks(a.B * a.V, a.E))
+    for t in range(T):
+        n = head // V * T + t
+        if begins(a.first, n, T):
+            memset(state, 0, D * WIDE * sizeof(float))
+        if t % a.L == 0:
+            store(a.states + (head * a.S + t // a.L) * D * E + e0, state, D, E, width)
+        read_row(&row, a.x + n * a.X, &s, D, e0, a.g[n * V + h], a.c[n * V + h])
+        step(a.y + (n * V + h) * E + e0, state, state, &row, D, width)
 
 
 cdef inline void _block_backward(
@@ -102,73 +91,60 @@ cdef inline void _block_backward(
                 memset(R, 0, size * sizeof(float))
 
 
-cdef void _backward_heads(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Compute shares of the heads of q and k, each with all heads of v that read it, in order."""
-    cdef Py_ssize_t B = a.B, T = a.T, K = a.K, V = a.V, D = a.D, E = a.E
-    cdef Py_ssize_t L = a.L, X = a.X, share, task, i, h, n, block
+cdef inline void backward_share(Backward* a, Py_ssize_t at) noexcept nogil:
+    """Compute a share of the heads of q and k, each with all heads of v that read it, in order."""
+    cdef Py_ssize_t T = a.T, K = a.K, V = a.V, D = a.D, X = a.X, all = a.B * a.K
+    cdef Py_ssize_t task, i, h, n, begin, end, block
     cdef float slope = 0
-    cdef float* room
+    cdef float* room = <float*>a.workspace + at * (a.L + 3) * D * WIDE
     cdef Head s
-    for share in range(begin, end):
-        room = <float*>a.workspace + share * (L + 3) * D * WIDE
-        for task in range(share * B * K // a.n_threads, (share + 1) * B * K // a.n_threads):
-            s = head_of(K, V, D, E, 1, task % K * (V // K))
-            for n in range(task // K * T, (task // K + 1) * T):
-                memset(a.dx + n * X + s.q, 0, D * sizeof(float))
-                memset(a.dx + n * X + s.k, 0, D * sizeof(float))
-            for i in range(V // K):
-                h = task % K * (V // K) + i if a.grouped else i * K + task % K
-                for n in range(task // K * T, (task // K + 1) * T):
-                    a.dg[n * V + h] = 0
-                    a.dc[n * V + h] = 0
-                for block in range(tasks(1, E)):
-                    _block_backward(a, room, task // K, h, block * WIDE)
-                for n in range(task // K * T, (task // K + 1) * T):
-                    sigmoid_slope_(a.c[n * V + h], &slope)
-                    a.dc[n * V + h] *= slope
-            for n in range(task // K * T, (task // K + 1) * T):
-                norm_backward(a.dx + n * X + s.q, a.x + n * X + s.q, D, 1 / sqrtf(D))
-                norm_backward(a.dx + n * X + s.k, a.x + n * X + s.k, D, 1)
+    for task in range(at * all // a.n_threads, (at + 1) * all // a.n_threads):
+        s = head_of(K, V, D, a.E, 1, task % K * (V // K))
+        begin = task // K * T
+        end = begin + T
+        for n in range(begin, end):
+            memset(a.dx + n * X + s.q, 0, D * sizeof(float))
+            memset(a.dx + n * X + s.k, 0, D * sizeof(float))
+        for i in range(V // K):
+            h = task % K * (V // K) + i if a.grouped else i * K + task % K
+            for n in range(begin, end):
+                a.dg[n * V + h] = 0
+                a.dc[n * V + h] = 0
+            for block in range(tasks(1, a.E)):
+                _block_backward(a, room, task // K, h, block * WIDE)
+            for n in range(begin, end):
+                sigmoid_slope_(a.c[n * V + h], &slope)
+                a.dc[n * V + h] *= slope
+        for n in range(begin, end):
+            norm_backward(a.dx + n * X + s.q, a.x + n * X + s.q, D, 1 / sqrtf(D))
+            norm_backward(a.dx + n * X + s.k, a.x + n * X + s.k, D, 1)
 
 
-cdef void _backward(Backward* a) noexcept nogil:
-    parallel_for(<part_fn>_backward_heads, a, a.n_threads)
-
-
-cdef void _cached_blocks(Cached* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Compute WIDE columns of a head of a sequence, over the rows that come next."""
-    cdef Py_ssize_t T = a.T, K = a.K, V = a.V, D = a.D, E = a.E, X = a.X
-    cdef Py_ssize_t blocks = tasks(1, E), task, b, h, n, t, e0, width
-    cdef float now[MOST * WIDE]
-    cdef Row row
-    cdef Head s
-    for task in range(begin, end):
-        b = task // blocks // V
-        h = task // blocks % V
-        s = head_of(K, V, D, E, a.grouped, h)
-        e0 = task % blocks * WIDE
-        width = min(WIDE, E - e0)
-        if a.past[b] == 0:
-            memset(now, 0, D * WIDE * sizeof(float))
-        else:
-            load(now, a.state + task // blocks * D * E + e0, D, E, width)
-        for t in range(T):
-            n = b * T + t
-            if t >= a.count[b]:
-                memset(a.y + n * V * E + h * E + e0, 0, width * sizeof(float))
-                continue
-            read_row(&row, a.x + n * X, &s, D, e0, a.g[n * V + h], a.c[n * V + h])
-            step(a.y + n * V * E + h * E + e0, now, now, &row, D, width)
-        store(a.state + task // blocks * D * E + e0, now, D, E, width)
-
-
-cdef void _cached(Cached* a) noexcept nogil:
-    parallel_for(<part_fn>_cached_blocks, a, tasks(a.B * a.V, a.E))
-
-
-cdef Py_ssize_t _scratch(Backward* a) noexcept nogil:
+cdef Py_ssize_t _backward_scratch(Backward* a) noexcept nogil:
     """For each thread: the state before L rows and after each of them, zeros, and R."""
     return a.n_threads * (a.L + 3) * a.D * WIDE * sizeof(float)
+
+
+cdef inline void cached_block(Cached* a, Py_ssize_t at) noexcept nogil:
+    """Compute WIDE columns of a head of a sequence, over the rows that come next."""
+    cdef Py_ssize_t T = a.T, K = a.K, V = a.V, D = a.D, E = a.E, blocks = tasks(1, a.E)
+    cdef Py_ssize_t head = at // blocks, b = head // V, h = head % V, e0 = at % blocks * WIDE
+    cdef Py_ssize_t width = min(WIDE, E - e0), n, t
+    cdef float[MOST * WIDE] now
+    cdef Row row
+    cdef Head s = head_of(K, V, D, E, a.grouped, h)
+    if a.past[b] == 0:
+        memset(now, 0, D * WIDE * sizeof(float))
+    else:
+        load(now, a.state + head * D * E + e0, D, E, width)
+    for t in range(T):
+        n = b * T + t
+        if t >= a.count[b]:
+            memset(a.y + (n * V + h) * E + e0, 0, width * sizeof(float))
+            continue
+        read_row(&row, a.x + n * a.X, &s, D, e0, a.g[n * V + h], a.c[n * V + h])
+        step(a.y + (n * V + h) * E + e0, now, now, &row, D, width)
+    store(a.state + head * D * E + e0, now, D, E, width)
 
 
 def _heads_fit(where, arrays, sizes, options):
@@ -202,20 +178,20 @@ def _rows_fit(where, arrays, sizes, options):
 
 
 forward = entry(
-    <kernel_fn>_forward,
+    "blocks tasks(B*V,E): "
     "y[B*T V E]; states[B V S D E] <- x[B*T 2*K*D+V*E] g[B*T V] c[B*T V] i32 first[B*T]? "
     "| L=32 X=2*K*D+V*E grouped=0",
-    NULL, _states_fit,
+    _states_fit,
 )
 backward = entry(
-    <kernel_fn>_backward,
+    "shares n_threads: "
     "dx[B*T 2*K*D+V*E] dg[B*T V] dc[B*T V] <- dy[B*T V E] x[B*T 2*K*D+V*E] g[B*T V] c[B*T V] "
     "states[B V S D E] i32 first[B*T]? | L=32 X=2*K*D+V*E grouped=0",
-    <scratch_fn>_scratch, _states_fit,
+    _states_fit,
 )
 cached = entry(
-    <kernel_fn>_cached,
+    "blocks tasks(B*V,E): "
     "y[B*T V E] state[B V D E]! <- x[B*T 2*K*D+V*E] g[B*T V] c[B*T V] i32 past[B] i32 count[B] "
     "| X=2*K*D+V*E grouped=0",
-    NULL, _rows_fit,
+    _rows_fit,
 )

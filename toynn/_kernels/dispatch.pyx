@@ -15,72 +15,52 @@ Source: Lepikhin et al. 2020, GShard, arXiv:2006.16668, section 3.2.
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._common cimport dot_
-from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.dispatch cimport Combine, Forward, Weigh, WeighBackward
 from toynn._kernels.entry cimport entry
 
 
-cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n, j
-    for n in range(first, last):
-        for j in range(a.K):
-            memcpy(a.y + a.slots[n * a.K + j] * a.C, a.x + n * a.C, a.C * sizeof(float))
+cdef inline void forward_row(
+    float* y, const float* x, const int* slots, Py_ssize_t K, Py_ssize_t C
+) noexcept nogil:
+    cdef Py_ssize_t j
+    for j in range(K):
+        memcpy(y + slots[j] * C, x, C * sizeof(float))
 
 
-cdef void _forward(Forward* a) noexcept nogil:
-    if a.C:
-        parallel_for(<part_fn>_forward_rows, a, a.N)
+cdef inline void combine_row(
+    float* y, const float* x, const int* slots, Py_ssize_t K, Py_ssize_t C
+) noexcept nogil:
+    cdef Py_ssize_t j, c
+    memset(y, 0, C * sizeof(float))
+    for j in range(K):
+        for c in range(C):
+            y[c] += x[slots[j] * C + c]
 
 
-cdef void _combine_rows(Combine* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n, j, c
-    cdef float* y_n
-    cdef const float* x_r
-    for n in range(first, last):
-        y_n = a.y + n * a.C
-        memset(y_n, 0, a.C * sizeof(float))
-        for j in range(a.K):
-            x_r = a.x + a.slots[n * a.K + j] * a.C
-            for c in range(a.C):
-                y_n[c] += x_r[c]
+cdef inline void weigh_row(
+    float* y, const float* x, const float* w, const int* slots, Py_ssize_t K, Py_ssize_t C
+) noexcept nogil:
+    cdef Py_ssize_t j, r, c
+    for j in range(K):
+        r = slots[j]
+        for c in range(C):
+            y[r * C + c] = w[j] * x[r * C + c]
 
 
-cdef void _combine(Combine* a) noexcept nogil:
-    if a.C:
-        parallel_for(<part_fn>_combine_rows, a, a.N)
+cdef inline void weigh_backward_row(
+    float* dx, float* dw, const float* dy, const float* x, const float* w, const int* slots,
+    Py_ssize_t K, Py_ssize_t C,
+) noexcept nogil:
+    cdef Py_ssize_t j, r, c
+    for j in range(K):
+        r = slots[j]
+        dw[j] = dot_(dy + r * C, x + r * C, C)
+        for c in range(C):
+            dx[r * C + c] = w[j] * dy[r * C + c]
 
 
-cdef void _weigh_rows(Weigh* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t i, at, c
-    for i in range(first * a.K, last * a.K):
-        at = a.slots[i] * a.C
-        for c in range(a.C):
-            a.y[at + c] = a.w[i] * a.x[at + c]
-
-
-cdef void _weigh(Weigh* a) noexcept nogil:
-    parallel_for(<part_fn>_weigh_rows, a, a.N)
-
-
-cdef void _weigh_backward_rows(WeighBackward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t i, at, c
-    for i in range(first * a.K, last * a.K):
-        at = a.slots[i] * a.C
-        a.dw[i] = dot_(a.dy + at, a.x + at, a.C)
-        for c in range(a.C):
-            a.dx[at + c] = a.w[i] * a.dy[at + c]
-
-
-cdef void _weigh_backward(WeighBackward* a) noexcept nogil:
-    parallel_for(<part_fn>_weigh_backward_rows, a, a.N)
-
-
-forward = entry(<kernel_fn>_forward, "y[N*K C] <- x[N C] i32 slots[N K]<N*K")
-combine = entry(<kernel_fn>_combine, "y[N C] <- x[N*K C] i32 slots[N K]<N*K")
-weigh = entry(<kernel_fn>_weigh, "y[N*K C]=x <- x[N*K C] w[N K] i32 slots[N K]<N*K")
+forward = entry("rows N: y[N*K C] <- x[N C] i32 slots[N K]<N*K")
+combine = entry("rows N: y[N C] <- x[N*K C] i32 slots[N K]<N*K")
+weigh = entry("rows N: y[N*K C]=x <- x[N*K C] w[N K] i32 slots[N K]<N*K")
 weigh_backward = entry(
-    <kernel_fn>_weigh_backward,
-    "dx[N*K C]=dy dw[N K] "
-    "<- dy[N*K C] x[N*K C] w[N K] i32 slots[N K]<N*K",
+    "rows N: dx[N*K C]=dy dw[N K] <- dy[N*K C] x[N*K C] w[N K] i32 slots[N K]<N*K"
 )

@@ -12,7 +12,6 @@ Sources: Rafailov et al. 2023, arXiv:2305.18290, equation 7; Mitchell 2023, cDPO
 from libc.string cimport memset
 
 from toynn._kernels._preference cimport completion, sigmoid, softplus
-from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.dpo cimport Backward, Forward
 from toynn._kernels.entry cimport entry
 
@@ -48,14 +47,12 @@ cdef void _backward(Backward* a) noexcept nogil:
 
 
 forward = entry(
-    <kernel_fn>_forward,
     "loss[1] "
     "<- sums[S 2] reference[S] i32 count[1] | float beta float smoothing",
-    NULL, in_pairs,
+    in_pairs,
 )
 backward = entry(
-    <kernel_fn>_backward,
     "dsums[S 2] "
     "<- dloss[1] sums[S 2] reference[S] i32 count[1] | float beta float smoothing",
-    NULL, in_pairs,
+    in_pairs,
 )

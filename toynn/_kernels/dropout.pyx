@@ -20,10 +20,6 @@ from libc.string cimport memcpy, memset
 
 from toynn._kernels._common cimport LANES
 from toynn._kernels._hash cimport hashed, splitmix
-from toynn._kernels._parallel cimport part_fn
-from toynn._kernels._pointwise cimport parallel_elements
-from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.dropout cimport Forward
 from toynn._kernels.entry cimport entry
 
 cdef enum:
@@ -33,14 +29,6 @@ cdef struct Mask:
     uint64_t key
     uint32_t least  # the smallest hash of an element that is kept
     float scale     # the factor of kept elements
-
-
-cdef Mask _mask(Forward* a) noexcept nogil:
-    cdef double p = a.p if a.control[1] else 0
-    return Mask(
-        hashed(a.seed, <uint32_t>a.control[0], a.site), <uint32_t>(p * 4294967296.0),
-        <float>(1 / (1 - p)),
-    )
 
 
 @cython.overflowcheck(False)
@@ -60,23 +48,27 @@ cdef inline void _group(float* y, const float* x, const Mask* m, uint64_t first)
         y[LANES + j] = x[LANES + j] * (scale if high[j] >= least else 0)
 
 
-cdef void _forward_elements(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    """Elements first .. last - 1; first begins a group. An incomplete last group is padded."""
-    cdef Mask m = _mask(a)
-    cdef float few[GROUP]
-    cdef Py_ssize_t g, i, rest = (last - first) % GROUP
-    for g in range((last - first) // GROUP):
-        i = first + g * GROUP
-        _group(a.y + i, a.x + i, &m, i // 2)
+cdef inline void forward_elements(
+    float* y, const float* x, const int* control, Py_ssize_t seed, Py_ssize_t site, float p,
+    Py_ssize_t at, Py_ssize_t count,
+) noexcept nogil:
+    """Element ``at`` begins a group. An incomplete last group is padded."""
+    cdef double share = p if control[1] else 0
+    cdef Mask m = Mask(
+        hashed(seed, <uint32_t>control[0], site), <uint32_t>(share * 4294967296.0),
+        <float>(1 / (1 - share)),
+    )
+    cdef float[GROUP] few
+    cdef Py_ssize_t g, i, rest = count % GROUP
+    for g in range(count // GROUP):
+        i = g * GROUP
+        _group(y + i, x + i, &m, (at + i) // 2)
     if rest:
+        i = count - rest
         memset(few, 0, sizeof(few))
-        memcpy(few, a.x + last - rest, rest * sizeof(float))
-        _group(few, few, &m, (last - rest) // 2)
-        memcpy(a.y + last - rest, few, rest * sizeof(float))
-
-
-cdef void _forward(Forward* a) noexcept nogil:
-    parallel_elements(<part_fn>_forward_elements, a, a.n)
+        memcpy(few, x + i, rest * sizeof(float))
+        _group(few, few, &m, (at + i) // 2)
+        memcpy(y + i, few, rest * sizeof(float))
 
 
 def _checked(where, arrays, sizes, options):
@@ -84,6 +76,4 @@ def _checked(where, arrays, sizes, options):
         raise ValueError(f"{where}: needs p in [0, 1); got {options['p']}")
 
 
-forward = entry(
-    <kernel_fn>_forward, "y[n]=x <- x[n] i32 control[2] | seed=0 site=0 float p", NULL, _checked
-)
+forward = entry("elements n: y[n]=x <- x[n] i32 control[2] | seed=0 site=0 float p", _checked)

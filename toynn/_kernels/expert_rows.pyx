@@ -12,8 +12,6 @@ Source: Knuth, The Art of Computer Programming, vol. 3, 2nd ed. 1998, section 5.
 """
 from libc.string cimport memset
 
-from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.expert_rows cimport Forward
 from toynn._kernels.entry cimport entry
 
 
@@ -21,20 +19,22 @@ cdef inline Py_ssize_t _within(int e, Py_ssize_t E) noexcept nogil:
     return min(max(<Py_ssize_t>e, 0), E - 1)
 
 
-cdef void _forward(Forward* a) noexcept nogil:
+cdef inline void forward_once(
+    int* slots, int* offsets, const int* experts, Py_ssize_t N, Py_ssize_t K, Py_ssize_t E
+) noexcept nogil:
     cdef Py_ssize_t i, e
     cdef int count, before = 0
-    memset(a.offsets, 0, (a.E + 1) * sizeof(int))
-    for i in range(a.N * a.K):
-        a.offsets[_within(a.experts[i], a.E) + 1] += 1
-    for e in range(a.E):  # a.offsets[e + 1] becomes where e begins; below, where its next row goes
-        count = a.offsets[e + 1]
-        a.offsets[e + 1] = before
+    memset(offsets, 0, (E + 1) * sizeof(int))
+    for i in range(N * K):
+        offsets[_within(experts[i], E) + 1] += 1
+    for e in range(E):  # offsets[e + 1] becomes where e begins; below, where its next row goes
+        count = offsets[e + 1]
+        offsets[e + 1] = before
         before += count
-    for i in range(a.N * a.K):
-        e = _within(a.experts[i], a.E)
-        a.slots[i] = a.offsets[e + 1]
-        a.offsets[e + 1] += 1
+    for i in range(N * K):
+        e = _within(experts[i], E)
+        slots[i] = offsets[e + 1]
+        offsets[e + 1] += 1
 
 
-forward = entry(<kernel_fn>_forward, "i32 slots[N K] i32 offsets[E+1] <- i32 experts[N K]<E")
+forward = entry("once: i32 slots[N K] i32 offsets[E+1] <- i32 experts[N K]<E")

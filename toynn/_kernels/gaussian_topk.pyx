@@ -14,62 +14,38 @@ Source: You et al. 2025, Spark Transformer, arXiv:2506.06644, section 3.
 """
 from libc.math cimport sqrtf
 
-from toynn._kernels._common cimport dot_, sum_
-from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.gaussian_topk cimport Backward, Forward
+from toynn._kernels._common cimport dot_, mean_, sum_
 from toynn._kernels.entry cimport entry
 
 
-cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n, c, C = a.C
-    cdef float mean, dev, t, d
-    cdef const float* x
-    cdef float* y
-    for n in range(first, last):
-        x = a.x + n * C
-        y = a.y + n * C
-        mean = sum_(x, C) / C if C else 0
-        for c in range(C):
-            y[c] = x[c] - mean
-        dev = sqrtf(dot_(y, y, C) / C) if C else 0
-        t = mean + a.z * dev
-        for c in range(C):
-            d = x[c] - t
-            y[c] = 0 if d < 0 else d  # NaN stays NaN
-        a.mean[n] = mean
-        a.dev[n] = dev
+cdef inline void forward_row(
+    float* y, float* mean, float* dev, const float* x, Py_ssize_t C, float z
+) noexcept nogil:
+    cdef Py_ssize_t c
+    cdef float m = mean_(sum_(x, C), C), s, t, d
+    for c in range(C):
+        y[c] = x[c] - m
+    s = sqrtf(mean_(dot_(y, y, C), C))
+    t = m + z * s
+    for c in range(C):
+        d = x[c] - t
+        y[c] = 0 if d < 0 else d  # NaN stays NaN
+    mean[0] = m
+    dev[0] = s
 
 
-cdef void _forward(Forward* a) noexcept nogil:
-    parallel_for(<part_fn>_forward_rows, a, a.N)
+cdef inline void backward_row(
+    float* dx, const float* dy, const float* x, float mean, float dev, Py_ssize_t C, float z
+) noexcept nogil:
+    cdef Py_ssize_t c
+    cdef float t = mean + z * dev, total, slope
+    for c in range(C):
+        dx[c] = 0 if x[c] <= t else dy[c]
+    total = mean_(sum_(dx, C), C)
+    slope = 0 if dev == 0 else total * z / dev
+    for c in range(C):
+        dx[c] -= total + slope * (x[c] - mean)
 
 
-cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n, c, C = a.C
-    cdef float mean, t, total, slope
-    cdef const float* x
-    cdef const float* dy
-    cdef float* dx
-    for n in range(first, last):
-        x = a.x + n * C
-        dy = a.dy + n * C
-        dx = a.dx + n * C
-        mean = a.mean[n]
-        t = mean + a.z * a.dev[n]
-        for c in range(C):
-            dx[c] = 0 if x[c] <= t else dy[c]
-        total = sum_(dx, C) / C
-        slope = 0 if a.dev[n] == 0 else total * a.z / a.dev[n]
-        for c in range(C):
-            dx[c] -= total + slope * (x[c] - mean)
-
-
-cdef void _backward(Backward* a) noexcept nogil:
-    parallel_for(<part_fn>_backward_rows, a, a.N if a.C else 0)
-
-
-forward = entry(<kernel_fn>_forward, "y[N C]; mean[N] dev[N] <- x[N C] | float z")
-backward = entry(
-    <kernel_fn>_backward, "dx[N C]=dy <- dy[N C] x[N C] mean[N] dev[N] | float z"
-)
+forward = entry("rows N: y[N C]; mean[N] dev[N] <- x[N C] | float z")
+backward = entry("rows N: dx[N C]=dy <- dy[N C] x[N C] mean[N] dev[N] | float z")

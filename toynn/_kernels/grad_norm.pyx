@@ -18,11 +18,10 @@ from libc.math cimport NAN, isfinite, sqrt
 
 from toynn._kernels._common cimport LANES, sum_lanes
 from toynn._kernels.gemm._panels cimport Operand, blocks_of, panels
-from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels._parallel cimport deal, parallel_for, part_fn
 from toynn._kernels.gemm._squares cimport (
     AllSquares, Squares, columns_of, has_tiles, rows_of, sum_tiles,
 )
-from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.grad_norm cimport Forward
 from toynn._kernels.entry cimport entry
 
@@ -86,11 +85,16 @@ cdef void _sum_blocks(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept no
         partial[b] = _sum_others(all, a.g, a.n, b * BLOCK, min((b + 1) * BLOCK, others))
 
 
-cdef void _sum_panels(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+cdef struct Gradient:
+    const Squares* its
+    const float* g
+
+
+cdef void _sum_panels(void* gradient, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     """Sum the squares of one gradient's tiles again, as its product would."""
-    cdef const Squares* its = <const Squares*>a.kept
-    cdef Operand rows = rows_of(its.N), columns = columns_of(its.K)
-    sum_tiles(its.sums, a.g + its.first, &rows, &columns, first, last, 0, panels(&columns))
+    cdef const Gradient* x = <const Gradient*>gradient
+    cdef Operand rows = rows_of(x.its.N), columns = columns_of(x.its.K)
+    sum_tiles(x.its.sums, x.g, &rows, &columns, first, last, 0, panels(&columns))
 
 
 cdef void _add_tiles(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -121,15 +125,15 @@ cdef inline Py_ssize_t _tiles(Py_ssize_t N, Py_ssize_t K) noexcept nogil:
 
 cdef double _add_up(Forward* a, AllSquares* all) noexcept nogil:
     """Return the sum of squares of gradients with kept sums; renew sums that are not valid."""
-    cdef Forward one = a[0]
+    cdef Gradient one
     cdef Operand rows
     cdef Py_ssize_t i
     cdef double total = 0
     for i in range(all.count):
         if not all.each[i].valid:
-            one.kept = <AllSquares*>&all.each[i]
+            one = Gradient(&all.each[i], a.g + all.each[i].first)
             rows = rows_of(all.each[i].N)
-            parallel_for(<part_fn>_sum_panels, &one, panels(&rows))
+            deal(_sum_panels, &one, panels(&rows), a.n_threads)
             all.each[i].valid = True
     parallel_for(<part_fn>_add_tiles, a, all.count)
     for i in range(all.count):
@@ -155,7 +159,7 @@ cdef void _forward(Forward* a) noexcept nogil:
     a.scale[0] = weight_inverse * clip if isfinite(a.norm[0]) else NAN
 
 
-cdef Py_ssize_t _scratch(Forward* a) noexcept nogil:
+cdef Py_ssize_t _forward_scratch(Forward* a) noexcept nogil:
     """One partial sum per block."""
     return blocks_of(a.n, BLOCK) * sizeof(float)
 
@@ -169,7 +173,4 @@ def tiles(Py_ssize_t N, Py_ssize_t K):
     return _tiles(N, K) if has_tiles(N, K) else 0
 
 
-forward = entry(
-    <kernel_fn>_forward, "norm[1] scale[1] <- g[n] control[2] | kept AllSquares",
-    <scratch_fn>_scratch,
-)
+forward = entry("norm[1] scale[1] <- g[n] control[2] | kept AllSquares")

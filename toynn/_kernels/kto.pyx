@@ -14,7 +14,6 @@ Source: Ethayarajh et al. 2024, arXiv:2402.01306, equations 7 and 8.
 from libc.string cimport memset
 
 from toynn._kernels._preference cimport completion, sigmoid
-from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.kto cimport Backward, Forward
 from toynn._kernels.entry cimport entry
 
@@ -42,15 +41,13 @@ cdef void _backward(Backward* a) noexcept nogil:
 
 
 forward = entry(
-    <kernel_fn>_forward,
     "loss[1] "
     "<- sums[S 2] reference[S] kl[1] i32 wanted[S] i32 count[1] | float beta float good float bad",
-    NULL, sequences,
+    sequences,
 )
 backward = entry(
-    <kernel_fn>_backward,
     "dsums[S 2] "
     "<- dloss[1] sums[S 2] reference[S] kl[1] i32 wanted[S] i32 count[1] "
     "| float beta float good float bad",
-    NULL, sequences,
+    sequences,
 )

@@ -22,9 +22,7 @@ from libc.string cimport memcpy, memset
 
 from toynn._kernels._parallel cimport parallel_for, part_fn
 from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.latent cimport (
-    Absorb, Columns, ColumnsBackward, Expand, Join, JoinBackward,
-)
+from toynn._kernels.args.latent cimport Absorb, Expand
 from toynn._kernels.entry cimport entry
 from toynn._kernels.gemm._gemm cimport multiply
 from toynn._kernels.gemm._panels cimport Operand, floats_at, stored_as
@@ -35,60 +33,39 @@ cdef enum:
     SMALL = 1 << 15  # multiplications; up to here, waking threads costs more than it saves
 
 
-cdef void _columns_rows(Columns* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(begin * a.H, end * a.H):
-        memcpy(a.y + i * a.D, a.x + i * a.W + a.first, a.D * sizeof(float))
-
-
-cdef void _columns(Columns* a) noexcept nogil:
-    parallel_for(<part_fn>_columns_rows, a, a.N if a.D else 0)
-
-
-cdef void _columns_backward_rows(
-    ColumnsBackward* a, Py_ssize_t begin, Py_ssize_t end
+cdef inline void columns_head(
+    float* y, const float* x, Py_ssize_t D, Py_ssize_t first
 ) noexcept nogil:
-    cdef Py_ssize_t i
-    memset(a.dx + begin * a.H * a.W, 0, (end - begin) * a.H * a.W * sizeof(float))
-    for i in range(begin * a.H, end * a.H):
-        memcpy(a.dx + i * a.W + a.first, a.dy + i * a.D, a.D * sizeof(float))
+    memcpy(y, x + first, D * sizeof(float))
 
 
-cdef void _columns_backward(ColumnsBackward* a) noexcept nogil:
-    parallel_for(<part_fn>_columns_backward_rows, a, a.N if a.W else 0)
+cdef inline void columns_backward_head(
+    float* dx, const float* dy, Py_ssize_t W, Py_ssize_t D, Py_ssize_t first
+) noexcept nogil:
+    memset(dx, 0, W * sizeof(float))
+    memcpy(dx + first, dy, D * sizeof(float))
 
 
-cdef void _join_rows(Join* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    cdef Py_ssize_t n, h
-    cdef float* y
-    for n in range(begin, end):
-        for h in range(a.H):
-            y = a.y + (n * a.H + h) * (a.P + a.R)
-            memcpy(y, a.a + (n * a.H + h) * a.P, a.P * sizeof(float))
-            memcpy(y + a.P, a.b + (n * a.G + h * a.G // a.H) * a.R, a.R * sizeof(float))
+cdef inline void join_row(
+    float* y, const float* a, const float* b, Py_ssize_t H, Py_ssize_t P, Py_ssize_t R,
+    Py_ssize_t G,
+) noexcept nogil:
+    cdef Py_ssize_t h
+    for h in range(H):
+        memcpy(y + h * (P + R), a + h * P, P * sizeof(float))
+        memcpy(y + h * (P + R) + P, b + h * G // H * R, R * sizeof(float))
 
 
-cdef void _join(Join* a) noexcept nogil:
-    parallel_for(<part_fn>_join_rows, a, a.N)
-
-
-cdef void _join_backward_rows(JoinBackward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    cdef Py_ssize_t n, h, r
-    cdef const float* dy
-    cdef float* db
-    for n in range(begin, end):
-        if a.G * a.R:
-            memset(a.db + n * a.G * a.R, 0, a.G * a.R * sizeof(float))
-        for h in range(a.H):
-            dy = a.dy + (n * a.H + h) * (a.P + a.R)
-            db = a.db + (n * a.G + h * a.G // a.H) * a.R
-            memcpy(a.da + (n * a.H + h) * a.P, dy, a.P * sizeof(float))
-            for r in range(a.R):
-                db[r] += dy[a.P + r]
-
-
-cdef void _join_backward(JoinBackward* a) noexcept nogil:
-    parallel_for(<part_fn>_join_backward_rows, a, a.N)
+cdef inline void join_backward_row(
+    float* da, float* db, const float* dy, Py_ssize_t H, Py_ssize_t P, Py_ssize_t R, Py_ssize_t G
+) noexcept nogil:
+    cdef Py_ssize_t h, r
+    if G * R:
+        memset(db, 0, G * R * sizeof(float))
+    for h in range(H):
+        memcpy(da + h * P, dy + h * (P + R), P * sizeof(float))
+        for r in range(R):
+            db[h * G // H * R + r] += dy[h * (P + R) + P + r]
 
 
 ctypedef fused Product:
@@ -145,14 +122,10 @@ def _product(where, arrays, sizes, options):
         raise ValueError(f"{where}: needs C and D of 1 or more; got {sizes['C']} and {sizes['D']}")
 
 
-columns = entry(<kernel_fn>_columns, "y[N H D] <- x[N H W] | first=0", NULL, _within)
-columns_backward = entry(
-    <kernel_fn>_columns_backward, "dx[N H W] <- dy[N H D] | first=0", NULL, _within
-)
-join = entry(<kernel_fn>_join, "y[N H P+R] <- a[N H P] b[N G R]", NULL, _shared)
-join_backward = entry(
-    <kernel_fn>_join_backward, "da[N H P] db[N G R] <- dy[N H P+R]", NULL, _shared
-)
+columns = entry("heads N*H: y[N H D] <- x[N H W] | first=0", _within)
+columns_backward = entry("heads N*H: dx[N H W] <- dy[N H D] | first=0", _within)
+join = entry("rows N: y[N H P+R] <- a[N H P] b[N G R]", _shared)
+join_backward = entry("rows N: da[N H P] db[N G R] <- dy[N H P+R]", _shared)
 absorb = entry(
     <kernel_fn>_multiply[Absorb],
     "y[N H C] <- x[N H D] type w[G*W C] | W first=0 type=F32",

@@ -17,7 +17,6 @@ from libc.math cimport exp, expm1, log, log1p
 from libc.string cimport memset
 
 from toynn._kernels._preference cimport completion, sigmoid, softplus
-from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.orpo cimport Backward, Forward
 from toynn._kernels.entry cimport entry
 
@@ -78,14 +77,12 @@ cdef void _backward(Backward* a) noexcept nogil:
 
 
 forward = entry(
-    <kernel_fn>_forward,
     "loss[1] "
     "<- sums[S 2] i32 bounds[2*S+1] i32 count[1] | float beta",
-    NULL, completions,
+    completions,
 )
 backward = entry(
-    <kernel_fn>_backward,
     "dsums[S 2] "
     "<- dloss[1] sums[S 2] i32 bounds[2*S+1] i32 count[1] | float beta",
-    NULL, completions,
+    completions,
 )

@@ -12,81 +12,39 @@ Source: Zhang & Sennrich 2019, arXiv:1910.07467.
 """
 from libc.math cimport sqrtf
 
-from toynn._kernels._columns cimport COLS, begin_sums, end_sums, parallel_columns
-from toynn._kernels._common cimport dot_
-from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.rmsnorm cimport Backward, Forward
+from toynn._kernels._common cimport dot_, mean_
 from toynn._kernels.entry cimport entry
 
 
-cdef inline void _row_forward(
+cdef inline void forward_row(
     float* y, float* r, const float* x, const float* w, Py_ssize_t C, float eps
 ) noexcept nogil:
     cdef Py_ssize_t c
-    cdef float s = 1 / sqrtf(dot_(x, x, C) / C + eps)
+    cdef float r_n = 1 / sqrtf(mean_(dot_(x, x, C), C) + eps)
     for c in range(C):
-        y[c] = x[c] * s * w[c]
-    r[0] = s
+        y[c] = x[c] * r_n * w[c]
+    r[0] = r_n
 
 
-cdef inline void _row_backward(
+cdef inline void backward_row(
     float* dx, const float* dy, const float* x, const float* w, float r, Py_ssize_t C
 ) noexcept nogil:
     cdef Py_ssize_t c
-    cdef float k, total = 0
+    cdef float k
     for c in range(C):
         dx[c] = w[c] * dy[c]
-    total = dot_(dx, x, C)
-    k = total / C * r * r
+    k = mean_(dot_(dx, x, C), C) * r * r
     for c in range(C):
         dx[c] = r * (dx[c] - x[c] * k)
 
 
-cdef inline void _columns_dw(
-    float* dw, const float* dy, const float* x, const float* r,
-    Py_ssize_t N, Py_ssize_t C, Py_ssize_t width, bint accumulate,
+cdef inline void backward_sums(
+    float* dw, const float* dy, const float* x, float r, Py_ssize_t width
 ) noexcept nogil:
-    """dw[:width] for the columns at which dw, dy and x already point."""
-    cdef float acc[COLS]
-    cdef Py_ssize_t n, c
-    begin_sums(acc, dw, width, accumulate)
-    for n in range(N):
-        for c in range(width):
-            acc[c] += dy[n * C + c] * x[n * C + c] * r[n]
-    end_sums(dw, acc, width)
+    cdef Py_ssize_t c
+    for c in range(width):
+        dw[c] += dy[c] * x[c] * r
 
 
-cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n
-    for n in range(first, last):
-        _row_forward(a.y + n * a.C, a.r + n, a.x + n * a.C, a.w, a.C, a.eps)
-
-
-cdef void _forward(Forward* a) noexcept nogil:
-    parallel_for(<part_fn>_forward_rows, a, a.N)
-
-
-cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n
-    for n in range(first, last):
-        _row_backward(a.dx + n * a.C, a.dy + n * a.C, a.x + n * a.C, a.w, a.r[n], a.C)
-
-
-cdef void _backward_blocks(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t b, c
-    for b in range(first, last):
-        c = b * COLS
-        _columns_dw(
-            a.dw + c, a.dy + c, a.x + c, a.r, a.N, a.C, min(COLS, a.C - c), a.accumulate
-        )
-
-
-cdef void _backward(Backward* a) noexcept nogil:
-    parallel_for(<part_fn>_backward_rows, a, a.N)
-    if a.dw != NULL:
-        parallel_columns(<part_fn>_backward_blocks, a, a.C)
-
-
-forward = entry(<kernel_fn>_forward, "y[N C]; r[N] <- x[N C] w[C] | eps=1e-5")
-backward = entry(<kernel_fn>_backward, "dx[N C] dw[C]?+ <- dy[N C] x[N C] w[C] r[N]")
+forward = entry("rows N: y[N C]; r[N] <- x[N C] w[C] | eps=1e-5")
+backward = entry("rows N, sums C over N: dx[N C] dw[C]?+ <- dy[N C] x[N C] w[C] r[N]")

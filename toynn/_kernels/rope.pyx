@@ -20,9 +20,6 @@ arXiv:2501.19399, as in Llama 4 and Ministral 3.
 from libc.math cimport fabs, floor, log1p
 from libc.string cimport memcpy
 
-from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.rope cimport Backward, Forward
 from toynn._kernels.entry cimport entry
 
 cdef enum:
@@ -106,30 +103,23 @@ cdef inline void _row(
     memcpy(y + P * D, x + P * D, (H - P) * D * sizeof(float))
 
 
-cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n, row = a.H * a.D
-    for n in range(first, last):
-        _row(
-            a.y + n * row, a.x + n * row, a.positions[n], a.inverse_frequency, a.H, a.D, a.R, a.P,
-            a.interleaved, a.magnitude, a.growth, a.span,
-        )
+cdef inline void forward_row(
+    float* y, const float* x, int positions, const float* inverse_frequency, Py_ssize_t H,
+    Py_ssize_t D, Py_ssize_t R, Py_ssize_t P, bint interleaved, float magnitude, float growth,
+    Py_ssize_t span,
+) noexcept nogil:
+    _row(y, x, positions, inverse_frequency, H, D, R, P, interleaved, magnitude, growth, span)
 
 
-cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n, row = a.H * a.D
-    for n in range(first, last):
-        _row(
-            a.dx + n * row, a.dy + n * row, -<double>a.positions[n], a.inverse_frequency, a.H, a.D,
-            a.R, a.P, a.interleaved, a.magnitude, a.growth, a.span,
-        )
-
-
-cdef void _forward(Forward* a) noexcept nogil:
-    parallel_for(<part_fn>_forward_rows, a, a.N)
-
-
-cdef void _backward(Backward* a) noexcept nogil:
-    parallel_for(<part_fn>_backward_rows, a, a.N)
+cdef inline void backward_row(
+    float* dx, const float* dy, int positions, const float* inverse_frequency, Py_ssize_t H,
+    Py_ssize_t D, Py_ssize_t R, Py_ssize_t P, bint interleaved, float magnitude, float growth,
+    Py_ssize_t span,
+) noexcept nogil:
+    _row(
+        dx, dy, -<double>positions, inverse_frequency, H, D, R, P, interleaved, magnitude, growth,
+        span,
+    )
 
 
 def _checked(where, arrays, sizes, options):
@@ -142,14 +132,12 @@ def _checked(where, arrays, sizes, options):
 
 
 forward = entry(
-    <kernel_fn>_forward,
-    "y[N H D]=x <- x[N H D] i32 positions[N] inverse_frequency[R//2] "
+    "rows N: y[N H D]=x <- x[N H D] i32 positions[N] inverse_frequency[R//2] "
     "| P=H interleaved=0 span=1 magnitude=1.0 growth=0.0",
-    NULL, _checked,
+    _checked,
 )
 backward = entry(
-    <kernel_fn>_backward,
-    "dx[N H D]=dy <- dy[N H D] i32 positions[N] inverse_frequency[R//2] "
+    "rows N: dx[N H D]=dy <- dy[N H D] i32 positions[N] inverse_frequency[R//2] "
     "| P=H interleaved=0 span=1 magnitude=1.0 growth=0.0",
-    NULL, _checked,
+    _checked,
 )

@@ -15,10 +15,6 @@ cimport cython
 from libc.math cimport INFINITY, fabsf
 from libc.string cimport memcpy
 
-from toynn._kernels._parallel cimport part_fn
-from toynn._kernels._pointwise cimport parallel_elements
-from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.rounding cimport Forward, Narrow, Widen
 from toynn._kernels.entry cimport entry
 
 
@@ -48,48 +44,24 @@ cdef inline float _bfloat16(float x) noexcept nogil:
     return wide if x == x else x
 
 
-cdef void _forward_elements(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t i
-    if a.brain:
-        for i in range(first, last):
-            a.y[i] = _bfloat16(a.x[i])
-    else:
-        for i in range(first, last):
-            a.y[i] = _float16(a.x[i])
+cdef inline float forward_element(float x, bint brain) noexcept nogil:
+    return _bfloat16(x) if brain else _float16(x)
 
 
-cdef void _forward(Forward* a) noexcept nogil:
-    parallel_elements(<part_fn>_forward_elements, a, a.n)
-
-
-forward = entry(<kernel_fn>_forward, "y[n]=x <- x[n] | brain=0")
-
-
-cdef void _narrow_elements(Narrow* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t i
+cdef inline unsigned short narrow_element(float x) noexcept nogil:
+    cdef float y = _bfloat16(x)
     cdef unsigned int u
-    cdef float x
-    for i in range(first, last):
-        x = _bfloat16(a.x[i])
-        memcpy(&u, &x, 4)
-        a.z[i] = <unsigned short>((u | (<unsigned int>(x != x) << 22)) >> 16)  # NaN: a kept bit
+    memcpy(&u, &y, 4)
+    return <unsigned short>((u | (<unsigned int>(y != y) << 22)) >> 16)  # NaN: a kept bit
 
 
-cdef void _narrow(Narrow* a) noexcept nogil:
-    parallel_elements(<part_fn>_narrow_elements, a, a.n)
+cdef inline float widen_element(unsigned short z) noexcept nogil:
+    cdef unsigned int u = <unsigned int>z << 16
+    cdef float y
+    memcpy(&y, &u, 4)
+    return y
 
 
-cdef void _widen_elements(Widen* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef unsigned int u
-    for i in range(first, last):
-        u = <unsigned int>a.z[i] << 16
-        memcpy(&a.y[i], &u, 4)
-
-
-cdef void _widen(Widen* a) noexcept nogil:
-    parallel_elements(<part_fn>_widen_elements, a, a.n)
-
-
-narrow = entry(<kernel_fn>_narrow, "u16 z[n] <- x[n]")
-widen = entry(<kernel_fn>_widen, "y[n] <- u16 z[n]")
+forward = entry("elements n: y[n]=x <- x[n] | brain=0")
+narrow = entry("elements n: u16 z[n] <- x[n]")
+widen = entry("elements n: y[n] <- u16 z[n]")

@@ -26,11 +26,7 @@ arXiv:2401.04088; with a sigmoid, b, s and groups: DeepSeek-AI 2024, arXiv:2412.
 from libc.math cimport INFINITY
 from libc.string cimport memset
 
-from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.routing cimport Backward, Forward
 from toynn._kernels.entry cimport entry
-
 
 cdef enum:
     GROUPS = 64  # most groups: their scores are kept on the stack
@@ -115,7 +111,7 @@ cdef inline float _total(
     return total
 
 
-cdef inline void _row_forward(
+cdef inline void forward_row(
     float* weights, int* experts, const float* p, const float* b, const float* f, Py_ssize_t E,
     Py_ssize_t K, Py_ssize_t G, Py_ssize_t L, Py_ssize_t best, bint normalized, float scale,
     float eps,
@@ -129,8 +125,8 @@ cdef inline void _row_forward(
             weights[j] *= f[experts[j]]
 
 
-cdef inline void _row_backward(
-    float* dp, const float* dw, const float* p, const float* w, const int* experts,
+cdef inline void backward_row(
+    float* dp, const float* dweights, const float* p, const float* weights, const int* experts,
     const float* f, Py_ssize_t E, Py_ssize_t K, bint normalized, float scale, float eps,
 ) noexcept nogil:
     cdef Py_ssize_t j
@@ -138,57 +134,28 @@ cdef inline void _row_backward(
     memset(dp, 0, E * sizeof(float))
     if normalized:
         for j in range(K):
-            common += dw[j] * w[j]
+            common += dweights[j] * weights[j]
         factor = <float>1.0 / _total(p, experts, K, eps)
     for j in range(K):
-        d = scale * dw[j]
+        d = scale * dweights[j]
         if f != NULL:
             d *= f[experts[j]]
         dp[experts[j]] = (d - common) * factor
 
 
-cdef inline void _factors(Backward* a) noexcept nogil:
+cdef inline void backward_once(
+    float* df, const float* dweights, const float* p, const int* experts, Py_ssize_t N,
+    Py_ssize_t E, Py_ssize_t K, bint normalized, float scale, float eps, bint accumulate,
+) noexcept nogil:
     """Compute df, on one thread: it has few numbers."""
-    cdef const int* experts
-    cdef const float* p
-    cdef float factor
     cdef Py_ssize_t n, j
-    if not a.accumulate:
-        memset(a.df, 0, a.E * sizeof(float))
-    for n in range(a.N):
-        experts = a.experts + n * a.K
-        p = a.p + n * a.E
-        factor = a.scale / _total(p, experts, a.K, a.eps) if a.normalized else a.scale
-        for j in range(a.K):
-            a.df[experts[j]] += a.dweights[n * a.K + j] * p[experts[j]] * factor
-
-
-cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n
-    for n in range(first, last):
-        _row_forward(
-            a.weights + n * a.K, a.experts + n * a.K, a.p + n * a.E, a.b, a.f, a.E, a.K, a.G, a.L,
-            a.best, a.normalized, a.scale, a.eps,
-        )
-
-
-cdef void _forward(Forward* a) noexcept nogil:
-    parallel_for(<part_fn>_forward_rows, a, a.N)
-
-
-cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n
-    for n in range(first, last):
-        _row_backward(
-            a.dp + n * a.E, a.dweights + n * a.K, a.p + n * a.E, a.weights + n * a.K,
-            a.experts + n * a.K, a.f, a.E, a.K, a.normalized, a.scale, a.eps,
-        )
-
-
-cdef void _backward(Backward* a) noexcept nogil:
-    parallel_for(<part_fn>_backward_rows, a, a.N if a.E else 0)  # rows of nothing take no time
-    if a.df != NULL:
-        _factors(a)
+    cdef float factor
+    if not accumulate:
+        memset(df, 0, E * sizeof(float))
+    for n in range(N):
+        factor = scale / _total(p + n * E, experts + n * K, K, eps) if normalized else scale
+        for j in range(n * K, (n + 1) * K):
+            df[experts[j]] += dweights[j] * p[n * E + experts[j]] * factor
 
 
 def _checked(where, arrays, sizes, options):
@@ -215,14 +182,13 @@ def _in_groups(where, arrays, sizes, options):
 
 
 forward = entry(
-    <kernel_fn>_forward,
-    "weights[N K] i32 experts[N K] <- p[N E] b[E]? f[E]? "
+    "rows N: weights[N K] i32 experts[N K] <- p[N E] b[E]? f[E]? "
     "| G=1 L=1 best=2 normalized=0 scale=1.0 eps=0.0",
-    NULL, _in_groups,
+    _in_groups,
 )
 backward = entry(
-    <kernel_fn>_backward,
+    "rows N, once: "
     "dp[N E] df[E]?+ <- dweights[N K] p[N E] weights[N K] i32 experts[N K]<E f[E]? "
     "| normalized=0 scale=1.0 eps=0.0",
-    NULL, _checked,
+    _checked,
 )

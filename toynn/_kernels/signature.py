@@ -23,7 +23,10 @@ from the shapes of the arrays. Sizes that no array shows, and options, come afte
     name          a size that must be given; ``float name`` an option
     kept Squares  the C type of KernelArgs.kept
 
-setup.py makes a C struct from each signature, so that kernels read tensors and sizes by name.
+How threads share the work may stand in front, part by part (loops.py makes the loops):
+
+    rows N, sums C over N: dx[N C] dw[C]?+ <- dy[N C] x[N C] w[C] r[N]
+
 This file imports nothing of toynn: setup.py needs it before any module is compiled.
 """
 
@@ -31,11 +34,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from math import sqrt
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Signature", "TensorSpec", "Unsolved", "evaluate"]
+__all__ = ["Cut", "Signature", "TensorSpec", "Unsolved", "evaluate"]
 
 _TENSOR = re.compile(
     r"(?:(?P<kind>\w+) )?(?P<name>\w+)\[(?P<extents>[^\]]*)\](?P<marks>[?+!]*)"
@@ -44,10 +48,19 @@ _TENSOR = re.compile(
 )
 _NAMES = re.compile(r"[A-Za-z]\w*")
 _C_TYPES = {"f32": "float", "i32": "int", "u8": "unsigned char", "u16": "unsigned short"}
+_C_NAMES = {"do": ' "do_"'}  # a keyword of C
 
 
 class Unsolved(ValueError):
     """A shape does not fit a signature: see Signature.solve."""
+
+
+class Cut(NamedTuple):
+    """A part of the work: "rows N" is N rows, "sums C over N" C sums, each over N rows."""
+
+    what: str
+    number: str = ""
+    over: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,11 @@ class TensorSpec:
     row: str | None = None  # the size that says how many elements apart rows are
     below: CodeType | None = None  # its integers are 0 to below - 1
     also: int | None = None  # an integer that is allowed besides
+
+    @property
+    def c_type(self) -> str:
+        """The C type of its elements."""
+        return ("" if self.written else "const ") + _C_TYPES.get(self.kind, "void")
 
     @cached_property
     def formulas(self) -> tuple[CodeType, ...]:
@@ -96,6 +114,7 @@ class Signature:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # formulas are compiled
     given: tuple[str, ...] = ()  # names after "|": sizes and options that are arguments
     kept: str | None = None
+    cuts: tuple[Cut, ...] = ()  # the parts of the work, in order; none: the kernel cuts it itself
 
     def default(self, name: str, sizes: Mapping[str, Any]) -> Any:
         """Return the default of a size or an option; a formula is evaluated at these sizes.
@@ -108,7 +127,8 @@ class Signature:
     @classmethod
     def parse(cls, text: str) -> "Signature":
         """Read a signature. Raises ValueError if it cannot be read."""
-        text = " ".join(text.split())
+        before, _, text = " ".join(text.split()).rpartition(": ")
+        cuts = [Cut(*re.split(" over | ", cut)) for cut in before.split(", ") if cut]
         tensors, _, scalars = text.partition(" | ")
         specs = tuple(_specs(tensors))
         shown = [n for s in specs for e in s.extents for n in _NAMES.findall(e)]
@@ -132,7 +152,8 @@ class Signature:
             if is_option:
                 options.append(name)
         sizes = dict.fromkeys(n for n in (*shown, *given) if n not in options)
-        return cls(text, specs, tuple(sizes), tuple(options), defaults, tuple(given), kept)
+        names = (tuple(sizes), tuple(options), defaults, tuple(given))
+        return cls(text, specs, *names, kept, tuple(cuts))
 
     @cached_property
     def _by_name(self) -> dict[str, TensorSpec]:
@@ -267,18 +288,19 @@ class Signature:
         ):
             if len(names) > most:
                 raise ValueError(f"{struct}: a kernel has at most {most} {kind}; got {names}")
+        fields = [
+            (spec.c_type, f"*{spec.name}{_C_NAMES.get(spec.name, '')}") for spec in self.specs
+        ]
+        fields += _rest("void*", "_t", tensors - len(self.tensors))
+        fields += [("Py_ssize_t", name) for name in self.sizes]
+        fields += _rest("Py_ssize_t", "_n", sizes - len(self.sizes))
+        fields += [("float", name) for name in self.options]
+        fields += _rest("float", "_f", options - len(self.options))
+        fields += [("void*", "workspace"), ("int", "accumulate"), ("int", "n_threads")]
+        fields += [(f"{self.kept or 'const void'}*", "kept")]
         lines = [f"cdef struct {struct}:"]
-        for spec in self.specs:
-            type_ = _C_TYPES.get(spec.kind, "void")
-            c_name = ' "do_"' if spec.name == "do" else ""  # a keyword of C
-            lines.append(f"{'' if spec.written else 'const '}{type_}* {spec.name}{c_name}")
-        lines += _rest("void* _t", tensors - len(self.tensors))
-        lines += [f"Py_ssize_t {name}" for name in self.sizes]
-        lines += _rest("Py_ssize_t _n", sizes - len(self.sizes))
-        lines += [f"float {name}" for name in self.options]
-        lines += _rest("float _f", options - len(self.options))
-        lines += ["void* workspace", "int accumulate", "int n_threads"]
-        lines += [f"{self.kept or 'const void'}* kept"]
+        for type_, those in groupby(fields, lambda field: field[0]):
+            lines.append(f"{type_} {', '.join(name for _, name in those)}")
         return "\n    ".join(lines) + "\n"
 
     def __str__(self) -> str:
@@ -330,8 +352,8 @@ def _default(text: str, sizes: Collection[str]) -> Any:
     return compile(text, "default", "eval")
 
 
-def _rest(declared: str, count: int) -> list[str]:
-    return [f"{declared}[{count}]"] if count else []
+def _rest(type_: str, name: str, count: int) -> list[tuple[str, str]]:
+    return [(type_, f"{name}[{count}]")] if count else []
 
 
 def _unknown(spec: TensorSpec, sizes: Mapping[str, int]) -> list[str]:

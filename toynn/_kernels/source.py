@@ -40,7 +40,9 @@ def source_of(kernel: str) -> Source:
     about = next(k for k, line in enumerate(lines) if k and line.rstrip().endswith('"""')) + 1
     written = [*signature.outputs, *signature.saved]
     formula = _formula(lines[:about], entry, written)
-    code = tuple(sorted(_code(lines, about, entry)))
+    called = [entry, f"_{entry}", f"_{entry}_scratch"]  # by the loops of loops.py
+    called += [f"{entry}_{what}" for c in signature.cuts for what in (c.what, c.what.rstrip("s"))]
+    code = tuple(sorted(_code(lines, about, called)))
     return Source(path.relative_to(folder.parents[1]).as_posix(), text, formula, code, about)
 
 
@@ -67,8 +69,8 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip()) if line.strip() else -1
 
 
-def _code(lines: list[str], about: int, entry: str) -> set[int]:
-    """Return the lines of the entry's definition, and of all definitions that it uses in turn.
+def _code(lines: list[str], about: int, wanted: list[str]) -> set[int]:
+    """Return the lines of these definitions, and of all definitions that they use in turn.
 
     A definition goes from its first line to the next line that starts at the margin.
     """
@@ -80,7 +82,7 @@ def _code(lines: list[str], about: int, entry: str) -> set[int]:
             while not lines[end - 1].strip() or lines[end - 1].startswith("#"):
                 end -= 1
             found.setdefault(named[1] or named[2], set()).update(range(start, end))
-    wanted, code = [entry], set[int]()
+    code = set[int]()
     while wanted:
         own = found.pop(wanted.pop(), set())
         code |= own

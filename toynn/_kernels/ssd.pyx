@@ -32,7 +32,6 @@ from libc.string cimport memset
 from toynn._kernels._common cimport dot_, sigmoid_, sum_
 from toynn._kernels._parallel cimport parallel_for, part_fn
 from toynn._kernels._softplus cimport softplus_
-from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.ssd cimport Backward, Cached, Forward
 from toynn._kernels.entry cimport entry
 from toynn._kernels.gemm._gemm cimport multiply
@@ -297,9 +296,17 @@ cdef void _forward(Forward* a) noexcept nogil:
     parallel_for(<part_fn>_forward_shares, a, a.n_threads)
 
 
-cdef Py_ssize_t _scratch(Args* a) noexcept nogil:
+cdef inline Py_ssize_t _scratch(const Args* a) noexcept nogil:
     """Scores of all chunks; for each thread a state and the room of _read_state."""
     return (_room_of(a, a.n_threads) - <float*>a.workspace) * sizeof(float)
+
+
+cdef Py_ssize_t _forward_scratch(Forward* a) noexcept nogil:
+    return _scratch(a)
+
+
+cdef Py_ssize_t _cached_scratch(Cached* a) noexcept nogil:
+    return _scratch(a)
 
 
 cdef void _cached_shares(Cached* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
@@ -564,20 +571,17 @@ def _rows_fit(where, arrays, sizes, options):
 
 
 forward = entry(
-    <kernel_fn>_forward,
     "y[B*T V*E] <- x[B*T V*E+2*G*D] dt[B*T V] a[V 1] bias[V] skip[V 1] i32 first[B*T]? "
     "| B=1 G X=V*E+2*G*D",
-    <scratch_fn>_scratch[Forward], _heads_fit,
+    _heads_fit,
 )
 backward = entry(
-    <kernel_fn>_backward,
     "dx[B*T V*E+2*G*D] ddt[B*T V] da[V 1]?+ dbias[V]?+ dskip[V 1]?+ <- dy[B*T V*E] "
     "x[B*T V*E+2*G*D] dt[B*T V] a[V 1] bias[V] skip[V 1] i32 first[B*T]? | B=1 G X=V*E+2*G*D",
-    <scratch_fn>_backward_scratch, _heads_fit,
+    _heads_fit,
 )
 cached = entry(
-    <kernel_fn>_cached,
     "y[B*T V*E] state[B V D E]! <- x[B*T V*E+2*G*D] dt[B*T V] a[V 1] bias[V] skip[V 1] "
     "i32 past[B] i32 count[B] | G X=V*E+2*G*D",
-    <scratch_fn>_scratch[Cached], _rows_fit,
+    _rows_fit,
 )

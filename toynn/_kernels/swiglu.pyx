@@ -15,33 +15,19 @@ Without a limit (0) alpha is not read.
 The halves entries take x, N rows of 2 F: first gate, then up. dx is overwritten, and may be x.
 Sources: Shazeer 2020, arXiv:2002.05202, section 2; with a limit: OpenAI 2025, arXiv:2508.10925.
 """
-
 from toynn._kernels._common cimport sigmoid_, sigmoid_slope_
-from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels._pointwise cimport parallel_elements
-from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.swiglu cimport Backward, Forward, HalvesBackward, HalvesForward
 from toynn._kernels.entry cimport entry
 
 
-cdef inline void _row_forward(
-    float* y, const float* gate, const float* up, Py_ssize_t n
-) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(n):
-        y[i] = gate[i] * sigmoid_(gate[i]) * up[i]
+cdef inline float _product(float g, float u) noexcept nogil:
+    return g * sigmoid_(g) * u
 
 
-cdef inline void _row_backward(
-    float* dgate, float* dup, const float* dy, const float* gate, const float* up, Py_ssize_t n
-) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef float d, g, u, s, ds = 0
-    for i in range(n):
-        d, g, u = dy[i], gate[i], up[i]
-        s = sigmoid_slope_(g, &ds)
-        dgate[i] = d * u * (s + g * ds)
-        dup[i] = d * g * s
+cdef inline void _gradients(float* dg, float* du, float d, float g, float u) noexcept nogil:
+    cdef float slope = 0
+    cdef float s = sigmoid_slope_(g, &slope)
+    dg[0] = d * u * (s + g * slope)
+    du[0] = d * g * s
 
 
 cdef inline float _within(float x, float low, float high) noexcept nogil:
@@ -49,84 +35,63 @@ cdef inline float _within(float x, float low, float high) noexcept nogil:
     return low if x < low else (high if x > high else x)
 
 
-cdef inline void _clamped_forward(
-    float* y, const float* gate, const float* up, float alpha, float limit, Py_ssize_t n
+cdef inline float _clamped(float g, float u, float alpha, float limit) noexcept nogil:
+    cdef float h = limit if g > limit else g
+    return h * sigmoid_(alpha * h) * (_within(u, -limit, limit) + 1)
+
+
+cdef inline void _clamped_gradients(
+    float* dg, float* du, float d, float g, float u, float alpha, float limit
+) noexcept nogil:
+    cdef float slope = 0, h = limit if g > limit else g
+    cdef float s = sigmoid_slope_(alpha * h, &slope)
+    dg[0] = 0 if g > limit else d * (_within(u, -limit, limit) + 1) * (s + alpha * h * slope)
+    du[0] = 0 if u > limit or u < -limit else d * h * s
+
+
+cdef inline void forward_elements(
+    float* y, const float* gate, const float* up, float alpha, float limit, Py_ssize_t count
 ) noexcept nogil:
     cdef Py_ssize_t i
-    cdef float g
-    for i in range(n):
-        g = limit if gate[i] > limit else gate[i]
-        y[i] = g * sigmoid_(alpha * g) * (_within(up[i], -limit, limit) + 1)
+    if limit > 0:
+        for i in range(count):
+            y[i] = _clamped(gate[i], up[i], alpha, limit)
+    else:
+        for i in range(count):
+            y[i] = _product(gate[i], up[i])
 
 
-cdef inline void _clamped_backward(
+cdef inline void backward_elements(
     float* dgate, float* dup, const float* dy, const float* gate, const float* up, float alpha,
-    float limit, Py_ssize_t n,
+    float limit, Py_ssize_t count,
 ) noexcept nogil:
     cdef Py_ssize_t i
-    cdef float d, g, h, u, s, ds = 0
-    for i in range(n):
-        d, g, u = dy[i], gate[i], up[i]
-        h = limit if g > limit else g
-        s = sigmoid_slope_(alpha * h, &ds)
-        dgate[i] = 0 if g > limit else d * (_within(u, -limit, limit) + 1) * (s + alpha * h * ds)
-        dup[i] = 0 if u > limit or u < -limit else d * h * s
-
-
-cdef void _forward_elements(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t i = first, n = last - first
-    if a.limit > 0:
-        _clamped_forward(a.y + i, a.gate + i, a.up + i, a.alpha, a.limit, n)
+    if limit > 0:
+        for i in range(count):
+            _clamped_gradients(dgate + i, dup + i, dy[i], gate[i], up[i], alpha, limit)
     else:
-        _row_forward(a.y + i, a.gate + i, a.up + i, n)
+        for i in range(count):
+            _gradients(dgate + i, dup + i, dy[i], gate[i], up[i])
 
 
-cdef void _forward(Forward* a) noexcept nogil:
-    parallel_elements(<part_fn>_forward_elements, a, a.n)
+cdef inline void halves_forward_row(float* y, const float* x, Py_ssize_t F) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(F):
+        y[i] = _product(x[i], x[F + i])
 
 
-cdef void _backward_elements(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t i = first, n = last - first
-    if a.limit > 0:
-        _clamped_backward(
-            a.dgate + i, a.dup + i, a.dy + i, a.gate + i, a.up + i, a.alpha, a.limit, n
-        )
-    else:
-        _row_backward(a.dgate + i, a.dup + i, a.dy + i, a.gate + i, a.up + i, n)
-
-
-cdef void _backward(Backward* a) noexcept nogil:
-    parallel_elements(<part_fn>_backward_elements, a, a.n)
-
-
-cdef void _halves_forward_rows(HalvesForward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Py_ssize_t n
-    for n in range(first, last):
-        _row_forward(a.y + n * a.F, a.x + 2 * n * a.F, a.x + (2 * n + 1) * a.F, a.F)
-
-
-cdef void _halves_forward(HalvesForward* a) noexcept nogil:
-    parallel_for(<part_fn>_halves_forward_rows, a, a.N if a.F else 0)
-
-
-cdef void _halves_backward_rows(
-    HalvesBackward* a, Py_ssize_t first, Py_ssize_t last
+cdef inline void halves_backward_row(
+    float* dx, const float* dy, const float* x, Py_ssize_t F
 ) noexcept nogil:
-    cdef Py_ssize_t n, gate, up
-    for n in range(first, last):
-        gate, up = 2 * n * a.F, (2 * n + 1) * a.F
-        _row_backward(a.dx + gate, a.dx + up, a.dy + n * a.F, a.x + gate, a.x + up, a.F)
+    cdef Py_ssize_t i
+    for i in range(F):
+        _gradients(dx + i, dx + F + i, dy[i], x[i], x[F + i])
 
 
-cdef void _halves_backward(HalvesBackward* a) noexcept nogil:
-    parallel_for(<part_fn>_halves_backward_rows, a, a.N if a.F else 0)
-
-
-forward = entry(<kernel_fn>_forward, "y[n]=gate=up <- gate[n] up[n] | alpha=1.0 limit=0.0")
+forward = entry("elements n: y[n]=gate=up <- gate[n] up[n] | alpha=1.0 limit=0.0")
 backward = entry(
-    <kernel_fn>_backward,
-    "dgate[n]=gate=dy=up dup[n]=up=dy=gate "
-    "<- dy[n] gate[n] up[n] | alpha=1.0 limit=0.0",
+    "elements n: dgate[n]=gate=dy=up dup[n]=up=dy=gate "
+    "<- dy[n] gate[n] up[n] | alpha=1.0 limit=0.0"
 )
-halves_forward = entry(<kernel_fn>_halves_forward, "y[N F] <- x[N 2*F]")
-halves_backward = entry(<kernel_fn>_halves_backward, "dx[N 2*F]=x <- dy[N F] x[N 2*F]")
+halves_forward = entry("rows N: y[N F] <- x[N 2*F]")
+halves_backward = entry("rows N: dx[N 2*F]=x <- dy[N F] x[N 2*F]")

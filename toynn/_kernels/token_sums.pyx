@@ -11,35 +11,33 @@ Source: none; this is a definition. The log probability of a completion is minus
 """
 from libc.string cimport memset
 
-from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.token_sums cimport Backward, Forward
 from toynn._kernels.entry cimport entry
 
 from toynn._kernels._check import bounds_rise
 
 
-cdef void _forward(Forward* a) noexcept nogil:
+cdef inline void forward_once(
+    float* sums, const float* losses, const int* bounds, Py_ssize_t S, Py_ssize_t N
+) noexcept nogil:
     cdef Py_ssize_t k, n
     cdef double total
-    for k in range(2 * a.S):
+    for k in range(2 * S):
         total = 0
-        for n in range(a.bounds[k], min(a.bounds[k + 1], a.N)):
-            total += a.losses[n]
-        a.sums[k] = <float>total
+        for n in range(bounds[k], min(bounds[k + 1], N)):
+            total += losses[n]
+        sums[k] = <float>total
 
 
-cdef void _backward(Backward* a) noexcept nogil:
+cdef inline void backward_once(
+    float* dlosses, const float* dsums, const int* bounds, Py_ssize_t S, Py_ssize_t N
+) noexcept nogil:
     cdef Py_ssize_t k, n
-    if a.N:
-        memset(a.dlosses, 0, a.N * sizeof(float))
-    for k in range(2 * a.S):
-        for n in range(a.bounds[k], min(a.bounds[k + 1], a.N)):
-            a.dlosses[n] = a.dsums[k]
+    if N:
+        memset(dlosses, 0, N * sizeof(float))
+    for k in range(2 * S):
+        for n in range(bounds[k], min(bounds[k + 1], N)):
+            dlosses[n] = dsums[k]
 
 
-forward = entry(
-    <kernel_fn>_forward, "sums[S 2] <- losses[N] i32 bounds[2*S+1]", NULL, bounds_rise
-)
-backward = entry(
-    <kernel_fn>_backward, "dlosses[N] <- dsums[S 2] i32 bounds[2*S+1]", NULL, bounds_rise
-)
+forward = entry("once: sums[S 2] <- losses[N] i32 bounds[2*S+1]", bounds_rise)
+backward = entry("once: dlosses[N] <- dsums[S 2] i32 bounds[2*S+1]", bounds_rise)

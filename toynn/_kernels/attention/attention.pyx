@@ -38,7 +38,6 @@ from toynn._kernels.attention._visible cimport BLOCK, Sizes, block_count, first_
 from toynn._kernels._common cimport dot_, exp_
 from toynn._kernels.gemm._panels cimport HAS_PAIRS
 from toynn._kernels._parallel cimport parallel_each, parallel_for, part_fn
-from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.attention cimport Backward, BackwardSinks, Forward
 from toynn._kernels.entry cimport entry
 
@@ -285,19 +284,16 @@ cdef void _backward_sinks(BackwardSinks* a) noexcept nogil:
 
 # A row sees ``window`` keys up to its own; 0: all of them. ``cap`` bounds scores; 0: no cap.
 forward = entry(
-    <kernel_fn>_forward,
     "o[B*T H*E]; lse[B H T] <- q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*E]@ldv i32 first[B*T]? "
     "sinks[H]? | E=D causal=1 window=0 precision=highest float scale=1/sqrt(D) cap=0.0",
-    NULL, attention_fits,
+    attention_fits,
 )
 backward = entry(
-    <kernel_fn>_backward,
     "dq[B*T H*D]?@ldq dk[B*T KV*D]?@ldk dv[B*T KV*E]?@ldv; delta[B H T]? <- do[B*T H*E] o[B*T H*E] "
     "lse[B H T] q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*E]@ldv i32 first[B*T]? "
     "| E=D causal=1 window=0 precision=highest float scale=1/sqrt(D) cap=0.0",
-    NULL, attention_fits,
+    attention_fits,
 )
 backward_sinks = entry(
-    <kernel_fn>_backward_sinks,
     "dsinks[H]+ <- do[B*T H*E] o[B*T H*E] lse[B H T] sinks[H]",
 )

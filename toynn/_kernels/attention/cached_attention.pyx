@@ -28,7 +28,6 @@ from toynn._kernels.attention._visible cimport BLOCK, Sizes, first_key
 from toynn._kernels._common cimport exp_
 from toynn._kernels._parallel cimport deal
 from toynn._kernels.gemm._panels cimport blocks_of
-from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.cached_attention cimport Forward
 from toynn._kernels.entry cimport entry
 
@@ -219,7 +218,7 @@ cdef void _forward(Forward* a) noexcept nogil:
         deal(_attend_blocks, &x, s.B * s.H * x.blocks, n_threads)
 
 
-cdef Py_ssize_t _scratch(Forward* a) noexcept nogil:
+cdef Py_ssize_t _forward_scratch(Forward* a) noexcept nogil:
     """Memory for the results of all spans of a full cache if T = 1, otherwise for lse."""
     if a.T == 1:
         return a.B * a.H * blocks_of(a.S, SPAN) * (1 + a.E) * sizeof(float)
@@ -227,8 +226,7 @@ cdef Py_ssize_t _scratch(Forward* a) noexcept nogil:
 
 
 forward = entry(
-    <kernel_fn>_forward,
     "o[B*T H*E] kc[B KV S D]! vc[B KV S E]?! <- q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*E]?@ldv "
     "i32 past[B] sinks[H]? | E=D ldv=KV*E window=0 float scale=1/sqrt(D) cap=0.0",
-    <scratch_fn>_scratch, cache_has_room,
+    cache_has_room,
 )
