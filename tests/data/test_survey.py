@@ -8,6 +8,7 @@ import pytest
 
 from toynn.data import jsonl
 from toynn.data.preference import read_preferences
+from toynn.data.reader import Reader, ReadOptions
 from toynn.data.repeats import common, cut_at, repeated
 from toynn.data.survey import Characters, Vocabulary, survey
 from toynn.data.survey_text import held_lines, survey_text
@@ -125,6 +126,23 @@ def test_conversations_that_a_template_refuses_do_not_end_it(tmp_path):
     ]
     found = survey(lines(path, pairs), Strict(), Characters.vocab_size)
     assert found.rows == 6 and len(found.lengths) == 12 and found.refused == 4
+
+
+def test_bad_rows_among_conversations_are_in_their_order_and_as_training_says_them(tmp_path):
+    def talk(k):
+        return {"messages": [{"role": "user", "content": f"{k}"}]}
+
+    for bad in (1, 150):  # fewer and more than wait for the rows around them
+        rows = [talk(0), *[{"text": "x"}] * bad, talk(1), talk(2), *[{"messages": []}] * bad]
+        path = lines(tmp_path / "rows.jsonl", rows)
+        reader = Reader(Strict(), ReadOptions(seq=99, vocab_size=Characters.vocab_size))
+        found = list(reader.rows(path, reader.maker(set())))
+        assert [row.place for row in found] == list(range(1, len(rows) + 1))
+        assert [row.error is None for row in found] == [row in map(talk, range(3)) for row in rows]
+        assert looked_at(path).errors[0] == str(found[1].error)
+        with pytest.raises(DataError) as raised:
+            jsonl.read(path, Strict(), 99, vocab_size=Characters.vocab_size)
+        assert str(raised.value) == looked_at(path).errors[0]
 
 
 def test_pairs_are_rows_of_two_sequences(tmp_path):

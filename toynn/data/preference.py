@@ -7,12 +7,10 @@ Prompt, chosen and rejected may be lists of messages. Without a prompt, chosen a
 whole conversations with a common beginning. Completions end with EOS; prompts have no loss.
 """
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +21,14 @@ from toynn.data.examples import Example, Examples, check_not_asked, joined, spli
 from toynn.data.jsonl import TRAIN, VALID
 from toynn.data.packing import PackedExamples, in_rows, pack
 from toynn.data.reader import (
-    ASSISTANT,
+    Contents,
     Encoder,
-    Made,
+    Fields,
     Parts,
     Reader,
     ReadOptions,
     Talk,
-    without_loss,
+    answers,
 )
 from toynn.data.splits import part_of
 from toynn.data.store import Mapped
@@ -229,40 +227,23 @@ class PreferenceReader:
         return Preferences(examples, None if paired else wanted, whole=self.loss == "orpo")
 
     def _fill(self, path: Path, examples: Examples) -> dict[str, Any]:
-        """Read a file into examples; a line's sequences are added all, or none of them."""
+        """Read a file into examples; a row's sequences are added all, or none of them."""
         reader, dropped = self.reader, 0
         wanted: list[str] = []
-        sequences: deque[_Sequence] = deque()  # the ids of these are still to come
-        group: list[tuple[Made, bool]] = []
-        with closing(reader.encoded(self._said(path, sequences))) as encoded:
-            for made in encoded:
-                sequence = sequences.popleft()
-                group.append((without_loss(made, sequence.skipped), sequence.wanted))
-                if not sequence.last:
-                    continue
-                fresh = Examples(reader.how.seq, keep_end=reader.how.keep_end)
-                for parts, _ in group:
-                    fresh.append(parts)
-                if len(fresh) < len(group):
-                    dropped += 1
-                else:
-                    for parts, good in group:
-                        examples.append(parts)
-                        wanted.append("01"[good])
-                group = []
+        for row in reader.good(path, self.made):
+            fresh = Examples(reader.how.seq, keep_end=reader.how.keep_end)
+            for made in row.made:
+                fresh.append(made)
+            if len(fresh) < len(row.made):
+                dropped += 1
+                continue
+            for made, said in zip(row.made, row.said, strict=True):
+                examples.append(made)
+                wanted.append("01"[said.wanted])
         facts = {"labels": examples.labels, "cut": examples.cut, "dropped": dropped}
         return {**facts, "wanted": "".join(wanted), "roles": sorted(reader.roles)}
 
-    def _said(
-        self, path: Path, sequences: "deque[_Sequence]"
-    ) -> Iterator[tuple[str, Parts | Talk]]:
-        """Yield each sequence's place and contents; append its description to ``sequences``."""
-        for where, row, _ in self.reader.rows(path, self.form):
-            for said, sequence in self.sequences(where, row):
-                sequences.append(sequence)
-                yield where, said
-
-    def form(self, where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    def _form(self, where: str, row: Fields) -> tuple[str, ...]:
         """Return the keys of a line's format. Raises DataError for other keys."""
         known = {"prompt", *PAIR, "completion", "label"}
         unknown = [key for key in row if key not in known]
@@ -283,23 +264,22 @@ class PreferenceReader:
             f"{got}"
         )
 
-    def sequences(
-        self, where: str, row: Mapping[str, Any]
-    ) -> "Iterator[tuple[Parts | Talk, _Sequence]]":
-        """Yield the contents and the description of each sequence of a line. Raises DataError."""
+    def made(self, where: str, row: Fields) -> tuple[tuple[str, ...], Iterator[Contents]]:
+        """Return the keys of a row's format, and its sequences. Raises DataError."""
+        return self._form(where, row), self._contents(where, row)
+
+    def _contents(self, where: str, row: Fields) -> Iterator[Contents]:
         if "label" in row:
             if not isinstance(row["label"], bool):
                 raise DataError(f"{where}: label: expected true or false; got {row['label']!r}")
-            said, skipped = self._parts(where, row, "completion")
-            yield said, _Sequence(row["label"], skipped, last=True)
+            yield Contents(*self._parts(where, row, "completion"), row["label"])
             return
         if row["chosen"] == row["rejected"]:
             raise DataError(f"{where}: chosen and rejected are equal: such a pair has no gradient")
         for key in PAIR:
-            said, skipped = self._parts(where, row, key)
-            yield said, _Sequence(key == "chosen", skipped, last=key == "rejected")
+            yield Contents(*self._parts(where, row, key), key == "chosen")
 
-    def _parts(self, where: str, row: Mapping[str, Any], key: str) -> tuple[Parts | Talk, int]:
+    def _parts(self, where: str, row: Fields, key: str) -> tuple[Parts | Talk, int]:
         """Return a sequence's contents, and how many assistant turns its prompt has."""
         prompt, completion = row.get("prompt"), row[key]
         if not isinstance(completion, list):
@@ -308,26 +288,18 @@ class PreferenceReader:
             if isinstance(prompt, list):
                 raise DataError(f"{where}: {key}: expected messages, as the prompt is; got a text")
             given = {"prompt": prompt, "completion": string_of(where, row, key)}
-            return self.reader._completion(where, given), 0
+            return self.reader.completion(where, given), 0
         if prompt is not None and not isinstance(prompt, list):
             raise DataError(f"{where}: prompt: expected messages, as {key} is; got a string")
         before = len(prompt) if prompt is not None else self._common(row)
         messages = [*(prompt or ()), *completion]
-        talk = self.reader._messages(where, {"messages": messages}, self.reader.roles)
-        return talk, sum(m["role"] == ASSISTANT for m in talk.messages[:before])
+        talk = self.reader.messages(where, {"messages": messages}, self.reader.roles)
+        return talk, answers(talk.messages[:before])
 
-    def _common(self, row: Mapping[str, Any]) -> int:
+    def _common(self, row: Fields) -> int:
         """Return how many messages the two conversations of a line have in common."""
         chosen, rejected = (row[key] for key in PAIR)
         if not isinstance(chosen, list) or not isinstance(rejected, list):
             return 0  # the reader of the other one says what is wrong
         alike = [a == b for a, b in zip(chosen, rejected, strict=False)]
         return (*alike, False).index(False)
-
-
-class _Sequence(NamedTuple):
-    """The description of a sequence, until its ids come."""
-
-    wanted: bool
-    skipped: int  # assistant turns of its prompt
-    last: bool  # whether it is the last of its line

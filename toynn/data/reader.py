@@ -1,10 +1,13 @@
-"""Turn the rows of a file into tokens, in parts with and without loss, on all cores."""
+"""Turn the rows of a file into tokens, in parts with and without loss, on all cores.
+
+A bad row is a value: a `Row` with an error. `good` raises it, for training. A survey counts it.
+"""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -13,7 +16,7 @@ from numpy.typing import NDArray
 
 from toynn.data._containers import texts_note
 from toynn.data._forms import checked_calls, from_alpaca, from_sharegpt
-from toynn.data._rows import checked_messages, form_of, line_of, rows, string_of, where_of
+from toynn.data._rows import attempts, checked_messages, form_of, line_of, string_of, where_of
 from toynn.data.bounds import USUAL, Bounds
 from toynn.data.examples import Examples
 from toynn.data.store import FillExamples, InMemory, Store, Watched, check_ids
@@ -24,20 +27,23 @@ from toynn.system.printing import counted
 __all__ = [
     "ASSISTANT",
     "TOGETHER",
+    "Contents",
     "Encoder",
-    "Made",
+    "Fields",
     "Maker",
     "Parts",
     "ReadOptions",
     "Reader",
+    "Row",
     "Said",
     "Talk",
-    "without_loss",
+    "answers",
 ]
 
 ASSISTANT = "assistant"
 CLASSES = {"label", "labels"}  # keys of classes, which training on text does not read
 TOGETHER = 2**18  # characters that are encoded at once
+BAD = 99  # bad rows in succession that wait for the rows around them
 
 
 class Said(NamedTuple):
@@ -58,18 +64,48 @@ class Talk(NamedTuple):
     tools: Sequence[Mapping[str, Any]] | None = None
 
 
-class Completed(Talk):
-    """A conversation of which only a completion has loss."""
-
-    skipped: int  # messages of the assistant before it
-
-
-Row = Mapping[str, Any]
-#: Functions of a row's place and the row: its contents, and the keys of its format.
-Maker = Callable[[str, Row], Parts | Talk]
-FormOf = Callable[[str, Any], tuple[str, ...]]
-
 Made = list[tuple[Sequence[int], bool]]  # ids of parts, and whether they have loss
+Fields = Mapping[str, Any]
+
+
+class Contents(NamedTuple):
+    """A sequence of a row: what it says, and in a preference, whether that is wanted.
+
+    ``skipped`` assistant turns of its prompt have no loss.
+    """
+
+    what: Any  # Parts or a Talk
+    skipped: int = 0
+    wanted: bool = True
+
+
+@dataclass(slots=True)
+class Row:
+    """A row of a file: one sequence, or the two of a pair; or why it is refused.
+
+    Attributes
+    ----------
+    place, where
+        Its line, or file and line if the path means several files; the same for an error.
+    fields, form
+        The object, and the keys of its format.
+    said, made
+        What its sequences say; the ids of their parts, and whether these have loss.
+    error
+        Why training refuses it.
+    """
+
+    place: int | str
+    where: str
+    fields: Fields = field(default_factory=dict)
+    form: tuple[str, ...] = ()
+    said: Sequence[Contents] = ()
+    made: Sequence[Made] = ()
+    error: DataError | None = None
+
+
+#: A function of a row's place and its fields: the keys of its format, and its sequences.
+Maker = Callable[[str, Fields], tuple[tuple[str, ...], Iterable[Contents]]]
 
 
 class Encoder(Protocol):
@@ -215,154 +251,182 @@ class Reader:
         return examples, facts
 
     def _fill(self, path: Path, examples: Examples) -> dict[str, Any]:
-        """Read all lines of a file into examples."""
+        """Read all rows of a file into examples."""
         roles: set[str] = set()
         classes: set[str] = set()
-        with closing(self.encoded(self._said(path, roles, classes))) as encoded:
-            for made in encoded:
-                examples.append(made)
+        for row in self.good(path, self.maker(roles)):
+            classes.update(CLASSES & row.fields.keys())
+            examples.append(row.made[0])
         counts = {name: getattr(examples, name) for name in ("labels", "cut", "dropped")}
         return {**counts, "roles": sorted(roles), "classes": sorted(classes)}
 
-    def _said(
-        self, path: Path, roles: set[str], classes: set[str]
-    ) -> Iterator[tuple[str, Parts | Talk]]:
-        """Yield the place and the contents of each line of a file; add keys of classes."""
-        forms = self.forms(roles)
-        for where, row, form in self.rows(path, form_of):
-            classes.update(CLASSES & row.keys())
-            yield where, forms[form](where, row)
-
-    def rows(self, path: Path, form_of: FormOf) -> Iterator[tuple[str, Row, tuple[str, ...]]]:
-        """Yield each line's place, the line, and the keys of its format; all lines have one format.
-
-        Raises DataError for a line of another format, and for a file without lines.
-        """
-        first: tuple[tuple[str, ...], int | str] | None = None
-        for line, row in rows(path, self.how.progress, self.how.columns, self.how.bounds):
-            where = where_of(path, line)
-            form = form_of(where, row)
-            if first is None:
-                first = form, line
-            elif form != first[0]:
-                raise DataError(
-                    f"{where}: expected {' and '.join(first[0])}, as {line_of(first[1])} has; "
-                    f"got {' and '.join(form)}"
-                )
-            yield where, row, form
-        if first is None:
+    def good(self, path: Path, maker: Maker) -> Iterator[Row]:
+        """Yield the rows of a file. Raises DataError for a bad row, and for a file without rows."""
+        is_empty = True
+        with closing(self.rows(path, maker)) as found:
+            for row in found:
+                if row.error is not None:
+                    raise row.error  # refers to the frames that have the file open: closed here
+                yield row
+                is_empty = False
+        if is_empty:
             raise DataError(f"{path}: expected a JSON object per line; got none")
 
-    def forms(self, roles: set[str]) -> dict[tuple[str, ...], Maker]:
-        """Return a function for each format that returns a row's contents.
+    def rows(self, path: Path, maker: Maker) -> Generator[Row, None, None]:
+        """Yield the rows of a file, encoded on all cores; a bad row has an error.
 
-        The functions add roles of messages to ``roles``, and raise DataError for malformed rows.
+        All rows have the format of the first. Raises DataError for a file that cannot be read.
         """
-        return {
-            ("prompt", "completion"): lambda where, row: self._completed(where, row, roles),
-            ("messages",): lambda where, row: self._messages(where, row, roles),
-            ("text",): self._text,
-            ("conversations",): lambda where, row: self._messages(
-                where, from_sharegpt(where, row), roles
-            ),
-            ("instruction", "output"): lambda where, row: self._completion(
-                where, from_alpaca(where, row)
-            ),
-        }
+        last: bool | None = None
+        bad = 0  # rows in succession
 
-    def encoded(self, said: Iterable[tuple[str, Parts | Talk]]) -> Generator[Made, None, None]:
-        """Yield each line as parts: ids, and whether they have loss. Uses all cores.
+        def is_talk(row: Row) -> bool | None:
+            """Return whether to encode a row with conversations, also a bad one between them."""
+            nonlocal last, bad
+            bad = 0 if row.error is None else bad + 1
+            if not bad:
+                last = isinstance(row.said[0].what, Talk)
+            elif bad > BAD:
+                last = None
+            return last
 
-        All lines before the first bad line are yielded, then its error is raised. Raises DataError,
-        and what ``said`` raises.
-        """
-        for are_talks, some in groupby(said, lambda each: isinstance(each[1], Talk)):
-            if are_talks:
-                yield from self._talks(some)
+        for are_talks, some in groupby(self._said(path, maker), is_talk):
+            if are_talks is None:
+                yield from some
             else:
-                yield from self._texts(some)
+                encoded = self._talks if are_talks else self._texts
+                yield from encoded(some)
 
-    def _talks(self, said: Iterable[tuple[str, Any]]) -> Iterator[Made]:
-        """Yield the ids of conversations."""
-        asked: deque[tuple[str, int]] = deque()  # of the talks whose ids are still to come
+    def _said(self, path: Path, maker: Maker) -> Iterator[Row]:
+        """Yield the rows of a file, without ids."""
+        how, first = self.how, None
+        with closing(attempts(path, how.progress, how.columns, how.bounds)) as found:
+            for place, fields in found:
+                row = Row(place, where_of(path, place))
+                try:
+                    if isinstance(fields, DataError):
+                        raise fields
+                    row.fields = fields
+                    form, said = maker(row.where, fields)
+                    first = first or (form, place)
+                    if form != first[0]:
+                        raise DataError(
+                            f"{row.where}: expected {' and '.join(first[0])}, as "
+                            f"{line_of(first[1])} has; got {' and '.join(form)}"
+                        )
+                    row.said, row.form = tuple(said), form
+                except DataError as error:
+                    row.error = error
+                yield row
 
-        def talks() -> Iterator[Talk]:
-            for where, talk in said:
-                asked.append((where, talk.skipped if isinstance(talk, Completed) else 0))
-                yield talk
+    def maker(self, roles: set[str]) -> Maker:
+        """Return what makes the sequence of a row of any format; it adds roles to ``roles``."""
 
-        many = iter(self.encoder.encode_talks(talks()))
+        def contents(where: str, row: Fields, form: tuple[str, ...]) -> Iterator[Contents]:
+            if form == ("text",):
+                text = string_of(where, row, "text")
+                begin, end = Said(self._begin(), True), Said(self._end(), True)
+                yield Contents([begin, Said(text, True), end])
+            elif form == ("messages",):
+                yield Contents(self.messages(where, row, roles))
+            elif form == ("conversations",):
+                yield Contents(self.messages(where, from_sharegpt(where, row), roles))
+            elif form == ("prompt", "completion"):
+                yield self._completed(where, row, roles)
+            else:
+                yield Contents(self.completion(where, from_alpaca(where, row)))
+
+        def made(where: str, row: Fields) -> tuple[tuple[str, ...], Iterator[Contents]]:
+            form = form_of(where, row)
+            return form, contents(where, row, form)
+
+        return made
+
+    def _talks(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yield rows of conversations with their ids. After a refused row the next ones follow."""
+        rest = iter(rows)
         while True:
+            asked: deque[Row] = deque()  # rows whose ids are still to come
+            made: list[Made] = []
             try:
-                turns = next(many, None)
-            except ToynnError as error:  # of the chat template, or of a message
-                if asked:
-                    raise DataError(f"{asked[0][0]}: {error}") from error
-                raise
-            if turns is None:
+                for turns in self.encoder.encode_talks(_noted(rest, asked)):
+                    yield from _bad(asked)
+                    made.append(list(turns))
+                    if len(made) == len(asked[0].said):
+                        yield self._checked(asked.popleft(), made)
+                        made = []
+                yield from asked
                 return
-            where, skipped = asked.popleft()
-            made = without_loss(turns, skipped)
-            yield [self._checked(where, ids, trained) for ids, trained in made]
+            except ToynnError as error:  # of the chat template, or of a message
+                yield from _bad(asked)
+                if not asked:
+                    raise
+                row = asked.popleft()
+                row.error = DataError(f"{row.where}: {error}")
+                row.error.__cause__ = error
+                yield row
+                rest = chain(asked, rest)
 
-    def _texts(self, said: Iterable[tuple[str, Any]]) -> Iterator[Made]:
-        """Yield the ids of texts; many texts are encoded at once."""
-        waiting: list[tuple[str, Parts]] = []
+    def _texts(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yield rows of texts with their ids; many texts are encoded at once."""
+        waiting: list[Row] = []
         length = 0
         try:
-            for where, parts in said:
-                waiting.append((where, parts))
-                length += sum(len(part.what) for part in parts)
+            for row in rows:
+                waiting.append(row)
+                length += sum(len(part.what) for part in _parts(row))
                 if length >= TOGETHER:
                     yield from self._together(waiting)
                     waiting, length = [], 0
-        except DataError:
+        except DataError:  # the file cannot be read to its end
             yield from self._together(waiting)
             raise
         yield from self._together(waiting)
 
-    def _together(self, said: Sequence[tuple[str, Parts]]) -> Iterator[Made]:
-        texts = [
-            (part.what, part.continues)
-            for _, parts in said
-            for part in parts
-            if isinstance(part.what, str)
-        ]
+    def _together(self, rows: Sequence[Row]) -> Iterator[Row]:
+        parts = [part for row in rows for part in _parts(row)]
+        texts = [(part.what, part.continues) for part in parts if isinstance(part.what, str)]
         encoded = iter(self.encoder.encode_many(texts) if texts else ())
-        for where, parts in said:
-            yield [
-                self._checked(
-                    where,
-                    next(encoded) if isinstance(part.what, str) else part.what,
-                    part.trained,
-                )
-                for part in parts
+        for row in rows:
+            made = [
+                [
+                    (next(encoded) if isinstance(part.what, str) else part.what, part.trained)
+                    for part in each.what
+                ]
+                for each in row.said
             ]
+            yield self._checked(row, made)
 
-    def _checked(self, where: str, ids: Sequence[int], trained: bool) -> tuple[Sequence[int], bool]:
-        check_ids(where, ids, self.how.vocab_size)
-        return ids, trained or not self.how.mask_prompt
+    def _checked(self, row: Row, made: Sequence[Made]) -> Row:
+        """Return a row with its ids, or with an error if one is not below the vocabulary's size."""
+        every = not self.how.mask_prompt
+        try:
+            for ids, _ in chain.from_iterable(made):
+                check_ids(row.where, ids, self.how.vocab_size)
+        except DataError as error:
+            row.error = error
+        row.made = [
+            [(ids, learn or every) for ids, learn in _without_loss(parts, said.skipped)]
+            for parts, said in zip(made, row.said, strict=True)
+        ]
+        return row
 
-    def _text(self, where: str, row: Mapping[str, Any]) -> Parts:
-        text = string_of(where, row, "text")
-        return [Said(self._begin(), True), Said(text, True), Said(self._end(), True)]
-
-    def _completion(self, where: str, row: Mapping[str, Any]) -> Parts:
+    def completion(self, where: str, row: Fields) -> Parts:
+        """Return the parts of a row with a prompt and a completion. Raises DataError."""
         prompt, answer = (string_of(where, row, key) for key in ("prompt", "completion"))
         begin, end = Said(self._begin(), False), Said(self._end(), True)
         return [begin, Said(prompt, False), Said(answer, True, True), end]
 
-    def _completed(self, where: str, row: Mapping[str, Any], roles: set[str]) -> Parts | Talk:
+    def _completed(self, where: str, row: Fields, roles: set[str]) -> Contents:
         """Return a prompt and its completion: texts, or both lists of messages, as TRL has them."""
         prompt, completion = row["prompt"], row["completion"]
         if not (isinstance(prompt, list) and isinstance(completion, list)):
-            return self._completion(where, row)
-        talk = Completed(*self._messages(where, {**row, "messages": [*prompt, *completion]}, roles))
-        before = talk.messages[: len(prompt)]
-        talk.skipped = sum(each["role"] == ASSISTANT for each in before)
-        return talk
+            return Contents(self.completion(where, row))
+        talk = self.messages(where, {**row, "messages": [*prompt, *completion]}, roles)
+        return Contents(talk, answers(talk.messages[: len(prompt)]))
 
-    def _messages(self, where: str, row: Mapping[str, Any], roles: set[str]) -> Talk:
+    def messages(self, where: str, row: Fields, roles: set[str]) -> Talk:
+        """Return the conversation of a row; add its roles to ``roles``. Raises DataError."""
         messages = checked_messages(where, checked_calls(where, row["messages"]))
         roles.update(message["role"] for message in messages)
         tools = row.get("tools")
@@ -378,7 +442,31 @@ class Reader:
         return [] if self.encoder.eos is None else [self.encoder.eos]
 
 
-def without_loss(made: Sequence[tuple[Sequence[int], bool]], turns: int) -> Made:
+def answers(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many messages are the assistant's."""
+    return sum(message["role"] == ASSISTANT for message in messages)
+
+
+def _noted(rows: Iterator[Row], asked: deque[Row]) -> Iterator[Any]:
+    """Yield the conversations of rows; append the rows to ``asked``."""
+    for row in rows:
+        asked.append(row)
+        yield from (each.what for each in row.said)
+
+
+def _bad(asked: deque[Row]) -> Iterator[Row]:
+    """Take the bad rows at the beginning."""
+    while asked and asked[0].error is not None:
+        yield asked.popleft()
+
+
+def _parts(row: Row) -> Iterator[Said]:
+    """Yield the parts of a row's texts."""
+    for each in row.said:
+        yield from each.what
+
+
+def _without_loss(made: Made, turns: int) -> Made:
     """Return a sequence's parts, without the loss of the first ``turns`` parts that have loss."""
     parts = []
     for ids, trained in made:

@@ -8,7 +8,7 @@ tokenizer, a token is a character (`Characters`).
 import json
 import re
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,23 +22,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data._containers import PACKED, is_array, is_container, kind_of, texts, texts_note
-from toynn.data._rows import attempts, form_of, line_of, where_of
+from toynn.data._rows import where_of
 from toynn.data.bounds import USUAL, Bounds
 from toynn.data.jsonl import KINDS, TEST, TRAIN, VALID
 from toynn.data.preference import LABELLED, PAIR, PreferenceReader
 from toynn.data.reader import (
     ASSISTANT,
+    Contents,
     Encoder,
-    Made,
-    Parts,
+    Fields,
+    Maker,
     Reader,
     ReadOptions,
+    Row,
     Talk,
-    without_loss,
 )
 from toynn.data.splits import files_of, part_of
 from toynn.data.stream import Progress, silent
-from toynn.errors import DataError, GGUFError, ToynnError
+from toynn.errors import DataError, GGUFError
 from toynn.system.reading import readable
 
 __all__ = [
@@ -179,6 +180,7 @@ class Survey:
     roles: set[str] = field(default_factory=set)
     refused: int = 0
     errors: list[str] = field(default_factory=list)  # of the first refused rows
+    faults: set[str] = field(default_factory=set)  # of the model, each an error of every row
     lengths: Any = field(default_factory=lambda: array("q"))  # tokens; a text's: up to a line's end
     trained: Any = field(default_factory=lambda: array("i"))
     prompts: Any = field(default_factory=lambda: array("i"))  # tokens before the first with loss
@@ -253,135 +255,71 @@ def survey(
         mask_prompt=mask_prompt,
         columns=columns,
         bounds=bounds,
+        progress=progress,
     )
     reader = Reader(encoder, how)
-    _Surveyor(found, reader, vocabulary).go(attempts(path, progress, columns, bounds))
+    with closing(reader.rows(path, _maker(reader, found.roles))) as rows:
+        for row in rows:
+            _add(found, row, vocabulary)
     return found
 
 
-class _Waiting(NamedTuple):
-    """A sequence whose ids are still to come."""
+def _maker(reader: Reader, roles: set[str]) -> Maker:
+    """Return what makes the sequences of a row of any format, also of a preference."""
+    plain = reader.maker(roles)
+    labelled, paired = (PreferenceReader(reader, loss).made for loss in ("kto", "dpo"))
 
-    place: int | str
-    hashes: tuple[int, int, int]
-    skipped: int = 0  # assistant turns of its prompt
-    last: bool = True  # whether it is the last of its row
-    name: str = ""  # its role in a preference
+    def made(where: str, row: Fields) -> tuple[tuple[str, ...], Iterable[Contents]]:
+        if row.keys() == set(LABELLED) or all(key in row for key in PAIR):
+            return (labelled if "label" in row else paired)(where, row)
+        return plain(where, row)
+
+    return made
 
 
-class _Surveyor:
-    def __init__(self, found: Survey, reader: Reader, vocabulary: Vocabulary | None) -> None:
-        self.found, self.reader, self.vocabulary = found, reader, vocabulary
-        self.first: tuple[str, int | str] | None = None
-        self.waiting: deque[tuple[_Waiting, tuple[str, Parts | Talk]]] = deque()
-        self.group: list[Shown] = []  # the sequences of the current row
-        self.faults: set[str] = set()  # faults of the model that were counted already
-        self.forms = reader.forms(found.roles)
-        self.passed_over: int | str | None = None  # a refused row; its other sequences are skipped
+def _add(found: Survey, row: Row, vocabulary: Vocabulary | None) -> None:
+    """Add a row to what was found: the fold."""
+    found.fields.update(row.fields.keys())
+    is_preference = row.form in (PAIR, LABELLED[1:])
+    more = row.fields.keys() if is_preference else MORE.get(row.form[0], ()) if row.form else ()
+    keys = [key for key in dict.fromkeys((*row.form, *more)) if key in row.fields]
+    found.read.update(keys)
+    if row.error is not None:
+        _refuse(found, row.error)
+        return
+    names: tuple[str, ...] = ("",)
+    if is_preference:
+        names = ("rejected", "chosen") if row.form == PAIR else ("unwanted", "wanted")
+    sequences = []
+    for said, made in zip(row.said, row.made, strict=True):
+        ids = list(chain.from_iterable(some for some, _ in made))
+        trained = [learn for some, learn in made for _ in some]
+        sequences.append(Shown(row.where, ids, trained, names[said.wanted and is_preference]))
+        found.lengths.append(len(ids))
+        found.trained.append(sum(trained[1:]))
+        found.prompts.append(trained.index(True) if True in trained else len(ids))
+        found.tokens += len(ids)
+        if vocabulary is not None and ids:
+            vocabulary.look(np.array(ids), found)
+    if len(found.shown) < SHOWN:  # both sequences of a pair
+        found.shown += sequences
+    hashes = _hashes(row.fields, keys)
+    for column, number in zip((found.exact, found.alike, found.asked), hashes, strict=True):
+        column.append(number)
+    found.places.append(row.place)
+    found.forms[FORMS.get(row.form, " and ".join(row.form))] += 1
 
-    def go(self, rows: Iterator[tuple[int | str, Mapping[str, Any] | DataError]]) -> None:
-        """Survey all rows; after a row that the template refuses, continue with the next."""
-        source = self._said(rows)
-        again: list[tuple[_Waiting, tuple[str, Parts | Talk]]] = []
-        while True:
-            self.waiting.clear()
-            given = chain(again, source)
-            try:
-                with closing(self.reader.encoded(self._noted(given))) as encoded:
-                    for made in encoded:
-                        self._add(self.waiting.popleft()[0], made)
-                return
-            except ToynnError as error:
-                if not self.waiting:
-                    raise
-                self._refuse(error)
-                self.group, self.passed_over = [], self.waiting[0][0].place
-                again = list(self.waiting)
 
-    def _noted(
-        self, given: Iterable[tuple[_Waiting, tuple[str, Parts | Talk]]]
-    ) -> Iterator[tuple[str, Parts | Talk]]:
-        for each in given:
-            if each[0].place != self.passed_over:
-                self.waiting.append(each)
-                yield each[1]
-
-    def _said(
-        self, rows: Iterator[tuple[int | str, Mapping[str, Any] | DataError]]
-    ) -> Iterator[tuple[_Waiting, tuple[str, Parts | Talk]]]:
-        """Yield the sequences of each good row; count the refused rows."""
-        for place, row in rows:
-            try:
-                if isinstance(row, DataError):
-                    raise row
-                self.found.fields.update(row.keys())
-                yield from list(self._of_row(place, row))
-            except DataError as error:
-                self._refuse(error)
-
-    def _of_row(
-        self, place: int | str, row: Mapping[str, Any]
-    ) -> Iterator[tuple[_Waiting, tuple[str, Parts | Talk]]]:
-        where = where_of(self.found.path, place)
-        preference = row.keys() == set(LABELLED) or all(key in row for key in PAIR)
-        if preference:
-            own = PreferenceReader(self.reader, "kto" if "label" in row else "dpo")
-            form, keys = " and ".join(own.form(where, row)), tuple(row)
-        else:
-            known = form_of(where, row)
-            form, keys = FORMS[known], (*known, *MORE.get(known[0], ()))
-        if self.first is None:
-            self.first = form, place
-        elif form != self.first[0]:
-            raise DataError(
-                f"{where}: expected {self.first[0]}, as {line_of(self.first[1])} has; got {form}"
-            )
-        hashes = _hashes(row, keys)
-        if preference:
-            names = ("unwanted", "wanted") if "label" in row else ("rejected", "chosen")
-            for said, sequence in own.sequences(where, row):
-                name = names[sequence.wanted]
-                waiting = _Waiting(place, hashes, sequence.skipped, sequence.last, name)
-                yield waiting, (where, said)
-        else:
-            yield _Waiting(place, hashes), (where, self.forms[known](where, row))
-        self.found.read.update(key for key in keys if key in row)
-
-    def _refuse(self, error: ToynnError) -> None:
-        self.found.refused += 1
-        fault = error.__cause__
-        if (
-            isinstance(fault, GGUFError) and not self.found.rows
-        ):  # a fault of the model fails every row
-            if str(fault) in self.faults:
-                return
-            self.faults.add(str(fault))
-        if len(self.found.errors) < REFUSED:
-            self.found.errors.append(str(error))
-
-    def _add(self, row: _Waiting, made: Made) -> None:
-        found = self.found
-        whole = Shown(where_of(found.path, row.place), [], [], row.name)
-        for some, learn in without_loss(made, row.skipped):
-            whole.ids.extend(some)
-            whole.trained.extend([learn] * len(some))
-        self.group.append(whole)
-        if not row.last:
+def _refuse(found: Survey, error: DataError) -> None:
+    """Count a refused row. A fault of the model refuses every row: its error is kept once."""
+    found.refused += 1
+    fault = error.__cause__
+    if isinstance(fault, GGUFError) and not found.rows:
+        if str(fault) in found.faults:
             return
-        if len(found.shown) < SHOWN:  # both sequences of a pair
-            found.shown += self.group
-        for _, ids, trained, _ in self.group:
-            found.lengths.append(len(ids))
-            found.trained.append(sum(trained[1:]))
-            found.prompts.append(trained.index(True) if True in trained else len(ids))
-            found.tokens += len(ids)
-            if self.vocabulary is not None and ids:
-                self.vocabulary.look(np.array(ids), found)
-        for column, number in zip((found.exact, found.alike, found.asked), row.hashes, strict=True):
-            column.append(number)
-        found.places.append(row.place)
-        found.forms[self.first[0] if self.first else ""] += 1
-        self.group = []
+        found.faults.add(str(fault))
+    if len(found.errors) < REFUSED:
+        found.errors.append(str(error))
 
 
 def _hashes(row: Mapping[str, Any], keys: Iterable[str]) -> tuple[int, int, int]:
