@@ -48,6 +48,6 @@ def step(cfg: LlamaConfig, n_threads: int) -> Callable[[], float]:
     """Return a call that computes loss and gradients of all weights."""
     recipe = FromScratch()
     recipe.realize(cfg, RecipeOptions(t_seq=T))
-    recipe.engine.session.n_threads = n_threads
+    recipe.session.n_threads = n_threads
     ids, labels = np.random.default_rng(0).integers(0, SIZES["vocab"], (2, T), np.int32)
     return lambda: recipe.accumulate(ids, None, labels)

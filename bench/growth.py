@@ -76,7 +76,7 @@ if __name__ == "__main__":  # see measured
     else:
         recipe = steps.gpt2_recipe(shape)
         step = steps.toynn_step(recipe, ids, steps.positions(shape), labels)
-        promised = recipe.engine.session.memory().peak
+        promised = recipe.session.memory().peak
     for _ in range(3):
         step()
     print(before, peak(), promised)

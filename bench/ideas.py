@@ -89,7 +89,7 @@ def program(n_threads: int) -> Idea:
     """The kernels of a tiny step called by one loop in C, or by as many Python calls."""
     shape = steps.SHAPES["d64_L2_T32_B1"]
     recipe = steps.gpt2_recipe(shape)
-    session = recipe.engine.session
+    session = recipe.session
     ids, labels = steps.draw(shape)
     steps.toynn_step(recipe, ids, steps.positions(shape), labels)()
     calls = len(session.tape.nodes)

@@ -43,7 +43,7 @@ def lora(n_threads: int, rounds: int, only: str) -> None:
             print(row + " {:7.2f}/{:.2f}".format(*ratios), flush=True)
         print(f"  step / forward: {best['toynn'] / best['forward']:.2f}")
         print(f"  private memory {taken / 1e9:.3f} GB, promised {promised / 1e9:.3f} GB")
-        print(recipe.engine.session.profile(), flush=True)
+        print(recipe.session.profile(), flush=True)
 
 
 def precisions(n_threads: int, rounds: int, only: str) -> None:
@@ -82,7 +82,7 @@ def blocks(n_threads: int, rounds: int, only: str) -> None:
                 who = f"{'all' if number is None else number}{', LoRA-FA' * fixed}"
                 kind = {"num_layers": number, "use_lorafa": fixed}
                 recipe = tuning.recipe_over(path, shape, kind=kind)
-                peaks[who] = recipe.engine.session.memory().peak
+                peaks[who] = recipe.session.memory().peak
                 calls[who] = tuning.toynn_calls(recipe, shape)["toynn"]
             best, usual = best_and_usual(race(calls, rounds, clock_of(n_threads)))
         print(f"{name:24}{'peak, MB':>10}{'s, best/median':>18}{'time / all':>14}")
@@ -110,7 +110,7 @@ def context(n_threads: int, rounds: int, only: str) -> None:
                 begun = clock()
                 step()
                 taken.append(clock() - begun)
-            session, each = recipe.engine.session, 1000 * min(taken) / T
+            session, each = recipe.session, 1000 * min(taken) / T
             peak, of_attention = session.memory().peak, each * growth.attention_share(session)
             row = f"{T:8}{peak / 1e6:10.1f}{peak / T / 1e3:10.1f}{each:10.2f}{of_attention:14.2f}"
             print(row, flush=True)

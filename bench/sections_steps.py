@@ -86,10 +86,10 @@ def scaling(n_threads: int, rounds: int, only: str) -> None:
                 shape, n_threads, recipe=recipe, torch=growth.has_torch()
             )
             times = {who: min(spent) for who, spent in race(contestants, rounds).items()}
-            flops = growth.work(recipe.engine.session.tape)
+            flops = growth.work(recipe.session.tape)
             row = "".join(f"{1e3 * spent:12.2f}" for spent in times.values())
             row += f"{flops / 1e9:9.2f}{flops / times['toynn'] / 1e9:9.0f}"
-            share = growth.attention_share(recipe.engine.session)
+            share = growth.attention_share(recipe.session)
             print(f"{f'{size} {value}':14}{row}{share:11.1%}", flush=True)
 
 

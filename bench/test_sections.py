@@ -36,7 +36,7 @@ def test_the_work_of_a_step_is_what_it_runs(monkeypatch):
     recipe = steps.gpt2_recipe(shape)
     ids, labels = steps.draw(shape)
     steps.toynn_step(recipe, ids, steps.positions(shape), labels)()
-    session = recipe.engine.session
+    session = recipe.session
     ran = sum(row.flops for row in session.profile().rows)
     assert growth.work(session.tape) == ran != growth.work(whole)
 

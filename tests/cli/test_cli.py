@@ -17,9 +17,7 @@ from shared import STORIES
 
 from toynn.cli import main
 from toynn.data.text import Corpus, spaced_windows
-from toynn.engines import ENGINES
-from toynn.engines.gpt2 import GPT2Config
-from toynn.engines.llama import LlamaConfig
+from toynn.engines import GPT2Config, LlamaConfig, SequenceEngine
 from toynn.formats import gguf
 from toynn.options import RecipeOptions
 from toynn.recipes import GPT2, FromScratch
@@ -250,8 +248,8 @@ def run(text, out, *words):
     """The validation losses of a run, and the model that it left."""
     assert main(["train", *words, *SHORT, "--data", text, "--out", str(out)]) == 0
     reports = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    with gguf.open(out / "model.gguf") as file:
-        model = ENGINES[file.architecture].from_gguf(out / "model.gguf", 8, 2)
+    with gguf.open(out / "model.gguf"):
+        model = SequenceEngine.from_gguf(out / "model.gguf", 8, 2)
     losses = [report["val_loss"] for report in reports if "val_loss" in report]
     assert losses[-1] < losses[0]
     valid = np.frombuffer(TEXT[-100:], np.uint8)
@@ -278,8 +276,14 @@ def test_a_run_starts_from_a_model(recipe, name, form, models, text, tmp_path):
     [
         (["gpt2", "--init-from", "gpt2-words.gguf"], "no vocabulary and 300 tokens"),
         (["gpt2", "--init-from", "gpt2-words"], "the model has 300 tokens, the tokenizer 256"),
-        (["gpt2", "--init-from", "qwen2-bytes.gguf"], "got qwen2: use `toynn train from-s"),
-        (["from-scratch", "--init-from", "gpt2-bytes"], "got gpt2: use `toynn train gpt2 --"),
+        (
+            ["gpt2", "--init-from", "qwen2-bytes.gguf"],
+            "does not train qwen2: use `toynn train from-s",
+        ),
+        (
+            ["from-scratch", "--init-from", "gpt2-bytes"],
+            "does not train gpt2: use `toynn train gpt2 --",
+        ),
         (["from-scratch", "--init-from", "nothing"], "nothing: cannot read: No such file"),
         (
             ["from-scratch", "--init-from", "."],

@@ -7,7 +7,7 @@ from lora_bases import ARCHS, make, retype, write_base
 from some_adapters import draw
 
 from toynn.cli import main
-from toynn.engines import ENGINES
+from toynn.engines import SequenceEngine
 from toynn.errors import DataError
 from toynn.formats import adapters, gguf, hf
 
@@ -29,8 +29,8 @@ def test_a_model_comes_back(arch, type, tmp_path, capsys):
         assert set(model.tensors) == set(same.tensors) == set(file)
         for name in file:
             np.testing.assert_array_equal(model[name], file[name])
-    engine = ENGINES[arch].from_hf(tmp_path / "a", 4, build=False)
-    expected = ENGINES[arch].from_gguf(base, 4, build=False).logits(np.arange(4))
+    engine = SequenceEngine.from_hf(tmp_path / "a", 4, build=False)
+    expected = SequenceEngine.from_gguf(base, 4, build=False).logits(np.arange(4))
     np.testing.assert_array_equal(engine.logits(np.arange(4)), expected)
 
 

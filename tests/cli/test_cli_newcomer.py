@@ -15,7 +15,7 @@ from vocabs import bpe_file
 
 import toynn
 from toynn.cli import _parser, main
-from toynn.engines import SequenceEngine, engine_for
+from toynn.engines import SequenceEngine
 from toynn.errors import DataError
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import ByteTokenizer
@@ -167,8 +167,8 @@ def test_a_folder_of_another_kind_is_named_and_what_reads_it(files, capsys):
     assert main([*gpt2, "--out", "text"]) == 0
     lora = ["train", "lora", "--model", "base.gguf", "--data", "text.txt", "--steps", "1"]
     assert main([*lora, "--warmup", "0", "--seq", "8", "--out", "lora"]) == 0
-    with gguf.open("base.gguf") as file:
-        engine_for(file).from_gguf("base.gguf", 4, build=False).export_hf("hf")
+    with gguf.open("base.gguf"):
+        SequenceEngine.from_gguf("base.gguf", 4, build=False).export_hf("hf")
     for folder, recipe in (("begun", "gpt2"), ("begun-vit", "vit"), ("vit", "vit")):
         (files / folder).mkdir()
         (files / folder / "config.toml").write_text(f'[run]\nrecipe = "{recipe}"\n')
@@ -244,7 +244,7 @@ def test_info_says_how_far_a_run_came(files, capsys):
 
 def test_what_things_look_like(files):
     recipe = LoRA()
-    assert repr(recipe) == "LoRA(0 steps, LlamaSeqEngine(not realized))"
+    assert repr(recipe) == "LoRA(not realized)"
     recipe.realize("base.gguf", None, 2, toynn.RecipeOptions(t_seq=8))
     session = recipe.engine.session
     assert repr(session.tape).startswith("Tape(") and len(repr(session.tape)) < 60
@@ -339,7 +339,10 @@ def test_lines_fit_into_a_terminal(files, capsys):
             ["lora", "--model", "base.gguf", "--loss", "dpo", "--metric", "kl"],
             "--metric kl: it is for texts",
         ),
-        (["gpt2", "--init-from", "base.gguf"], "got llama: use `toynn train from-scratch --init-"),
+        (
+            ["gpt2", "--init-from", "base.gguf"],
+            "does not train llama: use `toynn train from-scratch --init-",
+        ),
         (["gpt2", "--init-from", "empty"], "--init-from empty: expected a .gguf file, a run"),
     ],
 )

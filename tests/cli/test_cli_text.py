@@ -12,7 +12,7 @@ from vocabs import CONTROL, bpe_file
 import toynn
 from toynn.cli import main
 from toynn.data import jsonl
-from toynn.engines import ENGINES, LlamaSeqEngine, frozen
+from toynn.engines import LlamaSeqEngine, SequenceEngine, frozen
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import Tokenizer
 from toynn.recipes import FromScratch, WarmStart
@@ -198,7 +198,7 @@ def test_a_new_model_takes_a_tokenizer(folder, tmp_path):
     assert again.encode("the robot zork") == first.encode("the robot zork")
     assert again.chat([{"role": "user", "content": "x"}]) == "<|user|>x<|assistant|>"
     data = jsonl.read(folder / "chats", again, 128, vocab_size=again.vocab_size)
-    loss = loss_of(ENGINES["llama"].from_gguf(model, 8), data.valid_batches(2, 16))
+    loss = loss_of(SequenceEngine.from_gguf(model, 8), data.valid_batches(2, 16))
     assert loss == pytest.approx(min(losses_of(tmp_path / "run")), rel=1e-5)
 
     words = ["--init-from", str(model), "--data", str(folder / "chats"), *RUN]

@@ -10,7 +10,7 @@ from toynn.data import jsonl
 from toynn.data.batch import IGNORED
 from toynn.data.mixture import Mixture, next_source
 from toynn.data.preference import read_preferences
-from toynn.engines.gpt2 import GPT2Config
+from toynn.engines import GPT2Config
 from toynn.errors import ConfigError
 from toynn.formats.tokenizer import ByteTokenizer
 from toynn.options import RecipeOptions

@@ -6,7 +6,7 @@ from llamas import KINDS, SIZES, make, shake
 from lora_bases import ARCHS, write_base
 
 import toynn
-from toynn.engines import ENGINES, LlamaSeqEngine, frozen
+from toynn.engines import LlamaSeqEngine, SequenceEngine, frozen
 from toynn.engines.decoding import CHUNK
 from toynn.errors import ConfigError, LabelError, LifecycleError, ShapeError
 from toynn.formats import gguf
@@ -222,7 +222,7 @@ def test_files_are_read_without_a_training_step(tmp_path):
     ids = np.arange(7)
     for arch in ARCHS:
         path = write_base(tmp_path / f"{arch}.gguf", arch)
-        trained, plain = (ENGINES[arch].from_gguf(path, build=build) for build in (True, False))
+        trained, plain = (SequenceEngine.from_gguf(path, build=build) for build in (True, False))
         with gguf.open(path) as file:
             mapped = frozen(file)
         expected = trained.logits(ids)

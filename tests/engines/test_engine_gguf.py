@@ -186,7 +186,9 @@ def test_info(name, files, capsys):
     assert "2 x 4 tokens" in lines["training all weights"]
     assert lines["training adapters"] == "rank 8, all-linear, 2 x 4 tokens"
     with gguf.open(files[name]) as file:
-        memory = engine.declared(file, RecipeOptions(4, 2)).step_memory()
+        declared = engine()
+        declared.declare_from(file, RecipeOptions(4, 2))
+        memory = declared.step_memory()
     again = engine.from_gguf(files[name], 4, 2)
     assert memory == again.session.memory()
     assert lines["peak"] == f"{memory.peak / 1000:.1f} kB"

@@ -6,7 +6,7 @@ from lora_bases import config, write_base
 
 import toynn
 from toynn.data.batch import IGNORED, Batch
-from toynn.engines import ENGINES, AdapterOptions
+from toynn.engines import AdapterOptions, SequenceEngine
 from toynn.errors import LifecycleError
 from toynn.formats import gguf
 from toynn.ops import loss as ops_loss
@@ -34,7 +34,7 @@ def chunks(request, monkeypatch):
 
 @pytest.fixture(params=["llama", "gpt2"])
 def engine(request, chunks):
-    made = ENGINES[request.param]()
+    made = SequenceEngine()
     opts = toynn.RecipeOptions(t_seq=T, t_batch=2, label_losses=True, seed=1)
     made.realize_for_random_init(config(request.param, vocab=VOCAB, context=T), opts)
     made.build_training_step()
@@ -75,7 +75,7 @@ def test_nothing_else_changes(chunks):
     rng, losses, weights, memory = np.random.default_rng(2), [], [], []
     batches = [batch(rng) for _ in range(3)]
     for wanted in (False, True):
-        made = ENGINES["llama"]()
+        made = SequenceEngine()
         opts = toynn.RecipeOptions(t_seq=T, t_batch=2, label_losses=wanted, seed=1)
         made.realize_for_random_init(config("llama", vocab=VOCAB, context=T), opts)
         made.build_training_step()
@@ -93,7 +93,7 @@ def test_nothing_else_changes(chunks):
 def test_over_a_mapped_file_with_adapters(tmp_path, chunks):
     write_base(tmp_path / "base.gguf", vocab=64, context=T)
     with gguf.open(tmp_path / "base.gguf") as file:
-        made = ENGINES["llama"]()
+        made = SequenceEngine()
         made.enable_lora(AdapterOptions(2, targets="q,head"))
         opts = toynn.RecipeOptions(t_seq=T, t_batch=2, label_losses=True)
         made.realize_for_mmap(file, None, opts)
@@ -107,7 +107,7 @@ def test_over_a_mapped_file_with_adapters(tmp_path, chunks):
 
 
 def test_they_have_to_be_asked_for():
-    made = ENGINES["llama"]()
+    made = SequenceEngine()
     made.realize_for_random_init(
         config("llama", vocab=VOCAB, context=T), toynn.RecipeOptions(t_seq=T, t_batch=2)
     )

@@ -251,7 +251,7 @@ def test_wrong_orders_are_refused():
     with pytest.raises(ConfigError, match=r"no lens\.proj\.weight: donor_d_in is 0"):
         _ = engine.t_seq_w_proj
     engine.build_training_step()
-    with pytest.raises(LifecycleError, match="already"):
+    with pytest.raises(LifecycleError, match="once only"):
         engine.build_training_step()
 
 

@@ -8,7 +8,7 @@ from lora_bases import ARCHS, T, draw, make, stir, write_base
 from shared import DATA
 
 import toynn
-from toynn.engines import ENGINES
+from toynn.engines import SequenceEngine
 from toynn.errors import AdapterError, GGUFError
 from toynn.formats import adapters, gguf
 from toynn.recipes import LoRA
@@ -104,7 +104,7 @@ def test_an_adapter_of_some_blocks_and_several_ranks_is_trained_as_it_is(llama, 
     assert scales == {"blk.0.ffn_down.weight": 2.0, "blk.1.attn_q.weight": 3.0}
     recipe.save(tmp_path / "merged.gguf")
     ids, labels = draw()
-    merged = ENGINES["llama"].from_gguf(tmp_path / "merged.gguf", t_seq=T)
+    merged = SequenceEngine.from_gguf(tmp_path / "merged.gguf", t_seq=T)
     np.testing.assert_allclose(merged.logits(ids), recipe.engine.logits(ids), rtol=0, atol=1e-4)
     before = recipe.step(ids, None, labels, HP.hp(1), True)
     assert recipe.evaluate(ids, None, labels) < before
@@ -160,7 +160,7 @@ def test_files_are_not_overwritten_unasked(llama, tmp_path):
 def test_the_merged_model_is_a_file_of_its_own(bases, arch, tmp_path):
     recipe, ids = make(bases[arch]), draw()[0]
     recipe.save(tmp_path / "merged.gguf")
-    merged = ENGINES[arch].from_gguf(tmp_path / "merged.gguf", t_seq=T)
+    merged = SequenceEngine.from_gguf(tmp_path / "merged.gguf", t_seq=T)
     got, expected = merged.logits(ids), recipe.engine.logits(ids)
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
     recipe.save(tmp_path / "merged.gguf", "f16", overwrite=True)

@@ -162,7 +162,7 @@ def test_it_trains(engine):
 
 def test_files_both_ways(engine, file, tmp_path):
     weights, ids = engine.weights(), draw()[0]
-    again = engines.ENGINES["tandem"].from_gguf(file, T, 2)
+    again = SequenceEngine.from_gguf(file, T, 2)
     engine.export_hf(tmp_path / "folder")
     other = SequenceEngine.from_hf(tmp_path / "folder", T, 2)
     assert again.config == other.config == CONFIG
@@ -260,7 +260,7 @@ def test_what_is_not_registered_is_refused_with_a_list(file, tmp_path):
     renamed = kinds | {"general.architecture": ("mamba", "STRING")}
     gguf.write(tmp_path / "mamba.gguf", renamed, tensors)
     with gguf.open(tmp_path / "mamba.gguf") as other, pytest.raises(GGUFError, match=known):
-        engines.engine_for(other)
+        engines.check_model(other)
     with pytest.raises(GGUFError, match="'tandem'; GPT2SeqEngine reads gpt2"):
         toynn.GPT2SeqEngine.from_gguf(file)
     with pytest.raises(ConfigError, match="LlamaSeqEngine: expected the configuration of llama"):

@@ -238,5 +238,5 @@ def test_a_recipe_starts_once(path):
     saved(path)
     recipe = VitTiny()
     recipe.realize_from(path)
-    with pytest.raises(LifecycleError, match="realize_from: once only; make a new recipe"):
+    with pytest.raises(LifecycleError, match="realize_from: once only; make a new engine"):
         recipe.realize_from(path)

@@ -6,7 +6,7 @@ from llamas import EXPERTS, NEMOTRON_MOE
 from lora_bases import T, assert_close, make, write_base
 from some_adapters import draw as drawn
 
-from toynn.engines import ENGINES, frozen
+from toynn.engines import SequenceEngine, frozen
 from toynn.errors import AdapterError, ConfigError
 from toynn.formats import adapters, gguf
 from toynn.formats.adapters import LORA_M, Adapter
@@ -61,7 +61,7 @@ def test_a_run_has_the_form_that_holds_it_and_fuses(bases, kind, tmp_path):
             return
         fused = fuse(file, found, tmp_path / "whole.gguf", outtype="f32")
         assert fused.types.keys() == found.pairs.keys()
-        engine = ENGINES[file.architecture].from_gguf(tmp_path / "whole.gguf", t_seq=T)
+        engine = SequenceEngine.from_gguf(tmp_path / "whole.gguf", t_seq=T)
         assert_close(engine.logits(IDS), expected, 5e-5)
     recipe.engine.load_weights({n: 0 * w for n, w in recipe.engine.adapter_weights().items()})
     recipe.read_run(tmp_path)
@@ -113,7 +113,7 @@ def test_tables_are_combined_exactly(bases):
                 added = np.zeros_like(w)
                 adapters.merge(added, adapter, part)
                 w += weight * added
-        engine = ENGINES["llama"].from_gguf(bases["untied"], t_seq=T)
+        engine = SequenceEngine.from_gguf(bases["untied"], t_seq=T)
         engine.load_weights(engine.weights() | weights)
         assert_close(both, engine.logits(IDS))
 
@@ -155,7 +155,7 @@ def test_what_a_program_does_not_adapt_is_not_written_for_it(tmp_path):
 @pytest.mark.parametrize("settings", [{"use_dora": True}, {"init": "pissa", "use_rslora": True}])
 def test_over_a_folder_it_is_the_same_adapter(bases, settings, tmp_path):
     """There the rows of q and k lie in another order."""
-    ENGINES["llama"].from_gguf(bases["untied"], t_seq=T).export_hf(tmp_path / "model")
+    SequenceEngine.from_gguf(bases["untied"], t_seq=T).export_hf(tmp_path / "model")
     recipe = make(tmp_path / "model", targets=("q", "k", "head"), **settings)
     (tmp_path / "run").mkdir()
     recipe.write_run(tmp_path / "run")

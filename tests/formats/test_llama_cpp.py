@@ -6,10 +6,8 @@ from shared import DATA
 
 import toynn
 from toynn.data.text import Corpus
-from toynn.engines import frozen
+from toynn.engines import GPT2Config, GPT2SeqEngine, LlamaConfig, LlamaSeqEngine, frozen
 from toynn.engines.converting import convert, unlike
-from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
-from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.evaluation import perplexity
 from toynn.formats import gguf
 from toynn.formats.tokenizer import Tokenizer

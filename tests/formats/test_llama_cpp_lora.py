@@ -5,7 +5,7 @@ import pytest
 from some_adapters import RANKS, draw, matrices
 from test_llama_cpp import DATA, MODELS, judge, judged_logits, judged_text, nmse
 
-from toynn.engines import ENGINES, frozen
+from toynn.engines import SequenceEngine, frozen
 from toynn.errors import AdapterError
 from toynn.evaluation import divergence
 from toynn.formats import adapters, gguf
@@ -133,7 +133,7 @@ def test_the_fused_model_is_the_model_with_the_adapter(base, kind, tmp_path):
     adapter = draw(base, adapted(base), **ADAPTERS[kind])
     adapters.write_gguf(tmp_path / "adapter.gguf", adapter)
     fuse(base, adapter, tmp_path / "fused.gguf")
-    engine = ENGINES[base.architecture].from_gguf(tmp_path / "fused.gguf", t_seq=32)
+    engine = SequenceEngine.from_gguf(tmp_path / "fused.gguf", t_seq=32)
     ids = np.random.default_rng(1).integers(0, engine.vocab, 32)
     expected = judged_logits(base.path, ids, tmp_path / "adapter.gguf")
     assert nmse(judged_logits(base.path, ids), expected) > 0.01  # the adapter changes much
@@ -154,7 +154,7 @@ def test_adapters_of_the_table_and_the_head(tmp_path):
         adapter = draw(base, [*matrices(base), "token_embd.weight", "output.weight"])
         adapters.write_gguf(tmp_path / "adapter.gguf", adapter)
         fuse(base, adapter, tmp_path / "fused.gguf")
-    engine = ENGINES[adapter.architecture].from_gguf(tmp_path / "fused.gguf", t_seq=32)
+    engine = SequenceEngine.from_gguf(tmp_path / "fused.gguf", t_seq=32)
     ids = np.random.default_rng(1).integers(0, engine.vocab, 32)
     expected = judged_logits(tmp_path / "base.gguf", ids, tmp_path / "adapter.gguf")
     assert nmse(engine.logits(ids), expected) < LIMIT

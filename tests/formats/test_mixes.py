@@ -13,9 +13,8 @@ from some_adapters import draw, merged
 
 import toynn
 from toynn.cli import main
-from toynn.engines import engine_for, frozen
+from toynn.engines import LlamaConfig, LlamaSeqEngine, SequenceEngine, frozen
 from toynn.engines.converting import convert
-from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.errors import ConfigError, GGUFError
 from toynn.formats import adapters, gguf, hf, mixes
 from toynn.formats.fuse import fuse
@@ -173,8 +172,8 @@ def test_a_folder_is_converted_to_a_mix(folder, quantizer, tmp_path, capsys):
 
 
 def test_a_model_is_written_as_a_mix(folder, quantizer, tmp_path):
-    with hf.open(folder) as file:
-        engine = engine_for(file).from_hf(folder, 4, build=False)
+    with hf.open(folder):
+        engine = SequenceEngine.from_hf(folder, 4, build=False)
     engine.export_gguf(tmp_path / "out.gguf", outtype="q5_k_s")
     assert quantizer.calls[1][1] == library.LlamaFileType.MOSTLY_Q5_K_S
     with gguf.open(tmp_path / "out.gguf") as made:
@@ -187,8 +186,8 @@ def test_without_the_quantizer_convert_and_export_say_what_to_do(folder, monkeyp
     with pytest.raises(ConfigError, match="pip install llama-cpp-python") as caught:
         convert(folder, out, "q4_k_m")
     assert f"`toynn convert {folder} --outtype f32 --out whole.gguf`" in str(caught.value)
-    with hf.open(folder) as file:
-        engine = engine_for(file).from_hf(folder, 4, build=False)
+    with hf.open(folder):
+        engine = SequenceEngine.from_hf(folder, 4, build=False)
     with pytest.raises(ConfigError, match=r'run `export_gguf\("whole.gguf", outtype="f32"\)`'):
         engine.export_gguf(out, outtype="q4_k_m")
     assert not out.exists()

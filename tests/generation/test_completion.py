@@ -1,7 +1,7 @@
 """Completions: stop texts, what ends one, and what was read before."""
 
 import pytest
-from fake_recipe import FakeDecoder, FakeEngine
+from fake_recipe import FakeDecoder, FakeRecipe
 
 from toynn.errors import ConfigError
 from toynn.formats.tokenizer import ByteTokenizer
@@ -41,7 +41,7 @@ def test_bad_stop_texts(bad):
 @pytest.fixture
 def engine():
     """After byte t comes t + 1."""
-    engine = FakeEngine(vocab=256, context=8)
+    engine = FakeRecipe(vocab=256, context=8)
     engine.table[:] = -30
     for t in range(256):
         engine.table[t, (t + 1) % 256] = 2

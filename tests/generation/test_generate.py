@@ -4,7 +4,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from fake_recipe import FakeDecoder, FakeEngine
+from fake_recipe import FakeDecoder, FakeRecipe
 
 from toynn.errors import ConfigError, NonFiniteError
 from toynn.generation.drawing import generate, sample
@@ -13,7 +13,7 @@ from toynn.generation.drawing import generate, sample
 @pytest.fixture
 def engine():
     """After token t comes t + 1, or less often t + 2 (modulo 10); a window of 4 tokens."""
-    engine = FakeEngine(vocab=10, context=4)
+    engine = FakeRecipe(vocab=10, context=4)
     engine.table[:] = -30
     for t in range(10):
         engine.table[t, (t + 1) % 10] = 2
@@ -85,7 +85,7 @@ def test_draws_follow_the_probabilities(engine):
 )
 def test_what_takes_part(options, kept):
     """Probabilities 1/8, 1/2, 1/4, 1/8."""
-    engine = FakeEngine(vocab=4, context=4)
+    engine = FakeRecipe(vocab=4, context=4)
     engine.table[:] = np.log([0.125, 0.5, 0.25, 0.125])
     options = {"temperature": 1.0} | options
     drawn = {sample(engine, [0], 1, seed=seed, **options)[0] for seed in range(80)}
@@ -93,7 +93,7 @@ def test_what_takes_part(options, kept):
 
 
 def test_tokens_that_reach_top_p_exactly_are_enough():
-    engine = FakeEngine(vocab=4, context=4)
+    engine = FakeRecipe(vocab=4, context=4)
     engine.table[:] = 0.0
     drawn = {sample(engine, [0], 1, temperature=1, top_p=0.5, seed=seed)[0] for seed in range(80)}
     assert drawn == {0, 1}

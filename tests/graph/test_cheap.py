@@ -6,7 +6,7 @@ from llamas import draw, make, shake
 from tapes import TAPES, C, Net
 
 from toynn import AdamW, GPT2Config, LlamaConfig, LlamaSeqEngine, RecipeOptions, ops
-from toynn.engines.gpt2 import GPT2SeqEngine
+from toynn.engines import GPT2SeqEngine
 from toynn.recipes import GPT2
 from toynn.testing import gradcheck
 

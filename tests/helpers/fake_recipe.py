@@ -26,24 +26,6 @@ class FakeSession:
         return SimpleNamespace(**sizes, mapped=0, prepacked=0)
 
 
-class FakeEngine:
-    def __init__(self, vocab, context):
-        self.session = FakeSession()
-        self.context = context
-        self.batches = 0
-        self.table = np.zeros((vocab, vocab), np.float32)
-        self.tensors = self.parameters = {"table.weight": self.table}
-
-    def weights(self):
-        return {"table.weight": self.table.copy()}
-
-    def load_weights(self, weights):
-        self.table[:] = weights["table.weight"]
-
-    def decoder(self):
-        return FakeDecoder(self)
-
-
 class FakeDecoder:
     def __init__(self, engine):
         self.engine = engine
@@ -59,7 +41,12 @@ class FakeRecipe:
     """Predicts a token from the one before."""
 
     def __init__(self, vocab=256, context=8):
-        self.engine = FakeEngine(vocab, context)
+        self.engine = self
+        self.session = FakeSession()
+        self.context = context
+        self.batches = 0
+        self.table = np.zeros((vocab, vocab), np.float32)
+        self.tensors = self.parameters = {"table.weight": self.table}
         self.moments = np.zeros((2, vocab, vocab), np.float32)
         self.gradient = np.zeros((vocab, vocab), np.float32)
         self.rows = 0
@@ -67,12 +54,21 @@ class FakeRecipe:
         self.hps = []
         self.on_step = lambda recipe: None  # a test puts its mischief here
 
+    def weights(self):
+        return {"table.weight": self.table.copy()}
+
+    def load_weights(self, weights):
+        self.table[:] = weights["table.weight"]
+
+    def decoder(self):
+        return FakeDecoder(self)
+
     def _forward(self, ids, labels):
         kept = labels != IGNORED
         if not kept.any():
             raise LabelError("no label counts")
         ids, labels = ids[kept], labels[kept]
-        logits = self.engine.table[ids].astype(np.float64)
+        logits = self.table[ids].astype(np.float64)
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         return ids, labels, logits
 
@@ -90,17 +86,17 @@ class FakeRecipe:
         return loss
 
     def save(self, path, overwrite=False):
-        path.write_bytes(self.engine.table.tobytes())
+        path.write_bytes(self.table.tobytes())
 
     def check_unchanged(self):
         self.checks += 1
 
     def write_run(self, folder):
         self.save(folder / "model.gguf")
-        write_atomically(folder / "model.safetensors", safetensors.encode(self.engine.weights()))
+        write_atomically(folder / "model.safetensors", safetensors.encode(self.weights()))
 
     def read_run(self, folder):
-        self.engine.load_weights(load_file(folder / "model.safetensors"))
+        self.load_weights(load_file(folder / "model.safetensors"))
 
     def optimizer(self):
         return AdamW.for_lora()
@@ -110,13 +106,13 @@ class FakeRecipe:
         optimizer = {"table.weight.m": m, "table.weight.v": v}
         if self.rows:
             optimizer["table.weight.sum"] = self.gradient.astype(np.float32)
-        kept = self.engine.weights() | optimizer
+        kept = self.weights() | optimizer
         counts = {"steps": self.steps, "batches": 0, "waiting": self.rows}
         shapes = {name: values.shape for name, values in optimizer.items()}
-        return Snapshot(counts, {"table.weight": self.engine.table.shape}, shapes, kept.get)
+        return Snapshot(counts, {"table.weight": self.table.shape}, shapes, kept.get)
 
     def restore(self, found):
-        self.engine.load_weights({"table.weight": found.read("table.weight")})
+        self.load_weights({"table.weight": found.read("table.weight")})
         self.moments[:] = [found.read(f"table.weight.{which}") for which in "mv"]
         self.steps, self.rows = found.counts["steps"], found.counts["waiting"]
         if self.rows:
@@ -129,10 +125,10 @@ class FakeRecipe:
         self.on_step(self)
         gradient, self.gradient = self.gradient / self.rows, np.zeros_like(self.gradient)
         self.rows = 0
-        norm = self.engine.session.grad_norm = float(np.sqrt((gradient**2).sum()))
+        norm = self.session.grad_norm = float(np.sqrt((gradient**2).sum()))
         if not np.isfinite(norm):
             raise NonFiniteError("the gradient of table.weight is not finite")
-        limit = self.engine.session.max_grad_norm
+        limit = self.session.max_grad_norm
         if limit is not None and norm > limit:
             gradient *= limit / norm
         lr, beta1, beta2, eps, decay, c1, c2 = hp
@@ -141,6 +137,6 @@ class FakeRecipe:
             self.moments[:] = 0
         m[:] = beta1 * m + (1 - beta1) * gradient
         v[:] = beta2 * v + (1 - beta2) * gradient**2
-        self.engine.table *= 1 - lr * decay
-        self.engine.table -= lr * c1 * m / (np.sqrt(c2 * v) + eps)
+        self.table *= 1 - lr * decay
+        self.table -= lr * c1 * m / (np.sqrt(c2 * v) + eps)
         return loss

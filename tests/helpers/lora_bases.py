@@ -6,7 +6,7 @@ from llamas import SIZES, shake
 from some_adapters import merged
 
 import toynn
-from toynn.engines import ENGINES
+from toynn.engines import SequenceEngine
 from toynn.formats import gguf, quants
 
 T = 12
@@ -50,7 +50,7 @@ def config(arch, **sizes):
 
 def write_base(path, arch="llama", type="F32", untied=False, **sizes):
     """Write a model with random weights; its matrices are of a type. Return the path."""
-    engine = ENGINES[arch]()
+    engine = SequenceEngine()
     opts = toynn.RecipeOptions(seed=3, qkv_bias=arch == "qwen2", untied=untied or arch == "qwen3")
     engine.realize_for_random_init(config(arch, **sizes), opts)
     shake(engine, np.random.default_rng(1))
@@ -158,7 +158,7 @@ def whole(path, recipe, **options):
     """The engine of the merged model, all its weights trained."""
     with gguf.open(path) as file:
         weights = merged(file, recipe.engine.adapter())
-        engine = ENGINES[file.architecture].from_gguf(path, t_seq=T, **options)
+        engine = SequenceEngine.from_gguf(path, t_seq=T, **options)
     engine.load_weights({name: weights[name] for name in engine.tensors})
     return engine
 

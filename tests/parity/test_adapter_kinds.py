@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from toynn import AdamW, RecipeOptions
-from toynn.engines import ENGINES, frozen
+from toynn.engines import SequenceEngine, frozen
 from toynn.formats import adapters, gguf
 from toynn.recipes import LoRA
 
@@ -58,7 +58,7 @@ def models(tmp_path_factory):
             path = write_base(folder / "base.gguf", arch, **plain)
             if "mixed" in sizes:
                 mixed(path)
-            ENGINES[arch].from_gguf(path, t_seq=T).export_hf(folder / "model")
+            SequenceEngine.from_gguf(path, t_seq=T).export_hf(folder / "model")
             made[key] = path, folder / "model"
         return made[key]
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from toynn import AdamW
-from toynn.engines import ENGINES, frozen
+from toynn.engines import SequenceEngine, frozen
 from toynn.engines.converting import convert
 from toynn.errors import ConfigError, DataError
 from toynn.formats import gguf, hf
@@ -302,7 +302,7 @@ def test_there_and_back(kind, tmp_path):
     theirs.save_pretrained(tmp_path / "theirs")
     expected = their_logits(theirs)
     with hf.open(tmp_path / "theirs") as source:
-        engine = ENGINES[source.architecture].from_hf(tmp_path / "theirs", t_seq=13)
+        engine = SequenceEngine.from_hf(tmp_path / "theirs", t_seq=13)
         mapped = frozen(source)
     assert_logits_agree(engine.logits(IDS), expected)
     assert_logits_agree(mapped.logits(IDS), expected)
@@ -412,7 +412,7 @@ def test_a_gemma3n_as_it_is_published(tmp_path):
     tensors |= {f"model.{part}.spare.weight": np.ones(3, np.float32) for part in others}
     save_file(tensors, tmp_path / "model.safetensors")
     assert_logits_agree(logits_of(tmp_path), expected)
-    engine = ENGINES["gemma3n"].from_hf(tmp_path, t_seq=13)
+    engine = SequenceEngine.from_hf(tmp_path, t_seq=13)
     assert_logits_agree(engine.logits(IDS), expected)
     table = engine.weights()["per_layer_token_embd.weight"]
     assert len(table) == 61 and (table[50:] == table[0]).all()
@@ -534,7 +534,7 @@ def test_experts_that_are_stacked_in_a_folder(tmp_path):
 def test_half_precision(dtype, tmp_path):
     their_model("llama").to(dtype).save_pretrained(tmp_path / "theirs")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.float32)
-    engine = ENGINES["llama"].from_hf(tmp_path / "theirs", t_seq=13)
+    engine = SequenceEngine.from_hf(tmp_path / "theirs", t_seq=13)
     expected = their_logits(theirs)
     assert_logits_agree(engine.logits(IDS), expected)
     with hf.open(tmp_path / "theirs") as source:
@@ -545,7 +545,7 @@ def test_half_precision(dtype, tmp_path):
 def test_fine_tuning_goes_on_from_the_weights(kind, tmp_path):
     theirs = their_model(kind)
     theirs.save_pretrained(tmp_path / "theirs")
-    engine = ENGINES[kind.partition("-")[0]].from_hf(tmp_path / "theirs", t_seq=13)
+    engine = SequenceEngine.from_hf(tmp_path / "theirs", t_seq=13)
     labels = np.roll(IDS, -1)
     logits = torch.tensor(their_logits(theirs))
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor(labels)).item()

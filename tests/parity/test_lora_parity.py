@@ -44,7 +44,7 @@ from zork import T as T_ZORK
 from zork import base as base_of_stories
 
 from toynn import AdamW, RecipeOptions
-from toynn.engines import ENGINES
+from toynn.engines import SequenceEngine
 from toynn.formats import adapters, gguf
 from toynn.formats.adapters import Adapter
 from toynn.recipes import LoRA
@@ -157,7 +157,7 @@ def models(tmp_path_factory):
             arch, type, sizes = BASES[kind]
             folder = tmp_path_factory.mktemp("base")
             path = mixed(write_base(folder / "base.gguf", arch, **sizes), type)
-            ENGINES[arch].from_gguf(path, t_seq=T).export_hf(folder / "model")
+            SequenceEngine.from_gguf(path, t_seq=T).export_hf(folder / "model")
             if kind == "deepseek2-glm":  # whose folder toynn writes as a DeepSeek-V3's
                 written = folder / "model" / "config.json"
                 theirs = json.loads(written.read_text()) | {"model_type": "glm4_moe_lite"}
@@ -264,7 +264,7 @@ def test_gradients_of_a_long_row(tmp_path):
     """2048 tokens, recomputed by blocks, the loss in chunks of rows; angles as exact as here."""
     long, sizes = 2048, {"d_model": 64, "n_heads": 2, "n_kv_heads": 1, "d_ff": 96, "vocab": 8200}
     base = write_base(tmp_path / "base.gguf", context=long, **sizes)
-    ENGINES["llama"].from_gguf(base, t_seq=T).export_hf(tmp_path / "model")
+    SequenceEngine.from_gguf(base, t_seq=T).export_hf(tmp_path / "model")
     recipe = LoRA()
     opts = RecipeOptions(t_seq=long, seed=7, init_scale=0.1, checkpointing=True)
     recipe.realize(base, None, 4, opts, 8.0, "all-linear")
@@ -323,7 +323,7 @@ def test_transformers_tells_of_zork_too(tmp_path):
     tokens = Tokens(path)
     start = tokens.encode(START)
     story = greedy(lambda ids: ours(recipe.engine, ids), start, T_ZORK - len(start))
-    ENGINES["llama"].from_gguf(path, t_seq=T_ZORK).export_hf(tmp_path / "model")
+    SequenceEngine.from_gguf(path, t_seq=T_ZORK).export_hf(tmp_path / "model")
     model = theirs_for(tmp_path / "model", recipe, tmp_path / "adapter", path)
 
     def logits(ids):

@@ -17,7 +17,7 @@ from some_adapters import RANKS, draw, matrices
 from test_hf_parity import IDS, their_model
 
 from toynn import RecipeOptions
-from toynn.engines import ENGINES
+from toynn.engines import SequenceEngine
 from toynn.errors import AdapterError, ConfigError
 from toynn.formats import adapters, gguf, hf
 from toynn.formats.fuse import fuse
@@ -57,8 +57,8 @@ def saved(request, tmp_path):
     """A model of transformers, and the same as a GGUF file that is open."""
     model = their_model(request.param)
     model.save_pretrained(tmp_path / "model")
-    with hf.open(tmp_path / "model") as source:
-        engine = ENGINES[source.architecture].from_hf(tmp_path / "model")
+    with hf.open(tmp_path / "model"):
+        engine = SequenceEngine.from_hf(tmp_path / "model")
     engine.export_gguf(tmp_path / "base.gguf")
     with gguf.open(tmp_path / "base.gguf") as base:
         yield request.param, model, base
@@ -75,7 +75,7 @@ def one_thread():
 
 def fused_logits(base, adapter, tmp_path):
     fuse(base, adapter, tmp_path / "fused.gguf", overwrite=True)
-    engine = ENGINES[base.architecture].from_gguf(tmp_path / "fused.gguf", t_seq=len(IDS))
+    engine = SequenceEngine.from_gguf(tmp_path / "fused.gguf", t_seq=len(IDS))
     return engine.logits(IDS)
 
 

@@ -74,13 +74,13 @@ def test_an_engine_without_memory_says_to_make_a_new_one(allocations):
     allocations["left"] = 0
     with pytest.raises(MemoryError):
         engine.build_training_step()
-    with pytest.raises(LifecycleError, match="build_forward: called already; make a new engine"):
+    with pytest.raises(LifecycleError, match="build_forward: once only; make a new engine"):
         engine.build_training_step()
     allocations["left"] = 0
     other = LlamaSeqEngine()
     with pytest.raises(MemoryError):
         other.realize_for_random_init(LLAMA, OPTIONS)
-    with pytest.raises(LifecycleError, match="realize: once only; make a new engine"):
+    with pytest.raises(LifecycleError, match="random_init: once only; make a new engine"):
         other.realize_for_random_init(LLAMA, OPTIONS)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toynn.engines.gpt2 import GPT2Config
+from toynn.engines import GPT2Config
 
 PAGE = Path(__file__).parents[2] / "docs" / "seed-names.md"
 

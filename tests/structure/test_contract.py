@@ -48,7 +48,7 @@ def tree_of(path):
 
 
 ASKED = ("arch", "architecture", "model_type")
-REGISTRIES = ("ARCHITECTURES", "ENGINES", "NAME_MAPPINGS")
+REGISTRIES = ("ARCHITECTURES", "NAME_MAPPINGS")
 
 
 def texts_in(node):

@@ -240,7 +240,7 @@ def test_a_base_that_is_overwritten_while_a_model_is_made_of_it(kind, make, tmp_
             elif make == "convert":
                 convert(base, out)
             else:
-                LlamaSeqEngine.read(file, RecipeOptions(1, 1))
+                LlamaSeqEngine().read(file, RecipeOptions(1, 1))
     assert not out.exists()
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from toynn.cli._adapters import add_adapters, combined
 from toynn.cli._flags import MIXES_NEED, add, add_outtype
 from toynn.cli._models import origin
-from toynn.engines import engine_for
+from toynn.engines import SequenceEngine
 from toynn.engines.converting import fuse_into
 from toynn.errors import ConfigError
-from toynn.formats import adapters, bases, gguf
+from toynn.formats import adapters, bases
 from toynn.formats.adapters import Adapter
 from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused
@@ -121,8 +121,7 @@ def _export_model(arguments: Namespace) -> int:
     path = text_model(Path(model_file(arguments.model)))
     if path.is_dir():
         raise ConfigError(f"--to hf: {path} is a folder in that format already")
-    with gguf.open(path, check=False) as file:
-        engine = engine_for(file).from_gguf(path, build=False)
+    engine: SequenceEngine[Any] = SequenceEngine.from_file(path, build=False)
     why = engine.export_hf(arguments.out, arguments.tokenizer)
     count = sum(tensor.size for tensor in engine.tensors.values())
     print(f"{arguments.out}: {count:,} parameters as float32, in Hugging Face's format")

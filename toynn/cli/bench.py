@@ -235,7 +235,7 @@ def run_step(name: str, limits: "Limits", compare: bool) -> dict[str, Any]:
     shape = steps.SHAPES[name]
     recipe = steps.gpt2_recipe(shape)
     contestants = steps.contestants(shape, limits.n_threads, recipe=recipe, torch=compare)
-    return time_step(name, contestants, recipe.engine.session, limits)
+    return time_step(name, contestants, recipe.session, limits)
 
 
 def run_lora_step(limits: "Limits") -> dict[str, Any]:
@@ -249,7 +249,7 @@ def run_lora_step(limits: "Limits") -> dict[str, Any]:
         recipe = lora_step.recipe_over(path, shape)
         ids, labels = lora_step.batch(shape)
         step = steps.toynn_step(recipe, ids, None, labels)
-        return time_step(LORA, {"toynn": step}, recipe.engine.session, limits)
+        return time_step(LORA, {"toynn": step}, recipe.session, limits)
 
 
 def time_step(

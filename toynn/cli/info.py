@@ -142,7 +142,7 @@ def _tokenizer(file: Source, named: str | None) -> str:
 def _training(file: Source, seq: int | None, batch: int) -> Lines:
     """Return the memory of a training step, or why the model cannot be trained."""
     try:
-        engines.engine_for(file)  # raises first for an unknown model
+        engines.check_model(file)  # raises first for an unknown model
         length = seq or min(512, file.require(f"{file.architecture}.context_length", int))
         options = RecipeOptions(t_seq=length, t_batch=batch)
         plans = plans_of_all_weights(file, options)

@@ -1,14 +1,16 @@
-"""The engine of any model: weights by name, and the tapes that use them.
+"""One object around any model: its session, weights by name, and the tapes that use them.
 
 A model says which weights it has, how they start, and what its forward pass is. This class declares
 the weights, records the step around the forward pass (backward, AdamW), and runs it. Users get
-weights and gradients by name.
+weights and gradients by name. Recipes (toynn/recipes) are engines with constructors.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,12 +19,16 @@ from toynn.data.batch import Batch
 from toynn.engines.snapshot import Shapes, Snapshot, check_alike
 from toynn.engines.weights import OwnWeights, Weights
 from toynn.errors import ConfigError, LifecycleError
+from toynn.formats import safetensors
+from toynn.formats.files import write_atomically
+from toynn.formats.safetensors import SafeTensors
 from toynn.graph.reports import Cost, Memory
 from toynn.graph.tape import Tape, Tensor
 from toynn.models import Model
 from toynn.nn import Caches, Dropout, Layers
 from toynn.numerics import checks
 from toynn.numerics.adamw_row import SLOTS
+from toynn.optim import AdamW
 from toynn.options import RecipeOptions
 from toynn.session import Session
 from toynn.system.critical import Section, exclusive
@@ -67,16 +73,25 @@ class Engine(ABC, Generic[C, R]):
 
     Calls in another order raise LifecycleError. So does a call while another thread is in one, so
     that steps, evaluations and sets of weights are never mixed.
+
+    The caller owns the data, the schedule and ``is_first``. Ctrl-C waits until a step has ended.
+    After a KeyboardInterrupt, ``step_index`` says whether the step was taken; it was taken as a
+    whole or not at all.
     """
+
+    #: Makes the AdamW whose hp rows the step takes; conventions differ in the last two slots.
+    optimizer: ClassVar[Callable[..., AdamW]] = AdamW.for_lora
+    _declared_by = "realize_for_random_init"  # the call that makes the weights
+    _built_by = "build_training_step"  # the call after which steps can be taken
 
     config: C
     options: RecipeOptions
     t_batch: int
     moments: dict[str, tuple[Tensor, Tensor]]  # (m, v) of AdamW, by the names of the parameters
-    t_labels: Tensor
-    t_hp: Tensor
-    t_loss: Tensor
-    t_logits: Tensor | None  # None: computed in chunks of rows, see ops.linear_cross_entropy
+    t_labels: Tensor | None = None  # this and the next two: None before there is a step
+    t_hp: Tensor | None = None
+    t_loss: Tensor | None = None
+    t_logits: Tensor | None = None  # also None: computed in chunks, see ops.linear_cross_entropy
 
     d_model = Width()  # of the residual stream
     n_heads = Width()
@@ -86,10 +101,15 @@ class Engine(ABC, Generic[C, R]):
 
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
         self._backend, self._n_threads = backend, n_threads
+        self._clear()
+
+    def _clear(self) -> None:
+        """Set the state before any call; the memory of an earlier session is freed."""
         self._session: Session | None = None
         self._step: R | None = None
         self._weights: Weights = OwnWeights()
         self._constants: dict[str, Tensor] = {}
+        self.t_labels = self.t_hp = self.t_loss = self.t_logits = None
         self.moments = {}
         self.step_index = 0  # steps taken
         self.batches = 0  # micro-batches trained on: each has its own dropout masks
@@ -99,7 +119,13 @@ class Engine(ABC, Generic[C, R]):
             return f"{type(self).__name__}(not realized)"
         sizes = sum(tensor.size for tensor in self.tensors.values())
         trained = sum(tensor.size for tensor in self.parameters.values())
-        return f"{type(self).__name__}({sizes:,} parameters, {trained:,} trained)"
+        steps = f"{self.step_index} steps, " if self.is_built else ""
+        return f"{type(self).__name__}({steps}{sizes:,} parameters, {trained:,} trained)"
+
+    @property
+    def engine(self) -> Self:
+        """The object itself: upstream's recipes hold an engine, toynn's are one."""
+        return self
 
     @property
     def backend(self) -> str:
@@ -113,7 +139,7 @@ class Engine(ABC, Generic[C, R]):
 
     def _session_for(self, call: str) -> Session:
         if self._session is None:
-            raise LifecycleError(f"{type(self).__name__}.{call} before realize_for_random_init()")
+            raise LifecycleError(f"{type(self).__name__}.{call} before {self._declared_by}()")
         return self._session
 
     def exclusively(self, call: str, signals: bool = False) -> Section:
@@ -190,8 +216,7 @@ class Engine(ABC, Generic[C, R]):
 
         Each weight must be uploaded before a tape that reads it can run.
         """
-        if self._session is not None:
-            raise LifecycleError(f"{type(self).__name__}.realize: once only; make a new engine")
+        self._check_new(self._declared_by)
         self._check(cfg, opts)
         self.config, self.options = cfg, replace(opts)
         self.t_batch = opts.t_batch
@@ -222,9 +247,8 @@ class Engine(ABC, Generic[C, R]):
         """Record the forward pass up to the loss: the first half of build_training_step."""
         self._session_for("build_forward()")
         if self._step is not None:
-            raise LifecycleError(
-                f"{type(self).__name__}.build_forward: called already; make a new engine"
-            )
+            name = type(self).__name__
+            raise LifecycleError(f"{name}.build_forward: once only; make a new engine")
         step = self._step = self._record_main()
         assert step.labels is not None and step.hp is not None and step.loss is not None
         self.t_logits = step.logits
@@ -265,8 +289,30 @@ class Engine(ABC, Generic[C, R]):
     def _check_built(self, call: str) -> R:
         """Return the training step. Raises LifecycleError if it is not built."""
         if self._step is None or not self._step.tape.sealed:
-            raise LifecycleError(f"{type(self).__name__}.{call} before build_training_step()")
+            raise LifecycleError(f"{type(self).__name__}.{call} before {self._built_by}()")
         return self._step
+
+    def _check_new(self, call: str) -> None:
+        if self._session is not None:
+            raise LifecycleError(f"{type(self).__name__}.{call}: once only; make a new engine")
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Become as new if the body fails, e.g. for lack of memory; this frees its memory."""
+        try:
+            yield
+        except LifecycleError:  # nothing was done
+            raise
+        except BaseException:
+            self._clear()
+            raise
+
+    def _realize(self, cfg: C, opts: RecipeOptions) -> None:
+        """Draw the weights and compile the step: what ``realize`` of most recipes does."""
+        self._check_new("realize")
+        with self._whole():
+            self.realize_for_random_init(cfg, opts)
+            self.build_training_step()
 
     def _record_update(self, step: R) -> R:
         """Record backward, and AdamW for every parameter; return the step with its inputs."""
@@ -327,12 +373,13 @@ class Engine(ABC, Generic[C, R]):
 
         hp: the 7-slot row of AdamW. ``is_first`` zeroes the moments first; gradients need no reset,
         since the first micro-batch overwrites them. Batches given to ``accumulate`` since the last
-        step are included, each weighted by its rows. A recipe's ``step`` takes arrays instead.
+        step are included, each weighted by its rows. ``step`` takes arrays instead.
 
         Raises ShapeError or LabelError for a batch that does not fit. Raises NonFiniteError if a
         gradient is not finite; weights and moments are untouched then.
         """
-        s, (step, given) = self.session, self._fed(Batch.of(batch), hp, train=True)
+        step, given = self._fed(Batch.of(batch), hp, train=True)
+        s = self.session
         if is_first:
             s.reset_moments()
         s.run("update", weight=float(given.rows) if s.pending else 1.0, tape=step.tape)
@@ -357,7 +404,7 @@ class Engine(ABC, Generic[C, R]):
         """
         step, given = self._fed(Batch.of(batch, *arrays), train=False)
         self.session.run("loss", tape=step.tape)
-        return self._loss(step, given)
+        return self._loss(step, given, evaluated=True)
 
     @exclusive
     def update(self, hp: ArrayLike, is_first: bool) -> None:
@@ -373,8 +420,8 @@ class Engine(ABC, Generic[C, R]):
         self.session.run("apply", tape=step.tape)
         self.step_index += 1
 
-    def _loss(self, step: R, given: Batch) -> float:
-        """Return the loss of the last batch."""
+    def _loss(self, step: R, given: Batch, *, evaluated: bool = False) -> float:
+        """Return the loss of the last batch, of a step or an evaluation."""
         assert step.loss is not None
         return float(self.session.download(step.loss))
 
@@ -454,6 +501,22 @@ class Engine(ABC, Generic[C, R]):
         }
         for name, w in tensors.items():
             self.session.upload(w, arrays[name])
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def write_run(self, folder: Path) -> None:
+        """Write the weights to a run folder as model.safetensors; replaces an earlier file."""
+        self._check_built("write_run")
+        write_atomically(folder / "model.safetensors", safetensors.parts(self.weights()))
+
+    def read_run(self, folder: Path) -> None:
+        """Load what ``write_run`` wrote."""
+        self._check_built("read_run")
+        with closing(SafeTensors(folder / "model.safetensors")) as file:
+            self.load_weights({name: file[name] for name in file.tensors})
+
+    def check_unchanged(self) -> None:
+        """Raise the file's error if the weights are mapped and the file has changed."""
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> Shapes:

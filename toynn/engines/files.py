@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import gguf, hf, mixes
+from toynn.formats.foreign import foreign
 from toynn.formats.gguf import OUTTYPES, stored_as
 from toynn.formats.hf.name_mapping import module_of
 from toynn.formats.tokenizer import ByteTokenizer, Given, Tokenizer, TokenType
@@ -27,6 +28,7 @@ __all__ = [
     "Carried",
     "StrPath",
     "check_agrees",
+    "check_model",
     "check_options",
     "config_of",
     "passed_on",
@@ -83,16 +85,26 @@ def tokenizer_of(path: StrPath, vocab: int) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def config_of(file: Source, known: Collection[str], reader: str) -> tuple[Any, dict[str, Any]]:
+def check_model(
+    file: Source, known: Collection[str] = ARCHITECTURES, reader: str = "toynn"
+) -> None:
+    """Raise the error of the file's format unless it is a model that the ``reader`` knows."""
+    if not file.tensors:
+        refuse(file, "it has a vocabulary and no weights: a tokenizer (--tokenizer), not a model")
+    if file.architecture not in known:
+        knows = "toynn has" if len(known) == len(ARCHITECTURES) else f"{reader} reads"
+        known_here = f"its architecture is {file.architecture!r}; {knows} {', '.join(known)}"
+        refuse(file, foreign([file.architecture]) or known_here)
+
+
+def config_of(
+    file: Source, known: Collection[str], reader: str = "toynn"
+) -> tuple[Any, dict[str, Any]]:
     """Return the configuration of a file's model, and the options that it requires.
 
     ``known``: the architectures that the ``reader`` takes. Raises the error of the file's format.
     """
-    if file.architecture not in known:
-        refuse(
-            file,
-            f"its architecture is {file.architecture!r}; {reader} reads {', '.join(known)}",
-        )
+    check_model(file, known, reader)
     hyper = Hyper(file)
     try:
         cfg, options = ARCHITECTURES[file.architecture].read(hyper)

@@ -83,7 +83,32 @@ class ViTEngine(Engine[ViTConfig, Pass]):
 
     @classmethod
     def load(
-        cls,
+        cls, path: StrPath, opts: RecipeOptions | None = None, *, backend: str = "cpu", **told: Any
+    ) -> Self:
+        """Return an engine with the weights of a safetensors file, ready to train; see ``read``."""
+        engine = cls(backend)
+        engine.read(path, opts, **told)
+        return engine
+
+    def declare_from(
+        self,
+        path: StrPath,
+        opts: RecipeOptions | None = None,
+        *,
+        classes: int | None = None,
+        image: int | None = None,
+        **told: Any,
+    ) -> None:
+        """Declare what ``read`` makes of a file, before memory is allocated.
+
+        ``told``: n_heads, act, norm_eps. Raises DataError for a file that is not such a model.
+        """
+        told = {"n_heads": None, "act": None, "norm_eps": None} | told
+        cfg = _shapes_of(SafeTensors(Path(path)), classes, image, told)[1]
+        self.declare(cfg, opts or RecipeOptions())
+
+    def read(
+        self,
         path: StrPath,
         opts: RecipeOptions | None = None,
         *,
@@ -93,9 +118,8 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         act: str | None = None,
         norm_eps: float | None = None,
         class_names: Sequence[str] | None = None,
-        backend: str = "cpu",
-    ) -> Self:
-        """Return an engine with the weights of a safetensors file, ready to train.
+    ) -> None:
+        """Take the weights of a safetensors file, and compile the training step.
 
         The file comes from ``save`` or from timm. For timm's the defaults are d_model / 64 heads,
         act "gelu" and norm_eps 1e-6. Another ``image`` size resizes the position table. Another
@@ -115,45 +139,22 @@ class ViTEngine(Engine[ViTConfig, Pass]):
                 check_tensors(file, stored.shapes())
             head = {name: file[name] for name in cfg.shapes() if name.startswith("head.") and rows}
             new_head = {name for name in cfg.shapes() if name.startswith("head.")}
-        engine = cls(backend)
-        engine.declare(cfg, opts or RecipeOptions())
-        engine.session.finalize_weights()
+        self.declare(cfg, opts or RecipeOptions())
+        self.session.finalize_weights()
         weights = {name: file[name] for name in stored.shapes() if name not in new_head}
         weights["pos_embed"] = resampled(weights["pos_embed"], cfg.image // cfg.patch)
-        weights |= {k: v for k, v in VIT.start(cfg, engine.options) if k in new_head}
+        weights |= {k: v for k, v in VIT.start(cfg, self.options) if k in new_head}
         if class_names is None:
-            engine.class_names = () if new_head else timm.class_names(file, cfg.classes)
+            self.class_names = () if new_head else timm.class_names(file, cfg.classes)
         else:
             for name, values in head.items():
                 weights[name] = np.array(weights[name])
                 weights[name][list(rows)] = values[list(rows.values())]
-            engine.class_names = tuple(class_names)
-            engine.kept_classes = tuple(engine.class_names[k] for k in rows)
-        engine.load_weights(weights)
+            self.class_names = tuple(class_names)
+            self.kept_classes = tuple(self.class_names[k] for k in rows)
+        self.load_weights(weights)
         file.watched.check()
-        engine.build_training_step()
-        return engine
-
-    @classmethod
-    def declared_from(
-        cls,
-        path: StrPath,
-        opts: RecipeOptions | None = None,
-        *,
-        classes: int | None = None,
-        image: int | None = None,
-        backend: str = "cpu",
-        **told: Any,
-    ) -> Self:
-        """Return an engine as ``load`` makes it, without weights and before it allocates memory.
-
-        ``told``: n_heads, act, norm_eps. Raises DataError for a file that is not such a model.
-        """
-        told = {"n_heads": None, "act": None, "norm_eps": None} | told
-        engine = cls(backend)
-        cfg = _shapes_of(SafeTensors(Path(path)), classes, image, told)[1]
-        engine.declare(cfg, opts or RecipeOptions())
-        return engine
+        self.build_training_step()
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write weights, configuration and class names as a safetensors file that timm reads.
@@ -173,6 +174,10 @@ class ViTEngine(Engine[ViTConfig, Pass]):
             )
         metadata = metadata_of(asdict(self.config), self.class_names)
         write_atomically(path, safetensors.encode(self.weights(), metadata), DataError)
+
+    def write_run(self, folder: Path) -> None:
+        """Write the model to a run folder, as model.safetensors."""
+        self.save(folder / "model.safetensors", overwrite=True)
 
     # -- Recording -----------------------------------------------------------------------------
 

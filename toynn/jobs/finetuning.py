@@ -58,7 +58,7 @@ class Run:
         self.path: Path = outcome.path
         self.result: Result = outcome.result
         self.tokenizer: Tokenizer = outcome.job.tokenizer
-        self.engine: SequenceEngine[Any] = outcome.job.recipe.engine
+        self.engine: SequenceEngine[Any] = outcome.job.recipe
         self._model = Path(outcome.job.base.model)
 
     @property

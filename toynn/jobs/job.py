@@ -26,6 +26,7 @@ from typing import Any, ClassVar, TypeVar
 
 from toynn.data.batch import Batch
 from toynn.data.digest import digest
+from toynn.engines.engine import Engine
 from toynn.errors import ConfigError, said
 from toynn.jobs.directory import Directory
 from toynn.jobs.options import RunOptions, completed, fields_of
@@ -34,7 +35,6 @@ from toynn.options import Option, RecipeOptions
 from toynn.system.printing import fact
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import Figures, Result
-from toynn.train.protocols import Recipe
 
 __all__ = ["Job", "late"]
 
@@ -159,7 +159,7 @@ class Job(ABC):
         return 0
 
     @abstractmethod
-    def realize(self) -> Recipe:
+    def realize(self) -> Engine[Any, Any]:
         """Return the recipe, ready to step."""
 
     def say(self, label: str, text: str) -> None:
@@ -168,7 +168,7 @@ class Job(ABC):
 
     def announce(self) -> None:
         """Print the size of the model and the memory of a step."""
-        engine = self.recipe.engine
+        engine = self.recipe
         count = sum(tensor.size for tensor in engine.tensors.values())
         trained = sum(tensor.size for tensor in engine.parameters.values())
         memory = engine.session.memory()
@@ -208,9 +208,9 @@ class Job(ABC):
         """Return what is measured after the evaluation batches, such as questions."""
         return ()
 
+    @abstractmethod
     def measure(self, batch: Any) -> Figures:
         """Return the figures of an evaluation batch: "loss", and further ones by name."""
-        return {"loss": self.recipe.evaluate(batch)}
 
     def check(self) -> None:
         """Raise if a mapped file was replaced or overwritten."""

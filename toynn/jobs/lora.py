@@ -11,7 +11,8 @@ from toynn.data.examples import Examples
 from toynn.data.jsonl import Dataset
 from toynn.data.preference import PreferenceData, read_preferences
 from toynn.data.reader import ReadOptions
-from toynn.engines import AdapterOptions, PreferenceOptions, engine_for
+from toynn.engines import AdapterOptions, PreferenceOptions, SequenceEngine, check_model
+from toynn.engines.engine import Engine
 from toynn.engines.preference import KINDS
 from toynn.errors import ConfigError
 from toynn.formats import adapters, bases
@@ -34,7 +35,6 @@ from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
 from toynn.train.folder import RunFolder
 from toynn.train.options import Figures, Result
-from toynn.train.protocols import Recipe
 
 __all__ = ["LoRAJob"]
 
@@ -145,7 +145,7 @@ class LoRAJob(TextJob):
         """Open the model, which stays open until the recipe is realized."""
         self.file = bases.open(self.base.model)
         self.files.callback(self.file.close)
-        engine_for(self.file)  # raises early for an unknown model
+        check_model(self.file)  # raises early for an unknown model
         return self.file
 
     def read_source(self, path: str | None, how: ReadOptions) -> Dataset | PreferenceData:
@@ -156,7 +156,7 @@ class LoRAJob(TextJob):
 
     def declared_with(self, options: RecipeOptions) -> Any:
         """Return an engine of the model with adapters, declared only."""
-        engine = engine_for(self.file)(self.run.backend)
+        engine = SequenceEngine[Any](self.run.backend)
         if self.base.adapter is None:
             engine.enable_lora(self.take(AdapterOptions))
         else:
@@ -185,7 +185,7 @@ class LoRAJob(TextJob):
     @property
     def advice_on_ends(self) -> str:
         """Advice for a model that does not learn stop tokens: adapt the head, if it is untied."""
-        if HEAD in self.recipe.engine.adapters:
+        if HEAD in self.recipe.adapters:
             return super().advice_on_ends
         if adapters.is_tied(self.file):
             return for_tied(self.file.architecture, self.base.model)
@@ -196,7 +196,7 @@ class LoRAJob(TextJob):
         """Return the loss of a batch; with preferences also rewards."""
         found = dict(super().measure(batch))
         if self.preference is not None and "loss" in found:
-            found |= self.recipe.engine.preference.means()
+            found |= self.recipe.preference.means()
             if "rewards/accuracies" in found and not self.asked:
                 found["accuracy"] = found["rewards/accuracies"]
         return found
@@ -224,7 +224,7 @@ class LoRAJob(TextJob):
         with bases.open(self.base.model, check=False) as file:
             return engines.frozen(file, options=self.recipe_options())
 
-    def realize_with(self, options: RecipeOptions) -> Recipe:
+    def realize_with(self, options: RecipeOptions) -> Engine[Any, Any]:
         """Return the recipe with these options, ready to step."""
         backend, adapter = self.run.backend, self.base.adapter
         recipe = LoRA(backend) if self.preference is None else Preference(self.preference, backend)
@@ -238,7 +238,7 @@ class LoRAJob(TextJob):
     def announce(self) -> None:
         """Print notes on the adapters, and the size of the model's file."""
         super().announce()
-        engine = self.recipe.engine
+        engine = self.recipe
         for name, found in engine.adapters.items():
             rank, rows = found.b.shape[-1], found.b.shape[-2]
             columns = found.a.size // (found.b.size // rows)
@@ -257,7 +257,7 @@ class LoRAJob(TextJob):
         """Show what the adapter changes on held-out prompts; without prompts, a sample."""
         parts, shown = [text.shown_part(part) for _, part in self.parts], []
         if examples := [part for part in parts if isinstance(part, Examples)]:
-            given = self._frozen, self.recipe.engine, self.tokenizer, examples
+            given = self._frozen, self.recipe, self.tokenizer, examples
             shown = list(before_and_after(*given, text.SAMPLE_TOKENS // 4, late(result)))
         if not shown:
             return super().show(folder, result)

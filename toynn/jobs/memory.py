@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from toynn import engines
-from toynn.engines import AdapterOptions, LlamaConfig, engine_for
+from toynn.engines import AdapterOptions, LlamaConfig, SequenceEngine
 from toynn.engines.plans import LEVELS, OPTIONS, PREPACK, Level, Plan, every_plan, plans
 from toynn.errors import ConfigError
 from toynn.jobs.job import Job
@@ -33,10 +33,11 @@ ADAPTER_RANK = 8  # rank of the adapters whose memory `toynn info` tells
 
 def plans_of_all_weights(file: Source, options: RecipeOptions) -> list[Plan]:
     """Return every plan of training all weights of a file's model."""
-    kind = engine_for(file)
 
     def costs(level: Level) -> Any:
-        return kind.declared(file, replace(options, **level._asdict())).step_costs(["never"])
+        engine = SequenceEngine[Any]()
+        engine.declare_from(file, replace(options, **level._asdict()))
+        return engine.step_costs(["never"])
 
     return every_plan(costs)
 
@@ -45,7 +46,7 @@ def plans_of_adapters(file: Source, options: RecipeOptions) -> list[Plan]:
     """Return every plan of training adapters of all linear layers."""
 
     def costs(level: Level) -> Any:
-        engine = engine_for(file)()
+        engine = SequenceEngine[Any]()
         engine.enable_lora(AdapterOptions(ADAPTER_RANK, targets="all-linear"))
         engine.declare_for_mmap(file, None, replace(options, **level._asdict()))
         return engine.step_costs(PREPACK)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from argparse import SUPPRESS, ArgumentTypeError
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +12,8 @@ import numpy as np
 
 from toynn.data.mixture import Mixture
 from toynn.data.text import VOCAB, ByteBigram
-from toynn.engines.gpt2 import GPT2Config
-from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from toynn.engines import GPT2Config, LlamaConfig, LlamaSeqEngine, SequenceEngine
+from toynn.engines.engine import Engine
 from toynn.errors import ConfigError, DataError
 from toynn.formats import bases
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
@@ -27,7 +27,6 @@ from toynn.recipes import GPT2, FromScratch, WarmStart
 from toynn.system.platform import in_shell
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import Result
-from toynn.train.protocols import Recipe
 
 __all__ = ["FromScratchJob", "GPT2Job", "WarmStartJob", "default_d_ff", "for_tied"]
 
@@ -116,7 +115,7 @@ def _options(
 class ModelJob(TextJob):
     """A run that trains all weights of a model of text."""
 
-    make: ClassVar[Callable[[str], Any]]  # makes the recipe on a backend
+    make: ClassVar[type[SequenceEngine[Any]]]  # makes the recipe on a backend
     _apart: str | None = None  # the tokenizer, if model.gguf cannot hold it
 
     @abstractmethod
@@ -153,17 +152,17 @@ class ModelJob(TextJob):
     @classmethod
     def reads(cls) -> tuple[str, ...]:
         """Return the architectures that the recipe can continue training."""
-        return tuple(type(cls.make("cpu").engine).architectures)
+        return cls.make.architectures
 
     def _check_source(self, path: Path) -> None:
         """Raise ConfigError if --init-from names no model, or a model of another recipe."""
         with bases.open(text_model(path, "--init-from"), check=False) as file:
-            own, arch = self.reads(), file.architecture
+            arch = file.architecture
         others = _continuing(arch)
-        if arch not in own and others:
+        if arch not in self.reads() and others:
             raise ConfigError(
-                f"--init-from {path}: `toynn train {self.name}` expected one of {', '.join(own)}; "
-                f"got {arch}: use `toynn train {others[0]} --init-from {path}`"
+                f"--init-from {path}: `toynn train {self.name}` does not train {arch}: use "
+                f"`toynn train {others[0]} --init-from {path}`"
             )
 
     def _tokenizer(self) -> Tokenizer:
@@ -180,7 +179,10 @@ class ModelJob(TextJob):
     def _declared(self, options: RecipeOptions) -> Any:
         """Return an engine of the shape that --init-from names, without weights."""
         path, tokens = self.start_from.init_from, self.tokenizer.vocab_size
-        declared = type(self).make(self.run.backend).declared_from(path, options)
+        assert path is not None
+        declared = type(self).make(self.run.backend)
+        with bases.open(path, check=True) as file:
+            declared.declare_from(file, options)
         if declared.vocab != tokens and self.of_tokenizer is None:  # a named one was checked
             raise ConfigError(
                 f"--init-from {path}: the model has {declared.vocab} tokens, the tokenizer "
@@ -200,27 +202,28 @@ class ModelJob(TextJob):
         """
         if self.starts_from_source:
             return self._declared(options)
-        engine = type(self).make(self.run.backend).engine
+        engine = type(self).make(self.run.backend)
         engine.declare(self.config, options)
         return engine
 
-    def realize_with(self, options: RecipeOptions) -> Recipe:
+    def realize_with(self, options: RecipeOptions) -> Engine[Any, Any]:
         """Return the recipe with these options, ready to step."""
         recipe, own = type(self).make(self.run.backend), self.start_from
         if own.init_from is not None:
+            assert isinstance(recipe, FromScratch)
             recipe.realize_from(own.init_from, options=options)
         else:
             self.start(recipe, options)
         carried = self.of_tokenizer or own.init_from
         if carried is not None and (carried == self.of_tokenizer or Path(carried).is_dir()):
             self._carry(recipe, carried)
-        return recipe  # type: ignore[no-any-return]
+        return recipe
 
     def _carry(self, recipe: Any, path: str) -> None:
         """Put the tokenizer into model.gguf; GGUF cannot hold every tokenizer of a folder."""
         try:
             if not Path(path).is_dir() or has_tokenizer(Path(path)):
-                recipe.engine.carry_tokenizer(path)
+                recipe.carry_tokenizer(path)
         except DataError as error:
             self._apart = path
             self.say("tokenizer", f"model.gguf will have none: {error}")
@@ -285,7 +288,7 @@ class FromScratchJob(ModelJob):
     help = "train a small Llama-like model from scratch, on text"
     example = "--data book.txt --tokenizer model.gguf"
     options = _options(name, LlamaOptions, without=("prepack",))
-    make: ClassVar[Callable[[str], Any]] = FromScratch
+    make: ClassVar[type[SequenceEngine[Any]]] = FromScratch
 
     def new_config(self) -> LlamaConfig:
         """Return the shape from the options; raise ConfigError for heads that do not fit."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from toynn import backends, distributed
 from toynn.backends.config import automatic_precision, release
+from toynn.engines.engine import Engine
 from toynn.errors import ConfigError
 from toynn.jobs.job import Job
 from toynn.jobs.memory import check_fits, choose_plan
@@ -23,7 +24,6 @@ from toynn.train.differences import completed
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import LoopOptions, Result
 from toynn.train.plan import Begun, begun_with, length_of, warmup_of
-from toynn.train.protocols import Recipe
 from toynn.train.trainer import Trainer, find
 
 __all__ = ["Outcome", "carried_out"]
@@ -113,7 +113,7 @@ def carried_out(job: Job) -> Outcome:
     return Outcome(job, result, folder.path)
 
 
-def build(job: Job) -> tuple[Recipe, AdamW, Schedule]:
+def build(job: Job) -> tuple[Engine[Any, Any], AdamW, Schedule]:
     """Return the recipe, ready to step, its optimizer and its learning rates."""
     job.recipe = job.realize()
     return job.recipe, job.optimizer(), job.take(Schedule, steps=job.given["steps"])

@@ -72,11 +72,10 @@ class Shown:
                 job.recipe = job.realize_with(_options(job))
             else:
                 job.recipe = job.realize()
-        recipe: Any = job.recipe
+        engine = job.recipe
         if self._folder is not None:
-            recipe.read_run(self._folder)
+            engine.read_run(self._folder)
         optimizer, rng = job.optimizer(), np.random.default_rng(0)
-        engine = recipe.engine
         if getattr(engine, "preference", None) is not None:
             raise ConfigError(f"{self.title}: --time and --values cannot show a preference step")
         if isinstance(job, TextJob):
@@ -88,8 +87,8 @@ class Shown:
             labels = rng.integers(0, engine.config.classes, engine.t_batch)
 
         def step() -> None:
-            k = recipe.step_index
-            recipe.step(inputs, None, labels, optimizer.hp_for_step(max(k, 1)), k == 0)
+            k = engine.step_index
+            engine.step(inputs, None, labels, optimizer.hp_for_step(max(k, 1)), k == 0)
 
         return engine.session, step
 

@@ -23,6 +23,7 @@ from toynn.data.preference import PreferenceData
 from toynn.data.reader import ReadOptions
 from toynn.data.splits import files_of
 from toynn.data.stream import Progress
+from toynn.engines.engine import Engine
 from toynn.errors import ConfigError, DataError
 from toynn.evaluation import delimited, read_questions
 from toynn.formats.tokenizer import Tokenizer
@@ -38,7 +39,6 @@ from toynn.system.printing import counted, fact, harmless, print_line
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import SAVING, Figures, Result
 from toynn.train.progress import Reading
-from toynn.train.protocols import Recipe
 from toynn.train.token_cache import TokenCache
 
 __all__ = [
@@ -374,10 +374,11 @@ class TextJob(Job):
         If stop tokens have loss, the figures include their mean loss, and the mean loss of all
         other labels.
         """
-        found = measured(batch, self.recipe.engine)
+        found = measured(batch, self.recipe)
         if found is not None:
             return found
-        return {**super().measure(batch), **(self._of_ends(batch) if self._has_ends else {})}
+        loss = self.recipe.evaluate(batch)
+        return {"loss": loss, **(self._of_ends(batch) if self._has_ends else {})}
 
     @property
     def measures_ends(self) -> bool:
@@ -396,7 +397,7 @@ class TextJob(Job):
 
     def _of_ends(self, batch: Any) -> dict[str, tuple[float, int]]:
         """Return the losses of the last evaluated batch: of stop tokens, and of the rest."""
-        losses = self.recipe.engine.label_losses()
+        losses = self.recipe.label_losses()
         found = ends.sums(batch.labels, self.tokenizer.eog, losses)
         return {name: each for name, each in found.items() if each[1]}
 
@@ -524,12 +525,12 @@ class TextJob(Job):
             more = {**of_data, "label_losses": self.measures_ends, **more}
         return self.recipe_options(**more)
 
-    def realize(self) -> Recipe:
+    def realize(self) -> Engine[Any, Any]:
         """Return the recipe, ready to step."""
         return self.realize_with(self.all_options())
 
     @abstractmethod
-    def realize_with(self, options: RecipeOptions) -> Recipe:
+    def realize_with(self, options: RecipeOptions) -> Engine[Any, Any]:
         """Return the recipe with these options, ready to step; the source is still open."""
 
     @abstractmethod
@@ -584,7 +585,7 @@ class TextJob(Job):
     def _new(self, prompt: Sequence[int], count: int) -> Iterator[int]:
         """Yield the tokens that the model writes after a prompt."""
         seed, stop = self.recipe_options().seed, self.tokenizer.eog
-        return generate(self.recipe.engine, prompt, count, seed=seed, stop=stop)
+        return generate(self.recipe, prompt, count, seed=seed, stop=stop)
 
     def _prompt(self, data: Dataset | PreferenceData) -> list[int]:
         """Return the first prompt of the validation data, or the beginning of its text.

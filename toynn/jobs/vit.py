@@ -19,6 +19,7 @@ from toynn.data.image_batches import Fitted, HeldOut, RandomImages
 from toynn.data.images import Files, ImageData, Part
 from toynn.data.png import png
 from toynn.engines import ViTConfig, ViTEngine
+from toynn.engines.engine import Engine
 from toynn.errors import ConfigError
 from toynn.jobs.job import Job
 from toynn.jobs.options import ShapeOptions, of_run
@@ -29,7 +30,6 @@ from toynn.system.printing import fact, harmless
 from toynn.train import classify
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import SAVING, Result
-from toynn.train.protocols import Recipe
 
 __all__ = ["ViTJob"]
 
@@ -171,15 +171,13 @@ class ViTJob(Job):
         Raises ConfigError for pictures that cannot be cut into patches.
         """
         if self.starts_from_source:
-            engine = ViTEngine.declared_from(
-                self._source(),
-                self.recipe_options(),
-                classes=len(self.data.classes),
-                backend=self.run.backend,
-                **self._told(),
+            engine = VitTiny(self.run.backend)
+            classes = len(self.data.classes)
+            engine.declare_from(
+                self._source(), self.recipe_options(), classes=classes, **self._told()
             )
         else:
-            engine = VitTiny(self.run.backend).engine
+            engine = VitTiny(self.run.backend)
             engine.declare(self._config(), self.recipe_options())
         return engine, engine.t_batch * (engine.config.n_patches + 1)
 
@@ -193,7 +191,7 @@ class ViTJob(Job):
         own = self.vit
         return {"image": own.image_size, "n_heads": self.given["heads"], "act": own.act}
 
-    def realize(self) -> Recipe:
+    def realize(self) -> Engine[Any, Any]:
         """Return the recipe, ready to step.
 
         Raises ConfigError for pictures that cannot be cut into patches.
@@ -207,7 +205,7 @@ class ViTJob(Job):
             if scale is None:
                 scale = INIT_SCALE / math.sqrt(config.d_model)
             recipe.realize(config, self.recipe_options(init_scale=scale))
-        recipe.engine.class_names = classes
+        recipe.class_names = classes
         return recipe
 
     def _config(self) -> ViTConfig:
@@ -230,14 +228,14 @@ class ViTJob(Job):
 
     def announce(self) -> None:
         """Print the pictures and the model."""
-        data, config = self.data, self.recipe.engine.config
+        data, config = self.data, self.recipe.config
         count = len(data.train) + len(data.valid)
         print(fact("pictures", f"{data.name}: {count:,} of {len(data.classes)} classes"))
         print(f"            {len(data.train):,} to train on, {len(data.valid):,} held out")
         if data.animated:
             print(f"            {data.animated} files have several frames: the first is used")
         if self.starts_from_source:
-            print(fact("", _head_said(self.recipe.engine)))
+            print(fact("", _head_said(self.recipe)))
         side, grid = config.image, config.image // config.patch
         print(f"            as {side} x {side} x {config.channels}, in {grid} x {grid} patches")
         commonest = Counter(data.valid.labels.tolist()).most_common(1)[0][1]
@@ -257,7 +255,7 @@ class ViTJob(Job):
             "std": 0.5,
             "classes": data.classes,
         }
-        return {"data": pictures, "model": asdict(self.recipe.engine.config)}
+        return {"data": pictures, "model": asdict(self.recipe.config)}
 
     def notes(self) -> dict[str, Any]:
         """Add the accuracy of the commonest class."""
@@ -272,7 +270,7 @@ class ViTJob(Job):
         """Return random pictures, augmented at random."""
         own, data, options = self.pictures, self.data, self.recipe_options()
         augment = Augment(
-            crop=-(-self.recipe.engine.config.image // 8) if own.crop else 0,
+            crop=-(-self.recipe.config.image // 8) if own.crop else 0,
             flip=own.flip,
             mixup=own.mixup,
             smoothing=own.label_smoothing,
@@ -293,12 +291,12 @@ class ViTJob(Job):
         return HeldOut(self._fitted(self.data.valid), EVAL_BATCH, self.pictures.eval_pictures)
 
     def _fitted(self, part: Part) -> Fitted:
-        config = self.recipe.engine.config
+        config = self.recipe.config
         return Fitted(part, config.image, config.channels, self.data.unreadable)
 
     def measure(self, batch: Batch) -> Mapping[str, float]:
         """Return the loss and the accuracy of a batch."""
-        return classify.loss_and_accuracy(self.recipe.engine.logits(batch.inputs), batch.labels)
+        return classify.loss_and_accuracy(self.recipe.logits(batch.inputs), batch.labels)
 
     def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
         """Yield a command to try the model, on a held-out file or on the data's arrays."""
@@ -313,7 +311,7 @@ class ViTJob(Job):
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show the confusion matrix; return the accuracy."""
         data = self.data
-        matrix, pictures = _judged(self.recipe.engine, self.valid(), data.classes)
+        matrix, pictures = _judged(self.recipe, self.valid(), data.classes)
         right, shown = int(np.trace(matrix)), int(matrix.sum())
         folder.notes["confusion"] = {"classes": list(data.classes), "counts": matrix.tolist()}
         folder.notes["pictures"] = pictures

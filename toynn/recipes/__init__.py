@@ -1,7 +1,6 @@
 """Recipes: a model, its initial weights, and its training step."""
 
-from toynn.recipes.from_scratch import FromScratch
-from toynn.recipes.gpt2 import GPT2
+from toynn.recipes.from_scratch import GPT2, FromScratch
 from toynn.recipes.lora import LoRA
 from toynn.recipes.metal import LoRAMetal, WarmStartMetal
 from toynn.recipes.preference import Preference

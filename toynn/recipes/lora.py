@@ -11,21 +11,20 @@ memory.
 Source: Hu et al. 2021, arXiv:2106.09685.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from toynn.engines import AdapterOptions, LlamaSeqEngine, SequenceEngine, engine_for
+from toynn.engines import AdapterOptions, SequenceEngine
 from toynn.engines.converting import fuse_into
 from toynn.formats import adapters, bases
 from toynn.formats.adapters import Adapter
 from toynn.graph.reports import Memory
 from toynn.models import Source
 from toynn.options import RecipeOptions
-from toynn.recipes._sequence import SequenceRecipe
 from toynn.system.critical import Section
 
 __all__ = ["LoRA"]
@@ -33,7 +32,7 @@ __all__ = ["LoRA"]
 StrPath = str | PathLike[str]
 
 
-class LoRA(SequenceRecipe[SequenceEngine[Any]]):
+class LoRA(SequenceEngine[Any]):
     """Train low-rank adapters of a model in a GGUF file or Hugging Face folder.
 
     hp rows come from AdamW.for_lora(): the update with bias correction.
@@ -41,7 +40,7 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
     Calls out of order raise LifecycleError.
     """
 
-    _kind = LlamaSeqEngine
+    _declared_by = _built_by = "realize"
 
     def realize(
         self,
@@ -74,11 +73,12 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         if not isinstance(options, AdapterOptions):
             options = AdapterOptions(options, alpha, targets, dropout, use_rslora, **more)
         opts = replace(opts, checkpointing=checkpointing or opts.checkpointing)
-        with self._over("realize", gguf) as (engine, file):
-            engine.enable_lora(options)
-            engine.realize_for_mmap(file, cfg, opts)
-            engine.init_adapters(options.init, opts.seed, opts.init_scale)
-            engine.build_training_step()
+        self._check_new("realize")
+        with self._whole(), _opened(gguf) as file:
+            self.enable_lora(options)
+            self.realize_for_mmap(file, cfg, opts)
+            self.init_adapters(options.init, opts.seed, opts.init_scale)
+            self.build_training_step()
 
     def realize_from_adapter(
         self,
@@ -94,27 +94,13 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         ``adapter`` is a GGUF file, a PEFT folder or an Adapter; it decides targets, rank and alpha.
         AdamW starts anew. Raises AdapterError if the adapter is for another model.
         """
-        with self._over("realize_from_adapter", gguf) as (engine, file):
+        self._check_new("realize_from_adapter")
+        with self._whole(), _opened(gguf) as file:
             found = _read(adapter, file)
-            engine.enable_lora(AdapterOptions.of(found, dropout, loraplus_lr_ratio, use_lorafa))
-            engine.realize_for_mmap(file, None, opts)
-            engine.load_adapter(found)
-            engine.build_training_step()
-
-    @contextmanager
-    def _over(
-        self, call: str, gguf: StrPath | Source
-    ) -> Iterator[tuple[SequenceEngine[Any], Source]]:
-        """Make an engine for a file; it becomes the recipe's engine if the body succeeds."""
-        self._check_new(call)
-        with _opened(gguf) as file:
-            engine = engine_for(file)(self.engine.backend)
-            self._prepare(engine)
-            yield engine, file
-        self.engine = engine
-
-    def _prepare(self, engine: SequenceEngine[Any]) -> None:
-        """Configure a new engine before its tensors are declared."""
+            self.enable_lora(AdapterOptions.of(found, dropout, loraplus_lr_ratio, use_lorafa))
+            self.realize_for_mmap(file, None, opts)
+            super().load_adapter(found)
+            self.build_training_step()
 
     # -- Adapters and files --------------------------------------------------------------------
 
@@ -126,20 +112,20 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         """
         found = _read(adapter, self._base("load_adapter"))
         with Section():
-            self.engine.load_adapter(found)
-            self.engine.session.reset(moments=True)
+            super().load_adapter(found)
+            self.session.reset(moments=True)
 
     def export_adapter(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write the adapters as a GGUF file, which llama.cpp loads with --lora."""
         base = self._base("export_adapter")
         base.check_unchanged()
-        adapters.write_gguf(path, self.engine.adapter(), base, overwrite=overwrite)
+        adapters.write_gguf(path, self.adapter(), base, overwrite=overwrite)
 
     def export_peft(self, folder: StrPath, *, overwrite: bool = False) -> None:
         """Write the adapters as a folder, which PEFT loads on the same model."""
         base = self._base("export_peft")
         base.check_unchanged()
-        adapters.write_peft(folder, self.engine.adapter(), base, overwrite=overwrite)
+        adapters.write_peft(folder, self.adapter(), base, overwrite=overwrite)
 
     def write_run(self, folder: Path) -> None:
         """Write the adapters to a run folder: adapter.gguf, and PEFT's two files.
@@ -150,11 +136,6 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
             self.export_adapter(folder / "adapter.gguf", overwrite=True)
         if not self.unwritten["peft"]:
             self.export_peft(folder, overwrite=True)
-
-    @property
-    def unwritten(self) -> Mapping[str, str]:
-        """Why the adapters cannot be written as "gguf" or "peft"; an empty text where they can."""
-        return self.engine.unwritten
 
     def read_run(self, folder: Path) -> None:
         """Load the adapters that ``write_run`` wrote; AdamW starts anew."""
@@ -177,12 +158,12 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         """
         self._base("save").check_unchanged()
         with bases.open(self._base("save").path, check=False) as base:
-            fuse_into(base, self.engine.adapter(), path, outtype=outtype, overwrite=overwrite)
+            fuse_into(base, self.adapter(), path, outtype=outtype, overwrite=overwrite)
 
     def _base(self, call: str) -> Source:
-        file = self._built(call).file
-        assert file is not None
-        return file
+        self._check_built(call)
+        assert self.file is not None
+        return self.file
 
     @staticmethod
     def memory_for(
@@ -199,7 +180,7 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         """
         options = AdapterOptions(rank, targets=targets, dropout=dropout, **more)
         with _opened(gguf, check=False) as file:
-            engine = engine_for(file)()
+            engine = SequenceEngine[Any]()
             engine.enable_lora(options)
             engine.declare_for_mmap(file, None, opts)
             return engine.step_memory()

@@ -6,9 +6,8 @@ The trained model is a model with LoRA adapters; the reference is that model wit
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from toynn.engines import PreferenceOptions, SequenceEngine
+from toynn.engines import PreferenceOptions
 from toynn.recipes.lora import LoRA
 
 __all__ = ["Preference"]
@@ -24,14 +23,14 @@ class Preference(LoRA):
     """
 
     def __init__(self, options: PreferenceOptions | None = None, backend: str = "cpu") -> None:
+        self._loss_options = options or PreferenceOptions()
         super().__init__(backend)
-        self.preference = PreferenceOptions() if options is None else options
 
-    def _prepare(self, engine: SequenceEngine[Any]) -> None:
-        engine.enable_preference(self.preference)
+    def _clear(self) -> None:
+        super()._clear()
+        self.enable_preference(self._loss_options)
 
     @property
     def figures(self) -> Mapping[str, tuple[float, float]]:
         """The last batch's figures, by TRL's names (rewards/margins, ...): (sum, count) of each."""
-        found = self.engine.preference
-        return {} if found is None else found.figures
+        return {} if self.preference is None else self.preference.figures

@@ -14,21 +14,20 @@ from os import PathLike
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from toynn.engines import LlamaConfig, LlamaSeqEngine
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.reports import Memory
 from toynn.graph.tape import Tensor
 from toynn.optim import AdamW
 from toynn.options import RecipeOptions
 from toynn.recipes._donor import open_donor
-from toynn.recipes._sequence import SequenceRecipe
 
 __all__ = ["WarmStart"]
 
 StrPath = str | PathLike[str]
 
 
-class WarmStart(SequenceRecipe[LlamaSeqEngine]):
+class WarmStart(LlamaSeqEngine):
     """Train a Llama-like model on top of a donor's embedding table.
 
     Call ``realize_scratch``; then, if wanted, ``realize_warm`` or ``upload_donor``, and
@@ -37,8 +36,7 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
     Calls out of order raise LifecycleError.
     """
 
-    _kind = LlamaSeqEngine
-    _builder = "build"
+    _declared_by, _built_by = "realize_scratch", "build"
     optimizer = AdamW.for_from_scratch
 
     # -- Donors --------------------------------------------------------------------------------
@@ -98,10 +96,9 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
 
     def realize_scratch(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
         """Draw all weights; table and lens can now be replaced. Consumes all options."""
-        if self.engine.is_declared:
-            raise LifecycleError("WarmStart.realize_scratch: once only; make a new recipe")
+        self._check_new("realize_scratch")
         with self._whole():
-            self.engine.realize_for_random_init(cfg, opts)
+            self.realize_for_random_init(cfg, opts)
 
     def realize_warm(
         self, path: StrPath, cfg: LlamaConfig, tokens: Sequence[str] | None = None
@@ -116,7 +113,7 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         donor that does not fit.
         """
         self._check_window("realize_warm")
-        own = self.engine.config
+        own = self.config
         if (cfg.vocab, cfg.donor_d_in) != (own.vocab, own.donor_d_in):
             raise ConfigError(
                 f"WarmStart.realize_warm: expected the vocab and donor_d_in of realize_scratch(), "
@@ -134,7 +131,7 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
             ids = np.arange(cfg.vocab) if tokens is None else donor.ids_of(tokens)
             if not (ids >= 0).any():
                 donor.refuse("tokens of the texts given", "none of them")
-            table = self.engine.session.download(self.engine.t_seq_token_embed)
+            table = self.session.download(self.t_seq_token_embed)
             table[ids >= 0] = np.concatenate(list(donor.rows(ids[ids >= 0])))
         self.upload_donor(table)
 
@@ -144,7 +141,7 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         Raises ShapeError for other shapes and for numbers that are not finite.
         """
         self._check_window("upload_donor")
-        self._upload("upload_donor", self.engine.t_seq_token_embed, table)
+        self._upload("upload_donor", self.t_seq_token_embed, table)
 
     def upload_lens(self, lens: ArrayLike) -> None:
         """Replace the lens by an array (d_model, donor_d_in), such as ``pca_lens`` returns.
@@ -152,7 +149,7 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         Raises ShapeError for other shapes and for numbers that are not finite.
         """
         self._check_window("upload_lens")
-        self._upload("upload_lens", self.engine.t_seq_w_proj, lens)
+        self._upload("upload_lens", self.t_seq_w_proj, lens)
 
     def build(self) -> None:
         """Record and compile the training step; table and lens can no longer be replaced.
@@ -161,11 +158,11 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         """
         self._check_window("build")
         with self._whole():
-            self.engine.build_training_step()
+            self.build_training_step()
 
     def _check_window(self, call: str) -> None:
-        if self.engine.is_built or not self.engine.is_declared:
-            when = "after build()" if self.engine.is_built else "before realize_scratch()"
+        if self.is_built or not self.is_declared:
+            when = "after build()" if self.is_built else "before realize_scratch()"
             raise LifecycleError(
                 f"WarmStart.{call} {when}: call it between realize_scratch() and build()"
             )
@@ -182,4 +179,4 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
             )
         if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
             raise ShapeError(f"WarmStart.{call}: expected finite numbers; got {values.dtype}")
-        self.engine.session.upload(tensor, values.reshape(tensor.shape))
+        self.session.upload(tensor, values.reshape(tensor.shape))

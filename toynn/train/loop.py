@@ -4,7 +4,7 @@
         repeat: accumulate micro-batches, step; at intervals report, evaluate, keep the best, save
         until the steps are done, the data end, nothing improves, or a signal asks to stop
 
-The loop uses a recipe, its data and an optimizer through protocols, and no files: it calls
+The loop uses a recipe, its data and an optimizer, and no files: it calls
 ``on_report``, ``on_best`` and ``on_save``. Its state from step to step is in ``result`` and
 ``feed``: with these and the recipe restored, it continues exactly.
 """
@@ -12,19 +12,21 @@ The loop uses a recipe, its data and an optimizer through protocols, and no file
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data.batch import Batch
+from toynn.engines.engine import Engine
 from toynn.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from toynn.optim import AdamW
 from toynn.system.machine import peak_memory
 from toynn.train.feed import Feed, made
 from toynn.train.interrupt import Interrupt
 from toynn.train.metrics import Report
 from toynn.train.options import METRICS, Figures, LoopOptions, Means, Part, Result, Window
-from toynn.train.protocols import Optimizer, Recipe
 
 __all__ = ["Loop"]
 
@@ -64,9 +66,9 @@ class Loop:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: Engine[Any, Any],
         batches: Iterator[Batch],
-        optimizer: Optimizer,
+        optimizer: AdamW,
         schedule: Callable[[int], float],
         options: LoopOptions,
         *,
@@ -139,7 +141,7 @@ class Loop:
         ConfigError if an evaluation lacks a metric of the options.
         """
         options, result = self.options, self.result
-        self.recipe.engine.session.max_grad_norm = options.max_grad_norm
+        self.recipe.session.max_grad_norm = options.max_grad_norm
         self._start = time.perf_counter() - result.seconds
         with self._interrupt as interrupt:
             if result.due:
@@ -233,12 +235,9 @@ class Loop:
                 since.seconds += time.perf_counter() - begin
                 return False
         since.filling.add(batch)
-
-        def step() -> float:
+        with self._update(part.tokens + batch.rows, rate):
             loss = self.recipe.train(batch, hp, result.updates == 0)
-            return part.loss + loss * batch.rows
-
-        self._take(step, part.tokens + batch.rows, rate)
+            since.loss += part.loss + loss * batch.rows
         since.seconds += time.perf_counter() - begin
         return True
 
@@ -249,22 +248,22 @@ class Loop:
         hp[0] = rate
         return rate, hp
 
-    def _take(self, step: Callable[[], float], tokens: int, rate: float) -> None:
-        """Call ``step``, which returns the loss summed over ``tokens``; or skip the update."""
+    @contextmanager
+    def _update(self, tokens: int, rate: float) -> Iterator[None]:
+        """Count the update that the body makes; skip it if its gradient is not finite."""
         result, since = self.result, self.result.window
         result.iterations += 1
         result.part = Part()
         try:
-            loss = step()
+            yield
         except NonFiniteError as error:
             self._skip(error)
         else:
             since.add_figures(getattr(self.recipe, "figures", {}))
             result.updates += 1
             result.trained_tokens += tokens
-            since.loss += loss
             since.tokens += tokens
-        since.rate, since.norm = rate, float(self.recipe.engine.session.grad_norm)
+        since.rate, since.norm = rate, float(self.recipe.session.grad_norm)
 
     def _skip(self, error: NonFiniteError) -> None:
         result, options = self.result, self.options

@@ -54,7 +54,7 @@ class Notes(dict[str, Any]):
 
     def ended(self, recipe: Any, result: Result) -> None:
         """Note the memory and time of a run, and how it ended."""
-        session = recipe.engine.session
+        session = recipe.session
         with suppress(AttributeError, ToynnError):  # not every engine can report these
             memory = session.memory()
             names = ("weights", "moments", "gradients", "activations", "mapped")
@@ -83,7 +83,7 @@ def _machine(recipe: Any) -> dict[str, str]:
     """Return a description of the machine and the build."""
     build = describe()
     with suppress(AttributeError):  # a recipe may lack a session
-        session = recipe.engine.session
+        session = recipe.session
         build["threads"] = str(get_num_threads(session.n_threads))
         build["matmul precision"] = session.matmul_precision
     memory = total_memory()

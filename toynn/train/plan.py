@@ -114,7 +114,7 @@ def source_of(
     if isinstance(valid, list | tuple):
         valid = [made(batch) for batch in valid]
     if isinstance(data, Dataset | PreferenceData | Mixture):
-        rows = data.rows_for(recipe.engine.t_batch, recipe.engine.t_seq)
+        rows = data.rows_for(recipe.t_batch, recipe.t_seq)
         own: Iterable[Batch] = data.valid_batches(rows, EVAL_BATCHES)
         return data.batches(rows, seed), own if valid is None else valid
     if isinstance(data, list):
@@ -199,7 +199,7 @@ def described(options: LoopOptions, optimizer: Any, schedule: Any) -> dict[str, 
 
 def computed_with(recipe: Any) -> dict[str, str]:
     """Return what a recipe's exact numbers depend on: level, backend, precisions."""
-    session = recipe.engine.session
+    session = recipe.session
     backend = getattr(getattr(session, "backend", None), "name", "cpu")
     # A user's recipe may lack a tape.
     tape = getattr(session, "tape", None)

@@ -87,15 +87,12 @@ class RankLoop(Loop):
         total = [float(sum(column)) for column in table.T[1:].tolist()]  # in the order of the ranks
         tokens = part.tokens + int(total[0])
         since.filling.add_counts(*map(int, total[2:]))
-        session: Any = self.recipe.engine.session
+        session: Any = self.recipe.session
         session.combine(float(tokens), self.add, BLOCK * self.group.size)
         done = time.perf_counter()
-
-        def step() -> float:
+        with self._update(tokens, rate):
             self.recipe.update(hp, result.updates == 0)
-            return part.loss + total[1]
-
-        self._take(step, tokens, rate)
+            since.loss += part.loss + total[1]
         end = time.perf_counter()
         since.seconds += end - begin
         spent = self.spent
@@ -106,7 +103,7 @@ class RankLoop(Loop):
     def _own_batches(self) -> tuple[int, float, Filling]:
         """Accumulate this rank's batches; return their labels, summed loss and filling."""
         group, begun = self.group, self.result.part.batches
-        engine: Any = self.recipe.engine
+        engine: Any = self.recipe
         masks = engine.batches  # each micro-batch has its own dropout masks
         rows, loss, filling, index = 0, 0.0, Filling(), begun
         while True:

@@ -51,7 +51,7 @@ def agree(group: Group, recipe: Any, identity: Mapping[str, Any], first: Batch |
     """
     own = {
         **identity,
-        "parameters": {name: w.shape for name, w in recipe.engine.parameters.items()},
+        "parameters": {name: w.shape for name, w in recipe.parameters.items()},
         "first batch": None if first is None else _digest(first),
     }
     text = json.dumps(own, sort_keys=True, default=str)
@@ -117,7 +117,7 @@ def measured(loop: RankLoop, first: Batch) -> Cost:
     losses of one batch: then their bases differ.
     """
     group, recipe = loop.group, loop.recipe
-    session: Any = recipe.engine.session
+    session: Any = recipe.session
     losses, times = zip(*(_timed(lambda: recipe.evaluate(first)) for _ in range(2)), strict=True)
     found = group.gather(losses[0].hex())
     if len(set(found)) > 1:
@@ -152,7 +152,7 @@ def expected(loop: RankLoop) -> Iterator[str]:
     """Yield the first lines of a run: the work of each rank and its expected cost."""
     group, cost = loop.group, loop.cost
     places = ", ".join(f"{count} on {host}" for host, count in Counter(group.hosts).items())
-    own = loop.recipe.engine.session.n_threads
+    own = loop.recipe.session.n_threads
     threads, cpus = get_num_threads(own), len(frozenset().union(*group.local_cpus))
     each = f"{counted(threads, 'thread')} each of {counted(cpus, 'CPU')}"
     yield f"ranks       {group.size}: {places}; here {each}"

@@ -283,7 +283,7 @@ class Trainer:
     def _part(self, loop: RankLoop) -> None:
         """Copy rank 0's weights, which may be the best ones, to all ranks."""
         if self.group.tell(self.folder is not None and self.result.iterations > 0):
-            share_weights(self.group, self.recipe.engine)
+            share_weights(self.group, self.recipe)
         self._tell(took(loop))
 
     def _tell(self, lines: Iterable[str]) -> None:
