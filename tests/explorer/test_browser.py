@@ -185,6 +185,24 @@ def test_numbers_are_shown_as_they_are(show):
     assert browser.execute_script("return view.at") == 1
 
 
+@pytest.mark.parametrize("key", [None, "enter", "space"])
+def test_the_arrow_keys_step_once_the_tab_was_opened(key, show):
+    """A click on a tab, or Enter or Space, goes into its view."""
+    session, take = Xor().ready()
+    take()
+    browser = show(page(session, values=True))
+    if key is None:
+        browser.find_element("id", "tab-step").click()
+    else:
+        browser.execute_script("document.querySelector('#tab-graph').focus()")
+        press(browser, "arrow_right", "arrow_right", key)
+    where = "return [view.open, view.at]"
+    press(browser, "arrow_right", "arrow_right")
+    assert browser.execute_script(where) == ["step", 2]
+    press(browser, "arrow_left")
+    assert browser.execute_script(where) == ["step", 1]
+
+
 def test_a_notebook_shows_the_page_in_a_frame_of_its_own(show, browser, tmp_path):
     s = hostile()
     frame = Page(f"<!DOCTYPE html><title>notebook</title>{page(s, title=HOSTILE[0])._repr_html_()}")

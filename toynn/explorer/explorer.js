@@ -483,14 +483,18 @@ function show(name) {
   view.hint.hidden = true;
   if (name === "memory") view.redraw();
 }
+function enter(name) { // a click on a tab: keys are for its view from now on
+  show(name);
+  view.panels[name].focus({ preventScroll: true });
+}
 
 function start() {
   view.hint = make("div", { class: "hint", role: "tooltip", hidden: true });
   view.details = make("aside", { class: "details", "aria-label": "details", tabindex: -1, "aria-live": "polite" });
   view.tabs = {}; view.panels = {};
   TABS.forEach(([id, title]) => {
-    view.tabs[id] = make("button", { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": `panel-${id}`, onclick: () => show(id) }, title);
-    view.panels[id] = make("div", { role: "tabpanel", id: `panel-${id}`, class: `panel ${id}`, "aria-labelledby": `tab-${id}`, hidden: true });
+    view.tabs[id] = make("button", { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": `panel-${id}`, onclick: () => enter(id) }, title);
+    view.panels[id] = make("div", { role: "tabpanel", id: `panel-${id}`, class: `panel ${id}`, "aria-labelledby": `tab-${id}`, tabindex: -1, hidden: true });
   });
   const of = (letter) => tape.nodes.filter((n) => n.segment === letter).length;
   const counts = Object.entries(SEGMENTS).filter(([letter]) => of(letter)).map(([letter, name]) => `${name} ${count(of(letter))}`).join(", ");
