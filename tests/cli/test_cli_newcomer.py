@@ -311,6 +311,17 @@ def test_of_long_prompts_and_answers_the_near_ends_are_shown(monkeypatch):
     assert found["before"] == found["after"] == "!"
 
 
+def test_a_run_ends_with_a_line_for_each_program_that_loads_its_adapter(files, capsys):
+    """Not llama.cpp, for the base's tokens are bytes."""
+    assert main(["train", "lora", "--model", "base.gguf", *SMALL, "--out", "run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("try it "))
+    assert lines[first:] == [
+        "try it      toynn generate --adapter run --prompt ...",
+        "for PEFT    toynn export --to hf --model base.gguf --out FOLDER",
+    ]
+
+
 def test_lines_fit_into_a_terminal(files, capsys):
     """All but commands, which are there to be copied, and what models write."""
     (files / "rows.jsonl").write_text('{"prompt": "a ", "completion": "b"}\n' * 9)

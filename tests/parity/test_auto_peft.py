@@ -110,11 +110,9 @@ def test_of_a_file_the_run_says_how_peft_gets_it(train, tmp_path, capsys):
     assert main(["convert", "folder", "--outtype", "f32", "--out", "base.gguf"]) == 0
     capsys.readouterr()
     run = train("base.gguf")
-    *_, line, second, third = capsys.readouterr().out.splitlines()
+    *_, line = capsys.readouterr().out.splitlines()
     command = line.removeprefix("for PEFT").replace("FOLDER", "made").split()
     assert command.pop(0) == "toynn" and main(command) == 0
-    assert second.strip() == 'base = AutoModelForCausalLM.from_pretrained("FOLDER")'
-    assert third.strip() == 'PeftModel.from_pretrained(base, "run")'
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("made"), run)
     assert_alike(model, run, tmp_path / "base.gguf")
     with gguf.open("base.gguf") as file:

@@ -301,5 +301,3 @@ class LoRAJob(TextJob):
         if not Path(self.base.model).is_dir() and not self.recipe.unwritten["peft"]:
             own = in_shell(self.base.model)
             yield f"for PEFT    toynn export --to hf --model {own} --out FOLDER"
-            yield '            base = AutoModelForCausalLM.from_pretrained("FOLDER")'
-            yield f'            PeftModel.from_pretrained(base, "{folder.path}")'
