@@ -44,7 +44,7 @@ def test_any_of_the_files_opens_all_without_a_copy(tmp_path):
             assert not any(w.flags.owndata or w.flags.writeable for w in weights)
             assert [file.raw(name)[-1] for name in file] == [0, 1, 2]
         np.testing.assert_array_equal(weights[2][:7], np.arange(7))  # it outlives the file
-    with pytest.raises(GGUFError, match="is mapped from it"):
+    with pytest.raises(GGUFError, match="this file is being read"):
         gguf.write(paths[2], {"general.architecture": "llama"}, {}, overwrite=True)
     del weights
     gguf.write(paths[2], {"general.architecture": "llama"}, {}, overwrite=True)

@@ -156,6 +156,7 @@ def _rounding(fused: Fused) -> Iterator[str]:
         if rounded := [name for name in names if name in fused.squares]:
             worst = max(rounded, key=fused.rounding)
             yield (
-                f"rounding to {new} changed them by {fused.rounding(*rounded):.2%} of what the "
-                f"adapter adds, {worst} by {fused.rounding(worst):.2%}; --outtype f32 avoids it"
+                f"rounding to {new} changed {counted(len(rounded), 'merged tensor')} by "
+                f"{fused.rounding(*rounded):.2%} of what the adapter adds, {worst} by "
+                f"{fused.rounding(worst):.2%}; --outtype f32 avoids it"
             )

@@ -85,7 +85,8 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     """Raise GGUFError if path is mapped, a folder, or a file that must not be overwritten."""
     if is_mapped(path):
         raise GGUFError(
-            f"{path}: cannot write: an open GGUF file is mapped from it; close it first"
+            f"{path}: cannot write: this file is being read; name another file, or in Python close "
+            "the GGUF file that is open"
         )
     if os.path.isdir(path):  # also the current folder, which has no name
         raise GGUFError(f"{path}: cannot write: it is a folder; name the file to write")
