@@ -312,7 +312,7 @@ class Trainer:
         folder.notes.write()
         last = self.result.reports[-1].iteration + 1 if self.result.reports else 0
         self._boards = [
-            stack.enter_context(board.opened(folder.path, last, self.identity))
+            stack.enter_context(board(folder.path, last, self.identity))
             for name, board in BOARDS.items()
             if name in self._told
         ]
