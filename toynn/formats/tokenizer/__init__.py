@@ -17,7 +17,7 @@ import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from itertools import chain
 from os import PathLike
@@ -42,7 +42,15 @@ from toynn.formats.tokenizer.pieces import Model, Part, Pieces
 from toynn.formats.tokenizer.pre import Kind
 from toynn.formats.tokenizer.recognized import PROBE
 from toynn.formats.tokenizer.spm import SentencePiece
-from toynn.formats.tokenizer.vocab import Given, Keys, TokenType, Vocab, byte_letters, read_vocab
+from toynn.formats.tokenizer.vocab import (
+    SPELLED,
+    Given,
+    Keys,
+    TokenType,
+    Vocab,
+    byte_letters,
+    read_vocab,
+)
 
 __all__ = [
     "ByteTokenizer",
@@ -57,6 +65,7 @@ __all__ = [
 ]
 
 BYTES = 256
+VOCAB = {field.name for field in fields(Vocab)} - {"path"}  # what ids depend on
 CHUNK = 1 << 18  # characters that the library gets at once: it takes 100 bytes for each
 
 
@@ -159,7 +168,8 @@ class Tokenizer:
         """
         if self._vocab.path.is_dir():  # it was read from these files
             return hf_files.copied(self._vocab.path)
-        files = hf_files.written(self._in_letters(), self._source)
+        letters = replace(self._vocab, tokens=byte_letters(), kind=Kind(()))
+        files = hf_files.written(letters if self.of_bytes else self._vocab, self._source)
         with TemporaryDirectory() as folder:
             for name, content in files.items():
                 (Path(folder) / name).write_bytes(content)
@@ -171,10 +181,6 @@ class Tokenizer:
                     "the ids would differ"
                 )
         return files
-
-    def _in_letters(self) -> Vocab:
-        """Return the vocabulary as tokenizer.json spells it."""
-        return self._vocab
 
     def __repr__(self) -> str:
         kind = type(self._model).__name__.strip("_")
@@ -366,20 +372,18 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """A SHA-256 of everything that ids depend on: equal ones mean equal ids."""
-        vocab = self._vocab
-        told: list[Any] = [
-            vocab.tokens,
-            list(vocab.merges),
-            vocab.kind and vocab.kind.regexes,
-            self._source,
-        ]
-        told += [vocab.kind and vocab.kind.whole_words, vocab.bos, vocab.eos, vocab.unknown]
-        told += [vocab.add_bos, vocab.add_eos, vocab.add_space_prefix, sorted(vocab.strips_right)]
-        told += [self._model.told, *sorted(vocab.strips_left)]
-        whole = hashlib.sha256(json.dumps([type(self._model).__name__, *told]).encode())
-        for numbers in (vocab.types, vocab.declared, vocab.scores):
-            whole.update(np.ascontiguousarray(numbers).tobytes())
-        return whole.hexdigest()
+        told = {name: value for name, value in vars(self._vocab).items() if name in VOCAB}
+        whole = [type(self._model).__name__, self._model.told, self._source, told]
+        return hashlib.sha256(json.dumps(whole, default=_plain).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Return a part of a vocabulary as JSON can hold it."""
+    if isinstance(value, np.ndarray):
+        return value.tobytes().hex()
+    if isinstance(value, Kind):
+        return repr(value)
+    return sorted(value) if isinstance(value, frozenset) else list(value)
 
 
 class ByteTokenizer(Tokenizer):
@@ -388,10 +392,9 @@ class ByteTokenizer(Tokenizer):
     of_bytes = True
 
     def __init__(self, path: str | PathLike[str] = "a model on bytes") -> None:
-        super().__init__(_byte_vocab(path), _Bytes())
-
-    def _in_letters(self) -> Vocab:
-        return replace(self._vocab, tokens=byte_letters(), kind=Kind(()))
+        types = np.full(BYTES, TokenType.BYTE, np.int32)
+        scores = np.zeros(BYTES, np.float32)
+        super().__init__(Vocab(Path(path), list(SPELLED), types, types, scores), _Bytes())
 
 
 class _Bytes:
@@ -443,22 +446,3 @@ def _without_vocab(file: GGUFFile) -> ByteTokenizer:
             f"{size or 'an unknown number of'} tokens"
         )
     return ByteTokenizer(file.path)
-
-
-def _byte_vocab(path: str | PathLike[str]) -> Vocab:
-    return Vocab(
-        path=Path(path),
-        tokens=[f"<0x{byte:02X}>" for byte in range(BYTES)],
-        types=np.full(BYTES, TokenType.BYTE, np.int32),
-        declared=np.full(BYTES, TokenType.BYTE, np.int32),
-        scores=np.zeros(BYTES, np.float32),
-        merges=[],
-        kind=None,
-        bos=None,
-        eos=None,
-        unknown=None,
-        eog=frozenset(),
-        add_bos=False,
-        add_eos=False,
-        add_space_prefix=False,
-    )

@@ -13,7 +13,7 @@ tokenizers and transformers, whose files these are; convert_hf_to_gguf.py of ggm
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from toynn.formats.objects import read_object
 from toynn.formats.tokenizer.recognized import name_of_cut
 from toynn.formats.tokenizer.spm import read_model
 from toynn.formats.tokenizer.steps import added_of, parts_of, put_around
-from toynn.formats.tokenizer.vocab import PREFIX, SPELLED, TokenType, byte_letters
+from toynn.formats.tokenizer.vocab import PREFIX, SPELLED, Given, TokenType, byte_letters
 from toynn.system.reading import read_bytes
 
 __all__ = ["FILES", "JSON", "MODEL", "FolderKeys", "has_tokenizer"]
@@ -40,15 +40,13 @@ _SPECIAL = re.compile(
     r"<\|.*\|>|<\uff5c.*\uff5c>|<pad>|<mask>|<2mass>|\[@BOS@\]|<start_of_.*", re.S
 )
 
-Scalar = TypeVar("Scalar", bool, int, float, str)
-
 
 def has_tokenizer(folder: Path) -> bool:
     """Return whether a folder has a tokenizer of any kind."""
     return (folder / JSON).exists() or (folder / MODEL).exists()
 
 
-class FolderKeys:
+class FolderKeys(Given):
     """A folder's tokenizer: `metadata` and `types`, like a GGUF file's.
 
     `data` is the contents of tokenizer.json, or None with only a tokenizer.model. `pre` is
@@ -58,13 +56,13 @@ class FolderKeys:
     Raises DataError for a tokenizer that toynn does not know, or that is incomplete.
     """
 
+    error = DataError
+
     def __init__(self, folder: Path, rows: int | None = None) -> None:
-        self.path = folder
+        super().__init__(folder, {})
         self._config = _object(folder / _CONFIG)
         self.data = read_object(folder / JSON) if (folder / JSON).exists() else None
         self.pre: str | None = None
-        self.types: dict[str, str] = {}
-        self.metadata: dict[str, Any] = {}
         if self.data is not None:
             ids, scores = self._read_json(folder / JSON, self.data)
         elif (folder / MODEL).exists():
@@ -82,13 +80,6 @@ class FolderKeys:
         template = self._template()
         if template is not None:
             self._set({"tokenizer.chat_template": (template, "STRING")})
-
-    def require(self, key: str, kind: type[Scalar]) -> Scalar:
-        """Return the value of a key that must exist and have type ``kind``. Raises DataError."""
-        value = self.metadata.get(key)
-        if type(value) is kind:
-            return value
-        raise DataError(f"{self.path}: {key}: expected {kind.__name__}; got {value!r}")
 
     @property
     def is_plain(self) -> bool:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.errors import GGUFError
+from toynn.errors import GGUFError, ToynnError
 from toynn.formats.gguf import Strings
 from toynn.formats.tokenizer.pre import GEMMA4, KINDS, Kind
 
@@ -68,19 +68,21 @@ class Keys(Protocol):
 class Given:
     """Keys with values and types for a new file. Raises GGUFError as a file does."""
 
+    error: type[ToynnError] = GGUFError
+
     def __init__(self, path: Path, typed: Mapping[str, Any]) -> None:
         pairs = {
             key: each if isinstance(each, tuple) else (each, "") for key, each in typed.items()
         }
         self.path = path
         self.types = {key: type for key, (_, type) in pairs.items()}
-        self.metadata: Mapping[str, Any] = {key: value for key, (value, _) in pairs.items()}
+        self.metadata: dict[str, Any] = {key: value for key, (value, _) in pairs.items()}
 
     def require(self, key: str, kind: type[Scalar]) -> Scalar:
         """Return the value of a key, which must be there and of a kind."""
         value = self.metadata.get(key)
         if type(value) is not kind:
-            raise GGUFError(f"{self.path}: {key}: expected {kind.__name__}; got {value!r:.80}")
+            raise self.error(f"{self.path}: {key}: expected {kind.__name__}; got {value!r:.80}")
         return value
 
 
@@ -130,17 +132,17 @@ class Vocab:
     types: NDArray[np.int32]  # TokenType; some are CONTROL because of their texts
     declared: NDArray[np.int32]  # the file's types
     scores: NDArray[np.float32]
-    merges: Sequence[str]
-    kind: Kind | None  # of BPE, on bytes or over spaces; None: SentencePiece
-    bos: int | None
-    eos: int | None
-    unknown: int | None
-    eog: frozenset[int]
-    add_bos: bool
-    add_eos: bool
-    add_space_prefix: bool
-    strips_right: frozenset[int] = field(default=frozenset())  # these strip spaces after them
-    strips_left: frozenset[int] = field(default=frozenset())  # these strip spaces before them
+    merges: Sequence[str] = ()
+    kind: Kind | None = None  # of BPE, on bytes or over spaces; None: SentencePiece, or bytes
+    bos: int | None = None
+    eos: int | None = None
+    unknown: int | None = None
+    eog: frozenset[int] = frozenset()
+    add_bos: bool = False
+    add_eos: bool = False
+    add_space_prefix: bool = False
+    strips_right: frozenset[int] = frozenset()  # these strip spaces after them
+    strips_left: frozenset[int] = frozenset()  # these strip spaces before them
     prefix_once: bool = False  # a space is added only at a text's start, not after special tokens
 
     @cached_property
