@@ -7,7 +7,7 @@ import pytest
 from toynn.data import jsonl
 from toynn.data.digest import digest
 from toynn.data.splits import choose, files_of
-from toynn.data.survey import parts_of, survey
+from toynn.data.survey import survey
 from toynn.errors import DataError
 from toynn.formats.tokenizer import ByteTokenizer
 from toynn.train.token_cache import TokenCache
@@ -99,7 +99,7 @@ def test_a_folder_of_shards(folder, tmp_path):
     for path in (folder, folder / "data"):
         found = read(path)
         assert texts(found.train) == ["one", "two", "three"] and texts(found.valid) == ["four"]
-    parts = parts_of(folder)
+    parts = jsonl.parts_of(folder)
     assert list(parts) == ["train", "valid"] and parts["train"].name == "train-*-of-00002.parquet"
     found = survey(parts["train"], ByteTokenizer(), 256)
     assert found.rows == 3 and found.kind == "2 files, Parquet"
@@ -140,7 +140,7 @@ def test_a_folder_of_texts_may_have_tables_below(tmp_path):
     (tmp_path / "picture.png").write_bytes(b"no text")
     write(tmp_path / "tables/0000.parquet", "one")
     assert len(read(tmp_path, holdout=0).train) == 3
-    assert parts_of(tmp_path) == {"train": tmp_path}
+    assert jsonl.parts_of(tmp_path) == {"train": tmp_path}
     found = survey(tmp_path, ByteTokenizer(), 256)
     assert (found.kind, found.bytes) == ("texts, read README.md, a.txt, below/b.txt", 15)
     (tmp_path / "a.txt").unlink()

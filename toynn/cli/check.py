@@ -15,10 +15,12 @@ from toynn.cli._check_lines import colours, example, histogram
 from toynn.cli._flags import add
 from toynn.data.bounds import Bounds
 from toynn.data.examples import held_out
+from toynn.data.jsonl import TRAIN, parts_of
 from toynn.data.repeats import Cut, Repeats, common, cut_at, repeated
-from toynn.data.survey import Characters, Survey, Vocabulary, parts_of, survey
+from toynn.data.splits import part_of
+from toynn.data.survey import Characters, Survey, Vocabulary, survey
 from toynn.data.survey_text import held_lines, survey_text
-from toynn.errors import ConfigError, ToynnError
+from toynn.errors import ConfigError, DataError, ToynnError
 from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.conversations import unknown_role
@@ -207,6 +209,9 @@ def _looked_at(
         if path.suffix == ".txt" and not path.is_dir():
             text = survey_text(path, encoder, **given)
             return _text(path, text, seq)
+        unnamed = path.is_dir() and part_of(path, TRAIN) is None
+        if path.suffix == ".bin" or (unnamed and any(path.glob("*.bin"))):
+            raise DataError(f"{path}: it holds tokens already: `toynn train` checks all of them")
         given |= {"mask_prompt": not arguments.no_mask_prompt}
         given |= {"columns": columns_of(arguments.columns)}
         given |= {"bounds": Bounds(arguments.max_line, arguments.max_unpacked)}

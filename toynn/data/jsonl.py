@@ -43,6 +43,7 @@ __all__ = [
     "documents",
     "long_text",
     "measured_part",
+    "parts_of",
     "prompts",
     "read",
     "read_all",
@@ -146,25 +147,11 @@ def read(path: str | Path, encoder: Encoder, seq: int | ReadOptions, **more: Any
     if path.suffix == ".txt" and not path.is_dir():
         return long_text(path, encoder, how)
     reader = Reader(encoder, how)
-    if path.is_dir() and (whole := part_of(path, TRAIN)) is not None:
-        train = reader.read(whole)
-        valid, test = (
-            None if part is None else reader.read(part)
-            for part in (part_of(path, VALID), part_of(path, TEST))
-        )
-    elif path.is_dir() and not is_container(path):
-        names = sorted(entry.name for entry in path.iterdir())
-        found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        other = next((each for each in names if kind_of(Path(each)) == ".jsonl"), None)
-        name = f": name a file: {path / other}" if other else ""
-        raise DataError(f"{path}: expected {TRAIN} in it; got {found or 'an empty folder'}{name}")
-    elif path.is_dir():
+    files = parts_of(path)
+    if path.is_dir() and part_of(path, TRAIN) is None:  # a folder of texts
         reader.how = replace(how, store=None)
-        train, valid, test = reader.read(path), None, None
-    elif is_container(path) or not path.exists():
-        train, valid, test = reader.read(path), None, None
-    else:
-        raise DataError(f"{path}: expected {KINDS}; got a {path.suffix or 'nameless'} file")
+    found = {name: reader.read(file) for name, file in files.items()}
+    train, valid, test = found["train"], found.get("valid"), found.get("test")
     if valid is None:
         train, valid, notes = split_off(path, train, how.seed, VALID, how.holdout)
         reader.notes += notes
@@ -177,6 +164,25 @@ def read(path: str | Path, encoder: Encoder, seq: int | ReadOptions, **more: Any
         part.seq = seq
     chats, mapped = bool(reader.roles), tuple(reader.mapped)
     return Dataset(train, valid, test, seq, reader.notes, chats, how.packing, mapped=mapped)
+
+
+def parts_of(path: Path) -> dict[str, Path]:
+    """Return the file of each part of the data; without parts, all data are "train".
+
+    Raises DataError for data that are not rows.
+    """
+    if path.is_dir() and (whole := part_of(path, TRAIN)) is not None:
+        others = {"valid": part_of(path, VALID), "test": part_of(path, TEST)}
+        return {"train": whole} | {name: file for name, file in others.items() if file is not None}
+    if is_container(path) or not path.exists():
+        return {"train": path}
+    if not path.is_dir():
+        raise DataError(f"{path}: expected {KINDS}; got a {path.suffix or 'nameless'} file")
+    names = sorted(entry.name for entry in path.iterdir())
+    found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    other = next((each for each in names if kind_of(Path(each)) == ".jsonl"), None)
+    name = f": name a file: {path / other}" if other else ""
+    raise DataError(f"{path}: expected {TRAIN} in it; got {found or 'an empty folder'}{name}")
 
 
 def read_all(

@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data._containers import PACKED, is_array, is_container, kind_of, texts, texts_note
+from toynn.data._containers import PACKED, is_array, kind_of, texts, texts_note
 from toynn.data._rows import where_of
 from toynn.data.bounds import USUAL, Bounds
-from toynn.data.jsonl import KINDS, TEST, TRAIN, VALID
 from toynn.data.preference import LABELLED, PAIR, PreferenceReader
 from toynn.data.reader import (
     ASSISTANT,
@@ -37,7 +36,7 @@ from toynn.data.reader import (
     Row,
     Talk,
 )
-from toynn.data.splits import files_of, part_of
+from toynn.data.splits import files_of
 from toynn.data.stream import Progress, silent
 from toynn.errors import DataError, GGUFError
 from toynn.system.reading import readable
@@ -48,7 +47,6 @@ __all__ = [
     "Survey",
     "Vocabulary",
     "hash_of",
-    "parts_of",
     "survey",
     "words_of",
 ]
@@ -206,22 +204,6 @@ class Survey:
     def where(self, index: int) -> str:
         """Return where a row is."""
         return where_of(self.path, self.places[index])
-
-
-def parts_of(path: Path) -> dict[str, Path]:
-    """Return the file of each part of the data; without parts, all data are "train".
-
-    Raises DataError for data that are not rows.
-    """
-    if path.is_dir():
-        found = {name.removesuffix(".jsonl"): part_of(path, name) for name in (TRAIN, VALID, TEST)}
-        if found["train"] is not None:
-            return {name: file for name, file in found.items() if file is not None}
-    if path.suffix == ".bin" or (path.is_dir() and any(path.glob("*.bin"))):
-        raise DataError(f"{path}: it holds tokens already: `toynn train` checks all of them")
-    if path.exists() and not is_container(path):
-        raise DataError(f"{path}: expected {KINDS}, or a text (.txt)")
-    return {"train": path}
 
 
 def survey(
