@@ -221,9 +221,9 @@ def with_loops(paths: list[Path]) -> dict[str, Path]:
     """Return the file to compile for each kernel: its own, or a copy with its loops.
 
     These, and the structs of its arguments (``toynn._kernels.args.<op>`` for cimport), follow from
-    its signatures: toynn/_kernels/loops.py. They go to the build folder.
+    its signatures: toynn/_kernels/base/loops.py. They go to the build folder.
     """
-    loops, signature = (loaded(KERNELS / f"{name}.py") for name in ("loops", "signature"))
+    loops, signature = (loaded(KERNELS / f"base/{name}.py") for name in ("loops", "signature"))
     found = {path.stem: path for path in paths}
     folders = BUILD / "args/toynn/_kernels/args", BUILD / "kernels"
     for folder in folders:
@@ -386,8 +386,8 @@ def extensions() -> list[Extension]:
             depends=["toynn/system/critical.h", "toynn/system/platform.h"],
         ),
         *(
-            Extension(f"toynn._kernels.{name}", [f"toynn/_kernels/{name}.pyx"], depends=headers)
-            for name in ONCE
+            Extension(f"toynn._kernels.base.{path.stem}", [path.as_posix()], depends=headers)
+            for path in (KERNELS / f"base/{name}.pyx" for name in ONCE)
         ),
         *(
             Extension(f"toynn.backends.cpu.{path.stem}", [path.as_posix()])

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from toynn import ops
+from toynn import _kernels, ops
+from toynn._kernels.base.loops import written
 from toynn.testing.cases import CASES
 
 ROOT = Path(__file__).parents[1]
@@ -35,66 +36,59 @@ OPS = sorted({kernel.partition(".")[0] for kernel in ops.TABLE})
 
 #: What a function is called that serves the backward alone.
 BACKWARD = r"backward|_columns_d|_sum_over|slope|_gradient"
-#: The drawing of the loops of an op, in docs/pictures, and the sections of the tour that derive it:
-#: several with | between them.
-KINDS = {
-    "loops_columns": {
-        "embedding": "Gather and scatter-add: embedding",
-        "class_token": "Pictures: class_token",
-        "layernorm": "LayerNorm",
-        "rmsnorm": "RMSNorm",
-        "gatednorm": "RMSNorm",
-        "dora": "Magnitudes: DoRA",
-        "shortconv": "A short convolution",
-        "decay": "A gated delta rule",
-    },
-    "loops_rows": {
-        "softmax": "Softmax",
-        "rope": "RoPE",
-        "routing": "A mixture of experts",
-        "dispatch": "A mixture of experts",
-        "gated": "A gated delta rule",
-        "columns": "A selective state space",
-        "latent": "Over latents",
-        "gaussian_topk": "Gaussian top-k",
-        "altup": "Streams: AltUp",
-    },
-    "loops_elements": {
-        "elementwise": "elementwise.add, elementwise.scale",
-        "rounding": "Weights of 16 bits",
-        "dropout": "Dropout, with a mask that is never stored",
-        "gelu": "GELU",
-        "silu": "SiLU and SwiGLU",
-        "relu2": "SiLU and SwiGLU",
-        "swiglu": "SiLU and SwiGLU",
-        "geglu": "SiLU and SwiGLU",
-        "sigmoid": "The slope without cancellation",
-        "softcap": "A soft cap",
-        "adamw": "AdamW",
-    },
-    "loops_sums": {
-        "cross_entropy": "6. The loss",
-        "chunked_cross_entropy": "6. The loss",
-        "grad_norm": "Norm and clipping: grad_norm",
-    },
-    "loops": {
-        "matmul": "Three products | The tile: why a product can be fast",
-        "experts": "A mixture of experts",
-    },
-    "loops_attention": {
-        "attention": "Online softmax | Backward | Causal, grouped, fused",
-        "cached_attention": "Over a cache: generation",
-    },
-    "loops_scan": {"delta": "A gated delta rule"},
-    "loops_chunks": {"ssd": "A selective state space"},
-    "loops_once": {
-        "valid_rows": "Valid rows: valid_rows",
-        "expert_rows": "A mixture of experts",
-        "token_sums": "Preferences: losses of whole completions",
-        "dpo": "Preferences: losses of whole completions",
-        "kto": "Preferences: losses of whole completions",
-        "orpo": "Preferences: losses of whole completions",
-    },
+#: The sections of the tour that derive an op: several with | between them.
+SECTIONS = {
+    "embedding": "Gather and scatter-add: embedding",
+    "class_token": "Pictures: class_token",
+    "layernorm": "LayerNorm",
+    "rmsnorm": "RMSNorm",
+    "gatednorm": "RMSNorm",
+    "dora": "Magnitudes: DoRA",
+    "shortconv": "A short convolution",
+    "decay": "A gated delta rule",
+    "softmax": "Softmax",
+    "rope": "RoPE",
+    "routing": "A mixture of experts",
+    "dispatch": "A mixture of experts",
+    "gated": "A gated delta rule",
+    "columns": "A selective state space",
+    "latent": "Over latents",
+    "gaussian_topk": "Gaussian top-k",
+    "altup": "Streams: AltUp",
+    "elementwise": "elementwise.add, elementwise.scale",
+    "rounding": "Weights of 16 bits",
+    "dropout": "Dropout, with a mask that is never stored",
+    "gelu": "GELU",
+    "silu": "SiLU and SwiGLU",
+    "relu2": "SiLU and SwiGLU",
+    "swiglu": "SiLU and SwiGLU",
+    "geglu": "SiLU and SwiGLU",
+    "sigmoid": "The slope without cancellation",
+    "softcap": "A soft cap",
+    "adamw": "AdamW",
+    "cross_entropy": "6. The loss",
+    "chunked_cross_entropy": "6. The loss",
+    "grad_norm": "Norm and clipping: grad_norm",
+    "matmul": "Three products | The tile: why a product can be fast",
+    "experts": "A mixture of experts",
+    "attention": "Online softmax | Backward | Causal, grouped, fused",
+    "cached_attention": "Over a cache: generation",
+    "delta": "A gated delta rule",
+    "ssd": "A selective state space",
+    "valid_rows": "Valid rows: valid_rows",
+    "expert_rows": "A mixture of experts",
+    "token_sums": "Preferences: losses of whole completions",
+    "dpo": "Preferences: losses of whole completions",
+    "kto": "Preferences: losses of whole completions",
+    "orpo": "Preferences: losses of whole completions",
+}
+#: The drawing of an op's loops, in docs/pictures, where the signatures do not tell: see kind.
+DRAWN = {
+    **dict.fromkeys(("class_token", "gatednorm", "decay"), "loops_columns"),
+    **dict.fromkeys(("cross_entropy", "chunked_cross_entropy", "grad_norm"), "loops_sums"),
+    **dict.fromkeys(("matmul", "experts"), "loops"),
+    **dict.fromkeys(("attention", "cached_attention"), "loops_attention"),
+    **{"delta": "loops_scan", "ssd": "loops_chunks"},
 }
 
 
@@ -224,13 +218,19 @@ def _blocks(text: str) -> Iterator[str]:
 
 def kind(op: str) -> str:
     """Return the name of the drawing of an op's loops."""
-    return next(drawing for drawing, those in KINDS.items() if op in those)
+    entries = getattr(_kernels, op).entries.values()
+    cuts = {cut.what for entry in entries for cut in entry.signature.cuts}
+    if op in DRAWN:
+        return DRAWN[op]
+    if cuts & {"elements", "once"} and "rows" not in cuts:
+        return "loops_elements" if "elements" in cuts else "loops_once"
+    return "loops_columns" if cuts & {"columns", "sums"} else "loops_rows"
 
 
 def page(op: str, asked: list[Question]) -> str:
     """Return the page of an op, with links as a page in docs has them."""
     drawing = kind(op)
-    headings = KINDS[drawing][op].split(" | ")
+    headings = SECTIONS[op].split(" | ")
     source = source_of(op).relative_to(ROOT)
     forward, backward = code(op)
     both = [f"```{{code-block}} cython\n{part}\n```" for part in (forward, backward) if part]
@@ -260,6 +260,9 @@ def page(op: str, asked: list[Question]) -> str:
             f"{CASES[op].tolerance:g} ({_text(CASES[op].reason)}). {case} has the inputs.",
             f"## The code: forward beside backward\n\n[All of the file](../{source}).",
             "````{container} beside\n" + "\n\n".join(both) + "\n````",
+            "Written from the signatures, structs and loops, as `python -m "
+            f"toynn._kernels.base.loops {op}` prints them:",
+            f"```{{code-block}} cython\n{written(op)}```",
             "## Questions",
             *said,
         ]

@@ -44,7 +44,7 @@ def main() -> int:
 
 def plant(build: Path) -> None:
     """Let two threads write the same rows."""
-    parallel = build / "toynn/_kernels/_parallel.pxd"
+    parallel = build / "toynn/_kernels/base/_parallel.pxd"
     text = parallel.read_text()
     assert STRETCH in text
     parallel.write_text(text.replace(STRETCH, "fixed"))

@@ -124,7 +124,7 @@ def test_one_thread_stays_one():
 
 
 class Arguments(ctypes.Structure):
-    """KernelArgs of toynn/_kernels/abi.pxd."""
+    """KernelArgs of toynn/_kernels/base/abi.pxd."""
 
     _fields_ = (
         ("t", ctypes.c_void_p * 12),

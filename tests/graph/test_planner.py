@@ -5,7 +5,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import toynn
-from toynn._kernels.signature import Signature
+from toynn._kernels.base.signature import Signature
 from toynn.backends.protocol import ALIGNMENT, aligned
 from toynn.graph.planner import plan
 from toynn.graph.tape import Op, Role, Tape, Tensor

@@ -1,4 +1,4 @@
-/* Calls toynn/_kernels/pool.h as test_pool.py tells it; ends with 0 if all was as it should be.
+/* Calls toynn/_kernels/base/pool.h as test_pool.py tells it; ends with 0 if all was as it should be.
 
    A case that hangs is ended by SIGALRM: no outcome depends on how long one takes. Windows has the
    cases without fork and signals (tests/windows.py). */

@@ -1,11 +1,11 @@
-"""The loops and structs that are written from a kernel's signatures: toynn/_kernels/loops.py."""
+"""Loops and structs that are written from a kernel's signatures: _kernels/base/loops.py."""
 
 import re
 
 import pytest
 
-from toynn._kernels.loops import FOLDER, compiled, written
-from toynn._kernels.signature import Cut, Signature
+from toynn._kernels.base.loops import FOLDER, compiled, written
+from toynn._kernels.base.signature import Cut, Signature
 
 KERNELS = sorted(path.stem for path in FOLDER.rglob("*.pyx") if " = entry(" in path.read_text())
 
@@ -92,7 +92,7 @@ def test_parts_are_no_part_of_what_a_signature_prints():
 
 @pytest.mark.parametrize("op", KERNELS)
 def test_what_is_written_for_an_entry_is_short(op):
-    """So it can be read at once: ``python -m toynn._kernels.loops OP`` prints it."""
+    """So it can be read at once: ``python -m toynn._kernels.base.loops OP`` prints it."""
     counts: dict[str, int] = {}
     for block in re.split(r"^cdef ", written(op), flags=re.MULTILINE)[1:]:
         name = re.match(r"struct (\w+)|void \w+\((\w+)\*", block)

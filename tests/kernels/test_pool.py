@@ -17,8 +17,8 @@ from toynn.errors import ConfigError
 from toynn.options import RecipeOptions, options_of
 
 CC = os.environ.get("CC", "cc").split()
-HEADERS = Path(_kernels.__file__).parent
-SYSTEM = HEADERS.parent / "system"  # platform.h
+HEADERS = Path(_kernels.__file__).parent / "base"
+SYSTEM = HEADERS.parents[1] / "system"  # platform.h
 CASES = ("all threads", "many calls", "several callers", "fork in the middle", "signals")
 CASES += ("recorded",)
 

@@ -6,7 +6,7 @@ import pytest
 import toynn
 import toynn._kernels as kernels
 from toynn import ops
-from toynn._kernels.signature import Signature, Unsolved
+from toynn._kernels.base.signature import Signature, Unsolved
 from toynn.errors import ConfigError
 
 

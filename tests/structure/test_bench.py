@@ -10,7 +10,7 @@ import pytest
 import toynn
 from toynn import Session, ops
 from toynn._kernels import limits as loops
-from toynn._kernels.cpu import PAIRS_NEED
+from toynn._kernels.base.cpu import PAIRS_NEED
 from toynn.cli import main
 from toynn.testing import limits, lora_step, roofline, steps
 from toynn.testing.cases import CASES

@@ -118,7 +118,8 @@ def test_a_compiled_module_has_a_docstring_and_its_functions_a_stub(path):
     hidden = path.stem == path.parent.name  # the folder quants/ stands before a stub of quants
     functions = re.search(r"^(def|cdef class) ", text, re.MULTILINE)
     if functions and not hidden and "cimport entry\n" not in text:
-        assert path.with_suffix(".pyi").exists()
+        stubs = PACKAGE / "_kernels" / f"{path.stem}.pyi", path.with_suffix(".pyi")
+        assert any(stub.exists() for stub in stubs)  # the module of a level is in _kernels
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -26,4 +26,5 @@ def test_an_op_has_a_page_with_three_questions(op):
     assert all(f"-k {each.test}" in page for each in ASKED[op])
     assert f"| `{op}." in page, "docs/roofline.json lacks the op: see docs/kernel_pages.py"
     assert "entry(" in page.split("forward beside backward")[1]
+    assert "cdef struct " in page.split("Written from the signatures")[1]
     assert (ROOT / "docs" / "pictures" / f"{MADE['kind'](op)}.svg").exists()

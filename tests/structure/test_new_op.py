@@ -1,4 +1,9 @@
-"""An op is four files, found by its name: whatever of it is there says what is missing."""
+"""The list of what an op has, found by its name: whatever of it is there says what is missing.
+
+What must run is five files: the kernel, its case, its shader, and in modules of others its rule and
+its reference. What explains it is in four more: docs/kernels.md, docs/kernel_pages.py, its figures,
+its questions.
+"""
 
 import re
 from collections import defaultdict
@@ -7,6 +12,7 @@ from pathlib import Path
 import toynn
 
 PACKAGE = Path(toynn.__file__).parent
+ROOT = Path(__file__).parents[2]
 
 #: What is no op of a tape, and so has no more than it has.
 NO_OPS = {
@@ -42,7 +48,7 @@ def missing():
     shaders.pop("program")  # what a program does between kernels
     lines = []
     for op in sorted({*kernels, *rules, *references, *shaders, *cases} - {*NO_OPS}):
-        lacks = [] if kernels[op] else [f"the kernel, toynn/_kernels/{op}.pyx"]
+        lacks = [] if kernels[op] else [f"the kernel, {op}.pyx in a folder of toynn/_kernels"]
         known = kernels[op] | rules[op] | references[op] or {"forward"}
         for what, names in (
             ('a rule, Op("{}", ...) in toynn/ops', rules[op]),
@@ -58,5 +64,30 @@ def missing():
     return lines
 
 
+def unexplained(root):
+    """Return a line for each op of which an explanation is missing in a checkout."""
+    pages = (root / "docs/kernel_pages.py").read_text(encoding="utf-8")
+    tour = re.findall("^#+ (.*)", (root / "docs/kernels.md").read_text(encoding="utf-8"), re.M)
+    figures = (root / "docs/roofline.json").read_text(encoding="utf-8")
+    files = [path.read_text() for path in root.glob("tests/kernels/test_questions_*.py")]
+    lines = []
+    for op in sorted({*entries_of(r"^(\w+) = entry\(", "_kernels", "pyx")} - {*NO_OPS}):
+        named = re.search(rf'^    "{op}": "(.*)",$', pages, re.MULTILINE)
+        sections = named[1].split(" | ") if named else []
+        asked = len(re.findall(rf"^def test_{op}_", "\n".join(files), re.MULTILINE))
+        lacks = [] if named else [f'its sections, a line "{op}" of docs/kernel_pages.py']
+        lacks += [f"a section {each!r} of docs/kernels.md" for each in sections if each not in tour]
+        lacks += (
+            [] if f'"{op}.' in figures else ["figures in docs/roofline.json: docs/kernel_pages.py"]
+        )
+        lacks += [] if asked > 2 else ["three questions in tests/kernels/test_questions_*.py"]
+        lines += [f"{op} lacks {'; '.join(lacks)}"] if lacks else []
+    return lines
+
+
 def test_the_files_of_an_op():
     assert not missing(), "\n".join(missing())
+
+
+def test_what_explains_an_op():
+    assert not unexplained(ROOT), "\n".join(unexplained(ROOT))

@@ -84,7 +84,7 @@ def test_what_is_private_stays_in_its_package(path):
         ("import toynn\ntoynn.formats.quants._blocks()", "toynn.engines", False),
         ("from toynn._kernels._types import TYPES", "toynn.formats", False),
         ("from toynn._kernels._types cimport TYPES", "toynn.backends.cpu", True),
-        ("from toynn._kernels.abi cimport (\n    one, _two as t)", "toynn.backends.cpu", True),
+        ("from toynn._kernels.base.abi cimport (\n    one, _two as t)", "toynn.backends.cpu", True),
     ],
 )
 def test_a_trespass_is_seen(code, folder, cython):

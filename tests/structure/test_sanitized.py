@@ -7,7 +7,7 @@ import pytest
 
 from tests import asan, sanitized, tsan
 
-PARALLEL = "toynn/_kernels/_parallel.pxd"
+PARALLEL = "toynn/_kernels/base/_parallel.pxd"
 
 
 @pytest.fixture

@@ -1,11 +1,24 @@
 """The kernels, at the best ISA level that this CPU has.
 
-Each op is one Cython file, here or in gemm/ (the product), attention/ or quants/ (quantized types).
-setup.py compiles it once per level, as ``toynn._kernels.<level>.<op>``. This module chooses a level
-once, at import, and gives its modules plain names: ``toynn._kernels.rmsnorm`` is the rmsnorm of the
-chosen level. A level without a module for an op uses that of the next lower level that has one.
-``TOYNN_ISA=avx2`` forces a level. ``limits`` (peak rates of the CPU) and ``prepacked`` (prepacked
-weights) are compiled per level too, but are not ops.
+Each op is one Cython file:
+
+    activations/    silu, gelu, swiglu, ..: functions of one element, or of a few
+    elements/       sums, roundings, dropout
+    norms/          softmax, RMSNorm, LayerNorm, ..: each row is divided by a sum over it
+    rows/           rows are gathered, sent to experts, joined
+    attention/      attention, and what prepares its queries and keys
+    recurrent/      state spaces, the delta rule, short convolutions
+    gemm/           products of matrices
+    quants/         quantized types
+    losses/         cross-entropy, preferences
+    weights/        AdamW, the norm of gradients, initial values
+    base/           what all of them stand on, and no op
+
+setup.py compiles an op once per level, as ``toynn._kernels.<level>.<op>``, whatever its folder.
+This module chooses a level once, at import, and gives its modules plain names:
+``toynn._kernels.rmsnorm`` is the rmsnorm of the chosen level. A level without a module for an op
+uses that of the next lower level that has one. ``TOYNN_ISA=avx2`` forces a level. ``limits`` (peak
+rates of the CPU) and ``prepacked`` (prepacked weights) are compiled per level too, but are not ops.
 """
 
 import errno
@@ -19,7 +32,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 try:
-    from toynn._kernels.cpu import amx_refusal, runs_wheels, software_tiles, supported_levels
+    from toynn._kernels.base.cpu import amx_refusal, runs_wheels, software_tiles, supported_levels
 except ModuleNotFoundError as error:
     raise ImportError(
         f"toynn in {Path(__file__).parents[1]} has no compiled kernels: install it (pip install .) "
@@ -41,7 +54,7 @@ def _expect_numpy() -> None:
 
 _expect_numpy()
 
-from toynn._kernels.entry import MAX_THREADS, Entry  # noqa: E402  # imports NumPy
+from toynn._kernels.base.entry import MAX_THREADS, Entry  # noqa: E402  # imports NumPy
 
 __all__ = [
     "MAX_THREADS",
@@ -126,6 +139,9 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         """Return a kernel's module. It holds entries, whose signatures say how to call them."""
 
+
+for _name in ("cpu", "entry", "invoke", "pool", "signature"):  # where they were before base/
+    globals()[_name] = sys.modules[f"{__name__}.{_name}"] = sys.modules[f"{__name__}.base.{_name}"]
 
 level = _choose()
 for _op in _modules["generic"]:

@@ -1,8 +1,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn._kernels.cpu import PAIRS_NEED as PAIRS_NEED
-from toynn._kernels.entry import Entry
+from toynn._kernels.base.cpu import PAIRS_NEED as PAIRS_NEED
+from toynn._kernels.base.entry import Entry
 
 _F32 = NDArray[np.float32]
 

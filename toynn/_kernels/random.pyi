@@ -1,7 +1,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn._kernels.entry import Entry
+from toynn._kernels.base.entry import Entry
 
 SEEDS: int
 

@@ -19,7 +19,8 @@ from functools import cache
 from math import ceil
 from pathlib import Path
 
-from toynn._kernels import MAX_THREADS, pool
+from toynn._kernels import MAX_THREADS
+from toynn._kernels.base import pool
 from toynn.errors import ConfigError
 from toynn.system import machine, platform
 from toynn.system.printing import counted

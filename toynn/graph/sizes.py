@@ -15,8 +15,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
-from toynn._kernels.entry import WORDS
-from toynn._kernels.signature import Signature, TensorSpec, Unsolved, evaluate
+from toynn._kernels.base.entry import WORDS
+from toynn._kernels.base.signature import Signature, TensorSpec, Unsolved, evaluate
 from toynn.errors import ConfigError, ShapeError
 from toynn.graph.tensor import Tensor
 from toynn.numerics import dtypes

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any
 
 import toynn._kernels as kernels
-from toynn._kernels.signature import Signature
+from toynn._kernels.base.signature import Signature
 from toynn.backends.protocol import Accumulate, Place
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.described import described
@@ -48,7 +48,7 @@ MOST_STORED = 30  # the most characters of the column of places
 class Op:
     """The meaning of a kind of node. ops/ has one for each kernel entry.
 
-    The kernel's signature (toynn/_kernels/signature.py) lists a node's tensors, sizes and options.
+    The kernel's signature (_kernels/base/signature.py) lists a node's tensors, sizes and options.
     It says which tensors the node writes, saves and reads, and which may be None.
 
     Attributes

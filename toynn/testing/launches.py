@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 import toynn._kernels as kernels
-from toynn._kernels.signature import Signature
+from toynn._kernels.base.signature import Signature
 from toynn.backends.protocol import Accumulate, Backend, Launch, Place, aligned
 from toynn.testing.cases import CASES, Array, Call, cached_attention
 

@@ -2,7 +2,8 @@
 
 A kernel that does F flops on arrays of N bytes takes at least F / (rate of multiply-adds) and at
 least N / (rate of memory). The larger of the two times is its limit. Source: Williams, Waterman &
-Patterson 2009, doi:10.1145/1498765.1498785. The measuring loops are in toynn/_kernels/limits.pyx.
+Patterson 2009, doi:10.1145/1498765.1498785. The measuring loops are in
+toynn/_kernels/base/limits.pyx.
 """
 
 import time

@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass, field, fields
 from time import perf_counter, process_time, thread_time
 from typing import NamedTuple
 
-from toynn._kernels import pool
+from toynn._kernels.base import pool
 from toynn.backends.threads import set_num_threads
 
 __all__ = [

@@ -7,7 +7,7 @@ cache are transposed within blocks: cached_attention.pyx says how, and why.
 from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, logf
 
-from toynn._kernels._common cimport LANES, exp_, tanh_
+from toynn._kernels.base._common cimport LANES, exp_, tanh_
 from toynn._kernels.attention._visible cimport (
     BLOCK, WIDTH, Block, Sizes, block_count, block_size, first_key, strip_end, strip_size,
     visible_begin, visible_end,

@@ -28,7 +28,7 @@ then hidden; a blank is not computed:
 Queries from 16 on begin at the second column of blocks: first_key is 8 for them. Without a window
 all keys before the diagonal are #. Without causal all are #, and a last block may be TAIL longer.
 
-Segments are like separate sequences: blocks begin where segments begin. Segments of 5 and 11 rows
+Examples are like separate sequences: blocks begin where examples start. Examples of 5 and 11 rows
 have their blocks at rows 0, 5 and 13:
 
            0 . . . 4 5 . . . . . . 12 13 . 15
@@ -42,7 +42,7 @@ cdef enum:
     WIDTH = BLOCK + TAIL  # floats from one row of a block of scores to the next
     STRIP = 32  # queries of a block on the diagonal that are multiplied at once
 
-# One sequence or segment, and one head. A 0 or NULL means: none.
+# One sequence or example, and one head. A 0 or NULL means: none.
 cdef struct Sizes:
     Py_ssize_t B, T, H, KV, D, E
     Py_ssize_t S       # keys

@@ -17,16 +17,16 @@ of KV heads of k and v serves H / KV query heads. Scores are computed in blocks 
 which _visible.pxd draws. forward keeps a running maximum and sum per row; backward recomputes p
 from lse. q, k, v may be columns of one fused array, and dq, dk, dv of another; o, do are (B*T,
 H*E). Saved: o, lse (B,H,T). All outputs are overwritten (dz: or added to) and alias nothing. A
-sink, z (H,), is the score of a key without a value, which every row sees. The weight of that key is
-lost. The gradients above hold with sinks, too.
+sink, z (H,), is the score of one more key, which every row sees and which has no value: the weight
+that goes to it adds nothing to o. The gradients above hold with sinks, too.
 
-Causal rows may be cut into segments that do not see each other. first[i] (i32) is the first row of
-row i's segment, counted over all rows. Blocks begin where segments begin. So a segment has the same
-bits, and the same cost, as a separate sequence. Blocks of keys that a window hides from all queries
-of a block are skipped, so that time is linear in T.
+A causal sequence may be several examples that do not see each other. first[i] (i32) is the row at
+which row i's example starts, counted over all rows. Blocks begin where examples start. So an
+example has the same bits, and the same cost, as a separate sequence. Blocks of keys that a window
+hides from all queries of a block are skipped, so that time is linear in T.
 
 Precision "medium" rounds both factors of each product, also p and ds, to bfloat16. The CPU must
-multiply pairs, and the segment have more than SHORT rows. Sums, maxima and exp stay float32.
+multiply pairs, and the example have more than SHORT rows. Sums, maxima and exp stay float32.
 Sources: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2; windows: Beltagy et al.
 2020, arXiv:2004.05150; the cap: Gemma Team 2024, arXiv:2408.00118, section 2; sinks: Xiao et al.
 2023, arXiv:2309.17453, and OpenAI 2025, arXiv:2508.10925, section 2.
@@ -35,14 +35,14 @@ from libc.string cimport memset
 
 from toynn._kernels.attention._attention cimport backward_block, forward_block
 from toynn._kernels.attention._visible cimport BLOCK, Sizes, block_count, first_key
-from toynn._kernels._common cimport dot_, exp_
+from toynn._kernels.base._common cimport dot_, exp_
 from toynn._kernels.gemm._panels cimport HAS_PAIRS
-from toynn._kernels._parallel cimport parallel_each, parallel_for, part_fn
+from toynn._kernels.base._parallel cimport parallel_each, parallel_for, part_fn
 from toynn._kernels.args.attention cimport Backward, BackwardSinks, Forward
-from toynn._kernels.entry cimport entry
+from toynn._kernels.base.entry cimport entry
 
-from toynn._kernels._check import attention_fits
-from toynn._kernels.cpu import gains_by_pairs
+from toynn._kernels.base._check import attention_fits
+from toynn._kernels.base.cpu import gains_by_pairs
 
 cdef enum:
     SMALL = 1 << 19  # up to this many multiplications per product, waking threads does not pay
@@ -77,14 +77,14 @@ cdef inline Args _on_few_threads(const Args* a, const Sizes* s) noexcept nogil:
 
 
 cdef inline Py_ssize_t _start(const int* first, Py_ssize_t row, Py_ssize_t i) noexcept nogil:
-    """The first row of the segment of row i, in the sequence that begins at ``row``."""
+    """The row at which the example of row i starts, in the sequence that begins at ``row``."""
     return first[row + i] - row if first != NULL else 0
 
 
-cdef inline Sizes _segment(
+cdef inline Sizes _example(
     const Sizes* s, const int* first, Py_ssize_t row, Py_ssize_t i, Py_ssize_t end
 ) noexcept nogil:
-    """The sizes of the segment that row i is in, up to row ``end``."""
+    """The sizes of the example that row i is in, up to row ``end``."""
     cdef Sizes one = s[0]
     cdef Py_ssize_t start = _start(first, row, i)
     i = s.T if first == NULL else i
@@ -107,7 +107,7 @@ cdef inline void _backward_pair(
 ) noexcept nogil:
     """What a block of queries and one of keys add: to dq if ``queries``, to dk, dv if ``keys``.
 
-    ``one`` is the segment that begins at ``start``; i and j count its blocks.
+    ``one`` is the example that begins at ``start``; i and j count its blocks.
     """
     cdef Py_ssize_t row = batch * s.T + start, kv = h * s.KV // s.H
     cdef Py_ssize_t at_k = row * s.ldk + kv * s.D, at_v = row * s.ldv + kv * s.E
@@ -124,8 +124,8 @@ cdef inline void _backward_keys(
     Backward* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv, Py_ssize_t start, Py_ssize_t j,
     bint queries,
 ) noexcept nogil:
-    """dk and dv of block j of keys of a segment; with ``queries`` also what it adds to dq."""
-    cdef Sizes one = _segment(s, a.first, batch * s.T, start, s.T)
+    """dk and dv of block j of keys of an example; with ``queries`` also what it adds to dq."""
+    cdef Sizes one = _example(s, a.first, batch * s.T, start, s.T)
     cdef Py_ssize_t group = s.H // s.KV, blocks = block_count(&one, one.T), g, i
     cdef Py_ssize_t i0 = j if s.causal else 0
     for g in range(group):
@@ -140,8 +140,8 @@ cdef inline void _backward_keys(
 cdef inline void _backward_queries(
     Backward* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t h, Py_ssize_t start, Py_ssize_t i
 ) noexcept nogil:
-    """dq of block i of queries of a segment: the sums of _backward_keys, in the same order."""
-    cdef Sizes one = _segment(s, a.first, batch * s.T, start, s.T)
+    """dq of block i of queries of an example: the sums of _backward_keys, in the same order."""
+    cdef Sizes one = _example(s, a.first, batch * s.T, start, s.T)
     cdef Py_ssize_t last = i if s.causal else block_count(&one, one.T) - 1, j
     for j in range(first_key(&one, i * BLOCK) // BLOCK, last + 1):
         _backward_pair(a, s, &one, batch, h, start, i, j, True, False, True)
@@ -153,7 +153,7 @@ cdef inline void _forward_block(
     """Compute the block of queries that begins at row i of a sequence."""
     cdef Py_ssize_t kv = h * s.KV // s.H, start = _start(a.first, batch * s.T, i)
     cdef Py_ssize_t row = batch * s.T + start
-    cdef Sizes one = _segment(s, a.first, batch * s.T, i, i + BLOCK)
+    cdef Sizes one = _example(s, a.first, batch * s.T, i, i + BLOCK)
     if a.sinks != NULL:
         one.sink = a.sinks + h
     forward_block(
@@ -194,7 +194,7 @@ cdef void _deltas(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil
 
 
 cdef void _backward_stretches(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Compute the segments that begin in given stretches of BLOCK rows.
+    """Compute the examples that start in given stretches of BLOCK rows.
 
     Stretches are counted through sequences and heads of k and v.
     """
@@ -206,7 +206,7 @@ cdef void _backward_stretches(Backward* a, Py_ssize_t begin, Py_ssize_t end) noe
         i = n % stretches * BLOCK
         for r in range(i, min(i + BLOCK, s.T)):
             if _start(a.first, batch * s.T, r) == r:
-                one = _segment(&s, a.first, batch * s.T, r, s.T)
+                one = _example(&s, a.first, batch * s.T, r, s.T)
                 for j in range(block_count(&one, one.T)):
                     _backward_keys(a, &s, batch, n // stretches % s.KV, r, j, True)
 
@@ -237,8 +237,8 @@ cdef void _query_blocks(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept 
                 _backward_queries(a, &s, batch, n % s.H, start, (r - start) // BLOCK)
 
 
-cdef inline Py_ssize_t _segments(const int* first, Py_ssize_t rows, Py_ssize_t B) noexcept nogil:
-    """Count the segments of all sequences."""
+cdef inline Py_ssize_t _examples(const int* first, Py_ssize_t rows, Py_ssize_t B) noexcept nogil:
+    """Count the examples of all sequences."""
     cdef Py_ssize_t i, count = 0
     if first == NULL:
         return B
@@ -251,7 +251,7 @@ cdef void _backward(Backward* a) noexcept nogil:
     cdef Sizes s = _sizes(a)
     cdef Backward few = _on_few_threads(a, &s)
     cdef Py_ssize_t blocks = block_count(&s, s.T)
-    cdef Py_ssize_t heads = s.KV * _segments(a.first, s.B * s.T, s.B)
+    cdef Py_ssize_t heads = s.KV * _examples(a.first, s.B * s.T, s.B)
     if a.delta != NULL:
         parallel_for(<part_fn>_deltas, &few, s.B * s.H * s.T)
     if blocks > 1 and SPLIT * heads < few.n_threads:

@@ -25,13 +25,13 @@ from libc.string cimport memcpy, memset
 
 from toynn._kernels.attention._attention cimport forward_block
 from toynn._kernels.attention._visible cimport BLOCK, Sizes, first_key
-from toynn._kernels._common cimport exp_
-from toynn._kernels._parallel cimport deal
+from toynn._kernels.base._common cimport exp_
+from toynn._kernels.base._parallel cimport deal
 from toynn._kernels.gemm._panels cimport blocks_of
 from toynn._kernels.args.cached_attention cimport Forward
-from toynn._kernels.entry cimport entry
+from toynn._kernels.base.entry cimport entry
 
-from toynn._kernels._check import cache_has_room
+from toynn._kernels.base._check import cache_has_room
 
 cdef enum:
     SPAN = 256       # keys per task if T = 1: four blocks, 64 KB each of k and v at D = 64

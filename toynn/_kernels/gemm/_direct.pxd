@@ -1,10 +1,10 @@
 """Products that pack nothing in advance: GEMV_INT8, GEMV, SKINNY, SMALL (see _product.pxd)."""
 from libc.string cimport memset
 
-from toynn._kernels._common cimport (
+from toynn._kernels.base._common cimport (
     LANES, add_products, flush_denormals, fpstate, restore_fpstate, sum_lanes,
 )
-from toynn._kernels._parallel cimport deal
+from toynn._kernels.base._parallel cimport deal
 from toynn._kernels.gemm._finish cimport finish_row
 from toynn._kernels.gemm._gemm cimport multiply
 from toynn._kernels.gemm._int8 cimport round_rows, rounded_row

@@ -1,7 +1,7 @@
 """What happens to a block of C while it is in cache: squares, bias, activation."""
 from libc.string cimport memcpy
 
-from toynn._kernels._gelu cimport gelu_exact, gelu_tanh
+from toynn._kernels.activations._gelu cimport gelu_exact, gelu_tanh
 from toynn._kernels.gemm._panels cimport panel_start
 from toynn._kernels.gemm._product cimport GELU_EXACT, GELU_TANH, NONE, Product
 from toynn._kernels.gemm._squares cimport sum_tiles

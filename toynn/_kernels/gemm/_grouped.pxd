@@ -5,8 +5,8 @@ axis each operand is read, and _tasks.pxd how a product is cut into tasks.
 """
 from libc.stdint cimport uint8_t
 
-from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate
-from toynn._kernels.pool cimport run_on_threads, take
+from toynn._kernels.base._common cimport flush_denormals, fpstate, restore_fpstate
+from toynn._kernels.base.pool cimport run_on_threads, take
 from toynn._kernels.quants._types cimport Type, row_bytes, type_of
 from toynn._kernels.gemm._gemm cimport begin_tiles, end_tiles
 from toynn._kernels.gemm._panels cimport HAS_TILES, kept_floats

@@ -21,7 +21,7 @@ share a product of few panels evenly, and a slow core holds nobody up for long.
 PANELS_RESIDENT swaps LOOPs 4 and 3: a block of C then stays in L2 through all passes.
 """
 
-from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate
+from toynn._kernels.base._common cimport flush_denormals, fpstate, restore_fpstate
 from toynn._kernels.gemm._finish cimport finish
 from toynn._kernels.gemm._gemm cimport begin_tiles, end_tiles
 from toynn._kernels.gemm._panels cimport (
@@ -30,7 +30,7 @@ from toynn._kernels.gemm._panels cimport (
 )
 from toynn._kernels.gemm._product cimport PANELS_RESIDENT, Product
 from toynn._kernels.gemm._tile cimport multiply_tile
-from toynn._kernels.pool cimport run_on_threads, take, work_fn
+from toynn._kernels.base.pool cimport run_on_threads, take, work_fn
 from toynn._kernels.quants._blocks cimport RUN
 
 cdef enum:

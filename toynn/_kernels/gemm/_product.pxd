@@ -70,7 +70,7 @@ cdef struct Product:
 
 cdef inline int units():
     """The units of this CPU that this build can use, as bits of enum Unit."""
-    from toynn._kernels.cpu import INT8_UNITS, amx_int8, gains_by_pairs, int8_unit
+    from toynn._kernels.base.cpu import INT8_UNITS, amx_int8, gains_by_pairs, int8_unit
     int8 = int8_unit(UNITS_OF_BUILD) if HAS_INT8 else ""
     pairs = GAINS_BY_PAIRS if HAS_PAIRS and gains_by_pairs() else 0
     tiles = INT8_TILES if HAS_TILES and amx_int8() else 0

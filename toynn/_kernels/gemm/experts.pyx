@@ -17,11 +17,11 @@ Source: Gale et al. 2022, MegaBlocks, arXiv:2211.15841, section 4.
 from libc.string cimport memset
 
 from toynn._kernels.gemm._grouped cimport Experts, floats_for, multiply_experts
-from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels.base._parallel cimport parallel_for, part_fn
 from toynn._kernels.gemm._product cimport BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, units
-from toynn._kernels.abi cimport kernel_fn, scratch_fn
+from toynn._kernels.base.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.experts cimport BackwardBias, BackwardInput, BackwardWeight, Forward
-from toynn._kernels.entry cimport entry
+from toynn._kernels.base.entry cimport entry
 
 # kept: from toynn._kernels.gemm._prepacked cimport Prepacked
 

@@ -28,11 +28,11 @@ from toynn._kernels.gemm._product cimport (
     BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, GAINS_BY_PAIRS, Activation, Product,
     can_sum_squares, gemv_floats, product_of, quads_unit, units,
 )
-from toynn._kernels.abi cimport kernel_fn, scratch_fn
+from toynn._kernels.base.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.matmul cimport BackwardInput, BackwardWeight, Forward
-from toynn._kernels.entry cimport entry
+from toynn._kernels.base.entry cimport entry
 
-from toynn._kernels.cpu import int8_unit
+from toynn._kernels.base.cpu import int8_unit
 
 # kept: from toynn._kernels.gemm._prepacked cimport Prepacked
 # kept: from toynn._kernels.gemm._squares cimport Squares

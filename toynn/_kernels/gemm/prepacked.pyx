@@ -11,16 +11,16 @@ from toynn._kernels.gemm._panels cimport (
     NR, STRETCH, Operand, blocks_of, kept_floats, kept_start, pack as pack_panels,
     panels as panels_of, terms_per_pass,
 )
-from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels.base._parallel cimport parallel_for, part_fn
 from toynn._kernels.gemm._prepacked cimport Prepacked, prepacked_operand, terms_of
 from toynn._kernels.gemm._product cimport (
     BACKWARD_INPUT, FORWARD, Entry, Product, is_packed, product_of, units,
 )
-from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.base.abi cimport kernel_fn
 from toynn._kernels.args.prepacked cimport Pack
-from toynn._kernels.entry cimport entry
+from toynn._kernels.base.entry cimport entry
 
-from toynn._kernels._check import countable
+from toynn._kernels.base._check import countable
 
 PRODUCTS = ("forward", "backward_input")  # of matmul and experts, as _product.pxd numbers them
 

@@ -25,7 +25,7 @@ from libc.stdint cimport int8_t, uint8_t, uint32_t, uint64_t
 
 from toynn._kernels.quants._blocks cimport RUN, floats, half, word
 from toynn._kernels.quants._superblocks cimport RUNS
-from toynn._kernels.codebooks cimport (
+from toynn._kernels.base.codebooks cimport (
     EIGHT_SIGNS, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, SEVEN_SIGNS,
 )
 

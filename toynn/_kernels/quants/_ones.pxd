@@ -22,7 +22,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from toynn._kernels.quants._blocks cimport floats, half, word
 from toynn._kernels.quants._grids cimport scale_rows
 from toynn._kernels.quants._superblocks cimport RUNS
-from toynn._kernels.codebooks cimport IQ1
+from toynn._kernels.base.codebooks cimport IQ1
 
 
 @cython.overflowcheck(False)

@@ -20,11 +20,11 @@ from libc.stdint cimport int8_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from toynn._kernels.quants._blocks cimport RUN
-from toynn._kernels._address cimport at1
-from toynn._kernels._parallel cimport deal
+from toynn._kernels.base._address cimport at1
+from toynn._kernels.base._parallel cimport deal
 from toynn._kernels.quants._types cimport F32, Type, dequantize as dequantize_row, type_of
 
-from toynn._kernels._check import check
+from toynn._kernels.base._check import check
 
 cdef enum:
     TASK = 16384  # elements of a task: a multiple of every block

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import toynn._kernels as kernels
-from toynn._kernels.entry import Entry
+from toynn._kernels.base.entry import Entry
 from toynn.backends.cpu.feed import Feed as CompiledFeed
 from toynn.backends.cpu.precision import automatic, multiplies_in
 from toynn.backends.cpu.prepacked import Prepacked, Prepacks

@@ -3,7 +3,7 @@
 from typing import Any
 
 import toynn._kernels as kernels
-from toynn._kernels import cpu
+from toynn._kernels.base import cpu
 
 __all__ = ["automatic", "multiplies_in"]
 

@@ -8,8 +8,8 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strchr
 
-from toynn._kernels.abi cimport MAX_OPTIONS, MAX_SIZES, MAX_TENSORS, KernelArgs, kernel_fn
-from toynn._kernels.pool cimport begin_launch, end_launch, recording
+from toynn._kernels.base.abi cimport MAX_OPTIONS, MAX_SIZES, MAX_TENSORS, KernelArgs, kernel_fn
+from toynn._kernels.base.pool cimport begin_launch, end_launch, recording
 from toynn.backends.cpu.thread_count cimport ThreadCount
 
 cdef extern from "platform.h" nogil:

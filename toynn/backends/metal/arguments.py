@@ -23,7 +23,7 @@ from functools import cache
 from typing import NamedTuple
 
 import toynn._kernels as kernels
-from toynn._kernels.signature import Signature
+from toynn._kernels.base.signature import Signature
 
 __all__ = [
     "Member",

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from toynn._kernels import codebooks
+from toynn._kernels.base import codebooks
 
 __all__ = ["text"]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import NamedTuple
 
-from toynn._kernels.signature import Signature
+from toynn._kernels.base.signature import Signature
 from toynn.numerics import precision
 from toynn.numerics.dtypes import GGUF_TYPES
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from toynn._kernels.signature import Signature
+from toynn._kernels.base.signature import Signature
 from toynn.backends.metal import _bridge
 from toynn.backends.metal.arguments import entries, offset, pack
 from toynn.backends.metal.device import MetalBuffer, MetalDevice

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import toynn._kernels as kernels
-from toynn._kernels.signature import Signature
+from toynn._kernels.base.signature import Signature
 from toynn.backends.protocol import ELEMENTS
 from toynn.numerics import dtypes
 

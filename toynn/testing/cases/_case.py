@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 import toynn._kernels as kernels
 from toynn import ops
-from toynn._kernels.entry import WORDS, Entry
-from toynn._kernels.signature import TensorSpec
+from toynn._kernels.base.entry import WORDS, Entry
+from toynn._kernels.base.signature import TensorSpec
 from toynn.backends.reference import KERNELS
 from toynn.backends.reference.kernel import Outputs
 from toynn.graph.sizes import fill

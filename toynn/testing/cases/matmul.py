@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from toynn._kernels.entry import ACTIVATIONS
+from toynn._kernels.base.entry import ACTIVATIONS
 from toynn.testing.cases._case import Array, Call, derived, differentiable, normal
 from toynn.testing.cases.quants import SCALES, matrix
 
