@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from toynn.cli._flags import add
 from toynn.data.bounds import Bounds
 from toynn.data.examples import held_out
 from toynn.data.jsonl import TRAIN, parts_of
-from toynn.data.repeats import Cut, Repeats, common, cut_at, repeated
+from toynn.data.repeats import Cut, Repeats, common, cut_at
 from toynn.data.splits import part_of
 from toynn.data.survey import Characters, Survey, Vocabulary, survey
 from toynn.data.survey_text import held_lines, survey_text
@@ -77,11 +78,28 @@ class _Found:
 
     path: Path
     parts: dict[str, Survey]
-    repeats: dict[str, tuple[Repeats, Repeats]]  # by part: the same rows, the same words
     leaks: dict[str, tuple[Repeats, Repeats]]  # by held-out part: whole rows, prompts
-    cuts: dict[str, Cut]
+    seq: int | None
     odd_roles: tuple[str, ...] = ()  # empty with a model: its chat template decides
-    empty: tuple[str, ...] = ()  # parts without a token with loss: training refuses them
+
+    @cached_property
+    def cuts(self) -> dict[str, Cut]:
+        """What --seq does to the rows of each part."""
+        rows = {name: part for name, part in self.parts.items() if part.rows and name != "text"}
+        return {
+            name: cut_at(part.lengths, part.trained, part.prompts, self.seq)
+            for name, part in rows.items()
+            if self.seq is not None
+        }
+
+    @cached_property
+    def empty(self) -> list[str]:
+        """Parts without a token with loss, and texts too short for two windows."""
+        seq = self.seq
+        if text := self.parts.get("text"):
+            return ["text"] if text.tokens < (2 * (seq + 1) if seq else 1) else []
+        parts = self.parts.items()
+        return [name for name, part in parts if not (len(part.kept(seq)) if seq else part.rows)]
 
     @property
     def refused(self) -> bool:
@@ -91,9 +109,8 @@ class _Found:
     @property
     def doubtful(self) -> bool:
         """Whether it has something that --strict reports."""
-        rows = [
-            pair[k].rows for pair in (*self.repeats.values(), *self.leaks.values()) for k in (0, 1)
-        ]
+        pairs = (*(part.repeats for part in self.parts.values()), *self.leaks.values())
+        rows = [each.rows for pair in pairs for each in pair]
         cut = any(each.cut or each.dropped for each in self.cuts.values())
         unknown = any(part.unknown for part in self.parts.values())
         return any(rows) or cut or unknown or bool(self.odd_roles)
@@ -207,8 +224,8 @@ def _looked_at(
     with ExitStack() as stack:
         given["progress"] = stack.enter_context(Reading())
         if path.suffix == ".txt" and not path.is_dir():
-            text = survey_text(path, encoder, **given)
-            return _text(path, text, seq)
+            parts = {"text": survey_text(path, encoder, **given)}
+            return _Found(path, parts, _leaks(parts, seq, 0), seq)
         unnamed = path.is_dir() and part_of(path, TRAIN) is None
         if path.suffix == ".bin" or (unnamed and any(path.glob("*.bin"))):
             raise DataError(f"{path}: it holds tokens already: `toynn train` checks all of them")
@@ -219,19 +236,9 @@ def _looked_at(
             name: survey(file, encoder, encoder.vocab_size, **given)
             for name, file in parts_of(path).items()
         }
-    cuts = {}
-    if seq is not None:
-        cuts = {
-            name: cut_at(part.lengths, part.trained, part.prompts, seq)
-            for name, part in parts.items()
-            if part.rows
-        }
-    repeats = {name: (repeated(p.exact), repeated(p.alike)) for name, p in parts.items()}
-    trains = {name: len(_kept(part, seq)) if seq else part.rows for name, part in parts.items()}
-    empty = tuple(name for name, count in trains.items() if not count)
     roles = sorted({role for part in parts.values() for role in part.roles})
     odd = () if tokenizer else tuple(role for role in roles if unknown_role(role))
-    return _Found(path, parts, repeats, _leaks(parts, seq, arguments.seed), cuts, odd, empty)
+    return _Found(path, parts, _leaks(parts, seq, arguments.seed), seq, odd)
 
 
 def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
@@ -243,10 +250,8 @@ def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
             piece.decode()
         except UnicodeDecodeError:
             pieces[id] = piece
-    fragments = np.zeros(tokenizer.vocab_size, np.bool_)
-    fragments[list(pieces)] = True
-    special = np.zeros(tokenizer.vocab_size, np.bool_)
-    special[list(tokenizer.special)] = True
+    ids = np.arange(tokenizer.vocab_size)
+    fragments, special = (np.isin(ids, list(some)) for some in (pieces, tokenizer.special))
     return Vocabulary(tokenizer.unknown, fragments, pieces, special)
 
 
@@ -254,37 +259,23 @@ def _leaks(
     parts: dict[str, Survey], seq: int | None, seed: int
 ) -> dict[str, tuple[Repeats, Repeats]]:
     """Return the held-out rows that are in the training part, too, with their places in files."""
-    train = parts["train"]
+    train = next(iter(parts.values()))
     if len(parts) > 1:
         return {
             name: (common(part.alike, train.alike), common(part.asked, train.asked))
             for name, part in parts.items()
             if name != "train"
         }
-    rows = _kept(train, seq)
-    if len(rows) < 2:
-        return {}
-    chosen, held = (rows[part] for part in held_out(len(rows), seed))
-    if not len(held):
-        return {}
-    return {"held out": _between(train, held, chosen)}
-
-
-def _between(part: Survey, held: Any, chosen: Any) -> tuple[Repeats, Repeats]:
+    if "text" in parts:
+        what, (chosen, held) = "last tenth", (np.array(each, int) for each in held_lines(train))
+    else:
+        rows = train.kept(seq)
+        what, (chosen, held) = "held out", (rows[each] for each in held_out(len(rows), seed))
     found = []
-    for hashes in (np.array(part.alike), np.array(part.asked)):
-        rows, first = common(hashes[held], hashes[chosen])
-        found.append(Repeats(rows, first and (int(held[first[0]]), int(chosen[first[1]]))))
-    return found[0], found[1]
-
-
-def _kept(part: Survey, seq: int | None) -> Any:
-    """Return the rows that have a token with loss within --seq. A run uses only these."""
-    room = np.inf if seq is None else seq + 1
-    good = (np.array(part.trained) > 0) & (np.array(part.prompts) < room)
-    if not part.rows:
-        return np.empty(0, np.int64)
-    return np.flatnonzero(good.reshape(part.rows, -1).all(axis=1))
+    for hashes in (np.array(train.alike), np.array(train.asked)) if len(held) else ():
+        count, first = common(hashes[held], hashes[chosen])
+        found.append(Repeats(count, first and (int(held[first[0]]), int(chosen[first[1]]))))
+    return {what: (found[0], found[1])} if found else {}
 
 
 def _shared(found: Sequence[_Found]) -> Iterator[tuple[str, str, Repeats]]:
@@ -295,15 +286,6 @@ def _shared(found: Sequence[_Found]) -> Iterator[tuple[str, str, Repeats]]:
             repeats = common(part.alike, before.alike)
             if source is not other and repeats.rows:
                 yield str(part.path), str(before.path), repeats
-
-
-def _text(path: Path, text: Survey, seq: int | None) -> _Found:
-    """Return what was found in a text; its rows are lines."""
-    short = text.tokens < (2 * (seq + 1) if seq else 1)  # for training and for validation
-    before, held = (np.array(rows, np.int64) for rows in held_lines(text))
-    leaks = {"last tenth": _between(text, held, before)} if text.rows else {}
-    repeats = {"text": (repeated(text.exact), repeated(text.alike))}
-    return _Found(path, {"text": text}, repeats, leaks, {}, (), ("text",) if short else ())
 
 
 # -- Telling -----------------------------------------------------------------------------------
@@ -366,7 +348,7 @@ def _of_part(
     if name in found.cuts:
         yield from _cut(found.cuts[name], part, seq or 0)
     what, behind = ("line", " of 32 and more characters") if name == "text" else ("row", "")
-    same, alike = found.repeats[name]
+    same, alike = part.repeats
     yield "repeats", _repeated(part, same, alike, what, behind)
     if unit == "tokens":
         yield "no token", _unknown(part)
@@ -446,7 +428,7 @@ def _object(found: _Found, seq: int | None) -> dict[str, Any]:
     """Return a source's object in the JSON output."""
     parts = {}
     for name, part in found.parts.items():
-        same, alike = found.repeats[name]
+        same, alike = part.repeats
         parts[name] = {
             "path": str(part.path),
             "kind": part.kind,

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -36,6 +37,7 @@ from toynn.data.reader import (
     Row,
     Talk,
 )
+from toynn.data.repeats import Repeats, repeated
 from toynn.data.splits import files_of
 from toynn.data.stream import Progress, silent
 from toynn.errors import DataError, GGUFError
@@ -55,6 +57,7 @@ SHOWN = 3  # examples that are kept to show
 REFUSED = 5  # refused rows whose error is kept
 CHARACTERS = 2000  # the most different characters without a token of their own that are listed
 NO_PROMPT = 0
+_NONE = np.empty(0, np.int64)
 WINDOW = 256  # tokens up to a special token that are kept
 FORMS = {
     ("text",): "text",
@@ -200,6 +203,17 @@ class Survey:
     def rows(self) -> int:
         """The number of good rows."""
         return len(self.places)
+
+    @cached_property
+    def repeats(self) -> tuple[Repeats, Repeats]:
+        """The rows that repeat another one: as they are, and by their words."""
+        return repeated(self.exact), repeated(self.alike)
+
+    def kept(self, seq: int | None) -> NDArray[np.int64]:
+        """Return the rows that have a token with loss within seq. A run uses only these."""
+        room = np.inf if seq is None else seq + 1
+        good = (np.array(self.trained) > 0) & (np.array(self.prompts) < room)
+        return np.flatnonzero(good.reshape(self.rows, -1).all(axis=1)) if self.rows else _NONE
 
     def where(self, index: int) -> str:
         """Return where a row is."""
