@@ -218,11 +218,11 @@ def test_the_tutorial_of_an_op_has_all_files_of_one(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "tutorial-op.md").read_text()
     block = re.compile(r"^```\w+\n(?:#|//) (toynn/\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
     for path, code in block.findall(page):
-        assert "softsign" in code.lower(), path
+        assert "squareplus" in code.lower(), path
         with (tmp_path / path).open("a", encoding="utf-8") as file:
             file.write(code)
     monkeypatch.setattr(test_new_op, "PACKAGE", tmp_path / "toynn")
-    assert "softsign" in test_new_op.entries_of(r"^(\w+) = entry\(", "_kernels", "pyx")
+    assert "squareplus" in test_new_op.entries_of(r"^(\w+) = entry\(", "_kernels", "pyx")
     assert not test_new_op.missing()
 
 
