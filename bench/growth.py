@@ -31,7 +31,7 @@ def has_torch() -> bool:
 
 def work(tape: Any) -> int:
     """Return the flops of a training step, without nodes that only evaluation runs."""
-    return sum(node.flops for node in tape.nodes if node.segment in tape.segments("update"))
+    return sum(node.flops for node in tape.nodes if node.phase in tape.phases("update"))
 
 
 def attention_share(session: Any) -> float:

@@ -33,7 +33,7 @@ def main():
     """Record a step of a small GPT-2; show a block and a product of its backward."""
     engine, other = recorded(), recorded(checkpointing=True)
     nodes = engine.session.tape.nodes
-    call = next(i for i, n in enumerate(nodes) if n.block == "blk.1" and n.segment == "B")
+    call = next(i for i, n in enumerate(nodes) if n.block == "blk.1" and n.phase == "B")
     with TemporaryDirectory() as folder:
         page = Path(folder, "step.html")
         beside = {"checkpointing": other}

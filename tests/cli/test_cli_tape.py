@@ -45,7 +45,7 @@ def test_a_recipe_is_compared_and_timed(tmp_path, monkeypatch):
     count = len(data["tapes"][0]["nodes"])
     assert len(data["seconds"]) == len(data["bounds"]) == count
     ran = [s for s, n in zip(data["seconds"], data["tapes"][0]["nodes"], strict=True)
-           if n["segment"] != "E"]  # fmt: skip
+           if n["phase"] != "E"]  # fmt: skip
     assert min(ran) > 0 and min(bound for bound, _ in data["bounds"]) >= 0
 
 

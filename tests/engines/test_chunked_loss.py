@@ -114,7 +114,7 @@ def test_the_loss_has_the_same_bits_wherever_a_run_stops(rows, labels):
 def test_each_product_runs_once_and_no_gradient_is_touched_for_the_loss():
     net = tape(trained, rows=2)
     s, nodes = net.s, net.s.tape.nodes
-    assert [n.segment for n in nodes] == sorted((n.segment for n in nodes), key="FEBU".index)
+    assert [n.phase for n in nodes] == sorted((n.phase for n in nodes), key="FEBU".index)
     runs = []
     for to in ("loss", "grads", "update"):
         before = [row.calls for row in s.profile().rows if row.op == "matmul.forward"]
@@ -130,7 +130,7 @@ def test_each_product_runs_once_and_no_gradient_is_touched_for_the_loss():
 def test_the_tape_says_what_is_for_evaluation_alone():
     s = tape(trained, rows=3).s
     kernels = {
-        segment: [n.op.kernel for n in s.tape.nodes if n.segment == segment] for segment in "EB"
+        segment: [n.op.kernel for n in s.tape.nodes if n.phase == segment] for segment in "EB"
     }
     chunk = ["matmul.forward", "chunked_cross_entropy.forward"]
     assert kernels["E"] == [*chunk, *chunk, "chunked_cross_entropy.mean"]
@@ -161,7 +161,7 @@ def test_a_loss_that_is_computed_on_keeps_its_forward(rows):
         return ops.scale(s, loss, 0.5)
 
     net, half = tape(trained, rows=rows), tape(trained, rows=rows, then=scaled)
-    assert not [n for n in half.s.tape.nodes if n.segment == "E"]
+    assert not [n for n in half.s.tape.nodes if n.phase == "E"]
     for got, expected in zip(result(half), result(net), strict=True):
         np.testing.assert_allclose(got, expected / 2, rtol=1e-6, atol=1e-7)
 

@@ -45,10 +45,10 @@ def adapted(layer, *, mapped, checkpointing=False, beside="q"):
 @pytest.mark.parametrize("layer", [0, 2, 3])
 def test_only_the_way_to_the_adapters_is_computed(layer, mapped):
     net, s = adapted(layer, mapped=mapped)
-    backward = [node for node in s.tape.nodes if node.segment == "B"]
+    backward = [node for node in s.tape.nodes if node.phase == "B"]
 
     a, _ = net.parameters()
-    (low,) = (n.outputs[0] for n in s.tape.nodes if n.segment == "F" and a in n.inputs)
+    (low,) = (n.outputs[0] for n in s.tape.nodes if n.phase == "F" and a in n.inputs)
     products = [n for n in backward if n.op.kernel == "matmul.backward_weight"]
     assert {n.outputs[0].role.value for n in products} == {"gradient"}
     assert [n.outputs[0].shape for n in products] == [(C, RANK), (RANK, C)]  # dB, dA
@@ -79,7 +79,7 @@ def test_the_lowest_attention_gives_gradients_to_what_is_adapted_alone(beside):
     assert lowest.nbytes < above[0].nbytes or beside == "qkv"
     for i, node in enumerate(s.tape.nodes):  # each of them, and all else, is read
         read = {t.root for later in s.tape.nodes[i + 1 :] for t in later.touched}
-        for tensor in node.outputs if node.segment == "B" else ():
+        for tensor in node.outputs if node.phase == "B" else ():
             assert tensor is None or tensor.role.value == "gradient" or tensor.root in read
     assert gradcheck(s)
 
@@ -87,7 +87,7 @@ def test_the_lowest_attention_gives_gradients_to_what_is_adapted_alone(beside):
 @pytest.mark.parametrize("layer", [0, 3])
 def test_checkpointing_computes_no_block_below_the_adapters_again(layer):
     net, s = adapted(layer, mapped=False, checkpointing=True)
-    backward = [node for node in s.tape.nodes if node.segment == "B"]
+    backward = [node for node in s.tape.nodes if node.phase == "B"]
     again = {node.block for node in backward if node.output.name.endswith("'")}
     assert again == {f"blk.{n}" for n in range(layer, LAYERS)}
     plain, _ = adapted(layer, mapped=False)
@@ -102,7 +102,7 @@ def test_the_products_with_frozen_matrices_cost_twice_the_forward_at_most():
     flops = {"F": 0, "B": 0}
     for node in s.tape.nodes:
         if node.op.kernel.startswith("matmul") and not set(net.parameters()) & set(node.inputs):
-            flops[node.segment] += node.flops
+            flops[node.phase] += node.flops
     trained = sum(n.flops for n in s.tape.nodes if n.op.kernel == "matmul.backward_weight")
     assert trained == 2 * 2 * N * C * RANK
     assert 0 < flops["B"] - trained < flops["F"]

@@ -124,12 +124,12 @@ def test_the_file_is_mapped_and_memory_is_known_beforehand(bases, arch):
 
 def test_no_gradient_of_a_frozen_weight_is_computed(llama):
     nodes = make(llama).engine.session.tape.nodes
-    backward = [node.op.kernel for node in nodes if node.segment == "B"]
+    backward = [node.op.kernel for node in nodes if node.phase == "B"]
     assert backward.count("matmul.backward_weight") == 2 * 14  # A and B of each projection
     # of the rows that count: of what attention gives in the last block, and of what it adds to
     assert backward.count("embedding.backward") == 2
     only_last = make(llama, targets="blk.1.ffn_down").engine.session.tape.nodes
-    kernels = [node.op.kernel for node in only_last if node.segment == "B"]
+    kernels = [node.op.kernel for node in only_last if node.phase == "B"]
     assert kernels.count("matmul.backward_input") == 2  # the head, and B
 
 
@@ -141,13 +141,13 @@ def test_below_the_lowest_adapter_nothing_is_kept_or_differentiated(tmp_path, ch
         recipe = make(base, num_layers=number, targets="q", checkpointing=checkpointing)
         peaks.append(recipe.engine.session.memory().activations)
         tape, below = recipe.engine.session.tape, {f"blk.{n}" for n in range(4 - number)}
-        backward = next(i for i, node in enumerate(tape.nodes) if node.segment == "B")
+        backward = next(i for i, node in enumerate(tape.nodes) if node.phase == "B")
         lives = tape.lives()
         lowest = [node for node in tape.nodes if node.block in below]
         assert {node.block for node in lowest} == below
         for node in lowest:
             kept = {name: t for name, t in node.named.items() if t is not None and t.root in lives}
-            assert node.segment == "F"
+            assert node.phase == "F"
             for name, tensor in kept.items():  # but for what the blocks above read
                 above = {n.block for n in tape.nodes if tensor.root in n.touched} - below
                 assert above or lives[tensor.root][1] < backward, (node.op.kernel, name)
@@ -179,7 +179,7 @@ def test_lorafa_keeps_no_input_of_an_adapted_matrix(llama):
         nodes = recipe.engine.session.tape.nodes
         made = {n.output for n in nodes if n.op.kernel in ("rmsnorm.forward", "swiglu.forward")}
         made &= {n["x"] for n in nodes if n.op.kernel == "matmul.forward" and n.block}
-        read.append([t for n in nodes if n.segment == "B" for t in n.tensors if t in made])
+        read.append([t for n in nodes if n.phase == "B" for t in n.tensors if t in made])
     assert read[0] and not read[1]
     plain, fixed = (recipe.engine.session.memory() for recipe in recipes)
     assert fixed.activations < plain.activations and 2 * fixed.gradients < 1.2 * plain.gradients
@@ -343,7 +343,7 @@ def test_dropout_is_in_steps_and_nowhere_else(llama):
     assert [again.accumulate(ids, None, labels) for _ in range(3)] == losses
     assert "dropout.forward" not in str(plain.engine.session.tape)
     drops = [n for n in recipe.engine.session.tape.nodes if n.op.kernel == "dropout.forward"]
-    sites = {node.sizes["site"] for node in drops if node.segment == "F"}
+    sites = {node.sizes["site"] for node in drops if node.phase == "F"}
     assert len(sites) == len(recipe.engine.adapters)  # each has masks of its own
 
 

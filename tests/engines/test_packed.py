@@ -164,7 +164,7 @@ def test_micro_batches_weigh_by_the_tokens_that_they_learn():
 def test_behind_the_last_attention_only_rows_that_count_are_computed(kind):
     """Those of the last block: what its attention gave, what that is added to, MLP, norm, head."""
     recipe = llamas.make(kind, batch=2, packed=True)
-    nodes = [node for node in recipe.engine.session.tape.nodes if node.segment == "F"]
+    nodes = [node for node in recipe.engine.session.tape.nodes if node.phase == "F"]
     kernels = [node.op.kernel for node in nodes]
     count = nodes[kernels.index("valid_rows.forward")].outputs[2]
     mixers = {"attention.forward", "shortconv.forward", "delta.forward", "ssd.forward"}
@@ -182,7 +182,7 @@ def test_a_forward_pass_that_says_nothing_of_rows_computes_all(monkeypatch):
     ids = np.arange(26) % VOCAB
     monkeypatch.setattr(Llama, "narrows", False)
     engine = llamas.make(batch=2).engine
-    kernels = [n.op.kernel for n in engine.session.tape.nodes if n.segment == "F"]
+    kernels = [n.op.kernel for n in engine.session.tape.nodes if n.phase == "F"]
     assert kernels[-4:] == [
         "embedding.forward",
         "rmsnorm.forward",
@@ -274,12 +274,12 @@ def test_nothing_is_computed_below_the_lowest_adapter(tmp_path):
         recipe = toynn.recipes.LoRA()
         recipe.realize(path, None, 4, RecipeOptions(t_seq=12, packed=True), targets=targets)
         nodes = recipe.engine.session.tape.nodes
-        kernels[targets[0]] = [node.op.kernel for node in nodes if node.segment == "B"]
+        kernels[targets[0]] = [node.op.kernel for node in nodes if node.phase == "B"]
         for i, node in enumerate(nodes):
             written = {t.root for t in node.outputs if t is not None}
             read = {t.root for later in nodes[i + 1 :] for t in later.touched}
             read |= recipe.engine.session.tape.kept
-            assert node.segment == "U" or written <= read or node.op.weights, node.op.kernel
+            assert node.phase == "U" or written <= read or node.op.weights, node.op.kernel
     assert kernels["blk.1.ffn_down"] == [
         "cross_entropy.backward",
         "matmul.backward_input",  # of the head

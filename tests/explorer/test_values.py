@@ -87,7 +87,7 @@ def test_numbers_are_those_that_download_gives(make, tmp_path, monkeypatch):
     by_number = {number: tensor for tensor, number in numbers.items()}
     last, seen = {}, set()
     assert [each["node"] for each in found["nodes"]] == [
-        i for i, node in enumerate(session.tape.nodes) if node.segment != "E"
+        i for i, node in enumerate(session.tape.nodes) if node.phase != "E"
     ]
     for each in found["nodes"]:
         for number, version in each["before"].items():
@@ -117,7 +117,7 @@ def test_the_reference_goes_step_by_step_too_and_others_refuse(tmp_path, monkeyp
     tiny = Tiny()
     compiled = tiny.s._compiled[tiny.s.tape]
     monkeypatch.setitem(tiny.s._compiled, tiny.s.tape, replace(compiled, program=object()))
-    with pytest.raises(ConfigError, match="object runs only whole segments"):
+    with pytest.raises(ConfigError, match="object runs only whole phases"):
         tiny.s.run("grads", look=print)
     assert not tiny.s.pending, "nothing waits for an update"
 

@@ -30,7 +30,7 @@ def again(s):
     return [
         node.op.kernel
         for node in s.tape.nodes
-        if node.segment == "B" and any(t is not None and "'" in t.name for t in node.outputs)
+        if node.phase == "B" and any(t is not None and "'" in t.name for t in node.outputs)
     ]
 
 

@@ -99,7 +99,7 @@ def repeats(s):
 
 def is_copy(node):
     written = [t for t in node.outputs + node.saved if t]
-    return node.segment == "B" and any(t.name.endswith("'") for t in written)
+    return node.phase == "B" and any(t.name.endswith("'") for t in written)
 
 
 @pytest.mark.parametrize("name", TAPES)
@@ -118,11 +118,11 @@ def test_the_last_product_of_a_block_runs_once(name):
     recipe = MODELS[name](checkpointing=True)
     nodes = recipe.engine.session.tape.nodes
     for block in {node.block for node in nodes} - {None}:
-        forward = [n.op.kernel for n in nodes if n.block == block and n.segment == "F"]
+        forward = [n.op.kernel for n in nodes if n.block == block and n.phase == "F"]
         again = [n.op.kernel for n in nodes if n.block == block and is_copy(n)]
         assert forward[-2:] == ["matmul.forward", "elementwise.add"]
         assert again == forward[:-2]
-    kinds = [node.segment for node in nodes]
+    kinds = [node.phase for node in nodes]
     assert kinds == sorted(kinds, key="FEBU".index)
     printed = str(recipe.engine.session.tape)
     assert re.search(r" B  matmul.forward +linear\.\d+' +\(26, 24\)", printed)

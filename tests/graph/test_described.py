@@ -60,7 +60,7 @@ def test_a_section_has_forward_backward_and_update_of_a_block(checkpointing):
     assert told["sections"] == ["", "blk.0", "blk.1", "blk.2", ""]
     order = {letter: [] for letter in "FBU"}
     for node in told["nodes"]:
-        order[node["segment"]].append(node["section"])
+        order[node["phase"]].append(node["section"])
         names = [told["tensors"][t]["name"] for part in ("writes", "saves", "reads")
                  for t in node[part].values()]  # fmt: skip
         blocks = {name.split("blk.")[1][0] for name in names if "blk." in name}
@@ -78,7 +78,7 @@ def test_what_a_backward_reads_is_kept_and_gradients_are_named():
     names = [t["name"] for t in told["tensors"]]
     for node in told["nodes"]:
         kept = {names[t] for t in node.get("kept", ())}
-        assert not kept or node["segment"] == "F"
+        assert not kept or node["phase"] == "F"
         if node["op"] == "attention.forward":
             assert {name.partition(".")[0] for name in kept} == {"linear", "attention", "lse"}
     weight = told["tensors"][names.index("blk.1.attn_qkv.weight")]

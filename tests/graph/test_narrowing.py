@@ -31,8 +31,8 @@ def tape(name, **session):
 def kept(s):
     """The float32 matrices of the forward pass that the backward pass reads."""
     nodes = s.tape.nodes
-    written = {t.root for n in nodes if n.segment in "FE" for t in n.outputs if t}
-    read = {t.root for n in nodes if n.segment == "B" for t in n.inputs if t}
+    written = {t.root for n in nodes if n.phase in "FE" for t in n.outputs if t}
+    read = {t.root for n in nodes if n.phase == "B" for t in n.inputs if t}
     return {t for t in written & read if t.dtype == "f32" and len(t.shape) == 2}
 
 
@@ -45,13 +45,13 @@ def test_every_op_has_the_gradients_of_rounded_activations(name, recompute):
     """Another tape keeps float32; its backward in float64 reads what was kept, rounded."""
     plain, other = tape(name, **recompute)
     known = {t: np.array(v, float if t.dtype == "f32" else int) for t, v in plain.values.items()}
-    read = {t for node in other.tape.nodes if node.segment == "B" for t in node.inputs if t}
+    read = {t for node in other.tape.nodes if node.phase == "B" for t in node.inputs if t}
     known |= {t: np.ones(()) for t in read if t.name == "d_loss"}
 
     def look(i, done, value):
         node = other.tape.nodes[i]
         for t in filter(None, node.outputs + node.saved):
-            if done and node.segment == "F":
+            if done and node.phase == "F":
                 known[t.root] = np.array(value(t.root), float if t.dtype == "f32" else int)
 
     other.run("grads", look=look)

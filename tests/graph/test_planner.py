@@ -105,7 +105,7 @@ def test_an_undo_log_lies_where_nothing_lives_when_updates_run():
     recipe = toynn.recipes.GPT2()
     recipe.realize(toynn.GPT2Config(31, 8, 2, 16, 2, 8), toynn.RecipeOptions(t_batch=2))
     tape = recipe.engine.session.tape
-    update = next(i for i, node in enumerate(tape.nodes) if node.segment == "U")
+    update = next(i for i, node in enumerate(tape.nodes) if node.phase == "U")
     late = {*tape.inputs.values(), *tape.kept}
     late |= {t.root for node in tape.nodes[update:] for t in node.touched}
     without = plan(tape)

@@ -38,7 +38,7 @@ def test_a_printed_tape_fits_into_a_line(name, tmp_path):
     ]
     for i, (line, node) in enumerate(zip(lines[inputs:], tape.nodes, strict=True)):
         number, segment, kernel = line.split()[:3]
-        assert (number, segment, kernel) == (str(i), node.segment, node.op.kernel)
+        assert (number, segment, kernel) == (str(i), node.phase, node.op.kernel)
         written, *_ = (tensor for tensor in node.outputs if tensor is not None)
         assert line[column["writes"] :].startswith(written.name[:20])
         assert line[column["shape"] :].startswith(f"{written.shape} ")

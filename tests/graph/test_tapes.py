@@ -138,7 +138,7 @@ def test_products_add_to_one_gradient():
     assert len({node.outputs[0] for node in products}) == 1
     never, always = Accumulate.NEVER, Accumulate.ALWAYS
     assert [node.accumulate for node in products] == [never, always, always]
-    assert not [n for n in s.tape.nodes if n.segment == "B" and n.op.kernel == "elementwise.add"]
+    assert not [n for n in s.tape.nodes if n.phase == "B" and n.op.kernel == "elementwise.add"]
     assert gradcheck(s)
 
 

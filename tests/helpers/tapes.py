@@ -63,7 +63,7 @@ class Net:
         return [w for w in self.values if w.role.value == "parameter"]
 
     def kernels(self):
-        return [node.op.kernel for node in self.s.tape.nodes if node.segment == "B"]
+        return [node.op.kernel for node in self.s.tape.nodes if node.phase == "B"]
 
 
 def linear(net, bias, activation):

@@ -92,7 +92,7 @@ class RowLimit:
 class Launch:
     """One kernel call: everything but the addresses and the number of threads."""
 
-    segment: str  # the segment that it belongs to: one letter
+    phase: str  # the phase that it belongs to: one letter
     kernel: str  # "rmsnorm.forward": module and entry
     tensors: Mapping[str, Place | None]  # by the names of the kernel's signature
     sizes: Mapping[str, int]
@@ -106,7 +106,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class UndoLog:
-    """What the launches of segment U overwrite, and where a copy of it may be stored.
+    """What the launches of phase U overwrite, and where a copy of it may be stored.
 
     ``overwritten`` has places and their bytes. ``spare`` has as many bytes in all; nothing else
     uses it from the first of these launches until the end of the run. All offsets and lengths are
@@ -148,8 +148,8 @@ class Program(Protocol):
     def scratch(self) -> int:
         """Bytes of the program's own memory."""
 
-    def run(self, segments: str, accumulate: bool) -> None:
-        """Run the launches that belong to these segments, in order.
+    def run(self, phases: str, accumulate: bool) -> None:
+        """Run the launches that belong to these phases, in order.
 
         ``accumulate`` is true in all micro-batches but the first; see Accumulate.
         """

@@ -144,14 +144,14 @@ def record_loss(
 def _each(s: Session, logits: Tensor | None, target: Tensor, loss: Tensor) -> Tensor:
     """Record an output with the loss of each row, for runs that end at the mean loss.
 
-    A chunked cross-entropy computes them anyway; otherwise an op of segment E does.
+    A chunked cross-entropy computes them anyway; otherwise an op of phase E does.
     """
     if logits is None:
         mean = next(node for node in reversed(s.tape.nodes) if loss in node.outputs)
         return s.output(mean["losses"])
-    s.tape.segment = "E"
+    s.tape.phase = "E"
     losses = ops.token_losses(s, logits, target)
-    s.tape.segment = "F"
+    s.tape.phase = "F"
     return s.output(losses)
 
 

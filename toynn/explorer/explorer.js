@@ -4,7 +4,7 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const tape = data.tapes[0];
-const SEGMENTS = { F: "forward", E: "evaluation", B: "backward", U: "update" };
+const PHASES = { F: "forward", E: "evaluation", B: "backward", U: "update" };
 const LANES = [["F", "E"], ["B"], ["U"]];
 const LANE_NAMES = ["forward", "backward", "update"];
 const UNFOLDED = 40; // a step of at most so many calls is shown unfolded
@@ -69,7 +69,7 @@ tape.tensors.forEach((t, k) => { if (t.gradient !== undefined) gradientOf.set(t.
 const sectionName = (told, k) => told.sections[k] || (told.sections.length === 1 ? "all calls" : k === 0 ? "before the blocks" : k === told.sections.length - 1 ? "after the blocks" : "between blocks");
 const op = (n) => (n.precision && n.precision !== "highest" ? `${n.op} (${n.precision})` : n.op);
 const opName = (n) => make("span", { class: "op" }, op(n).split(/(?<=[._])/).flatMap((part) => [make("wbr"), part]));
-const where = (n) => [SEGMENTS[n.segment], ...(tape.sections.length > 1 ? [", ", make("span", { class: "name" }, sectionName(tape, n.section))] : [])];
+const where = (n) => [PHASES[n.phase], ...(tape.sections.length > 1 ? [", ", make("span", { class: "name" }, sectionName(tape, n.section))] : [])];
 const isCopy = (t) => t.name.endsWith("'");
 const seconds = data.seconds || null, bounds = data.bounds || null;
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
@@ -93,7 +93,7 @@ function nodeButton(i, words) {
 // -- The graph: a row for each section, a lane for each of forward, backward, update ----------------
 
 const lanes = tape.sections.map(() => LANES.map(() => []));
-tape.nodes.forEach((n, i) => lanes[n.section][LANES.findIndex((names) => names.includes(n.segment))].push(i));
+tape.nodes.forEach((n, i) => lanes[n.section][LANES.findIndex((names) => names.includes(n.phase))].push(i));
 
 const cost = (nodes) => sum(nodes.map((i) => (seconds ? seconds[i] : tape.nodes[i].flops)));
 const largest = Math.max(...lanes.flat().map(cost));
@@ -117,8 +117,8 @@ function nodeItem(i) {
   const n = tape.nodes[i];
   const told = [make("span", { class: "number" }, String(i)), opName(n)];
   if (seconds) told.push(make("span", { class: "time" }, time(seconds[i])));
-  const label = `call ${i}, ${op(n)}, ${SEGMENTS[n.segment]}, writes ${written(n).map((t) => tape.tensors[t].name).join(", ")}`;
-  return make("li", { class: `node ${n.segment}`, "data-item": i },
+  const label = `call ${i}, ${op(n)}, ${PHASES[n.phase]}, writes ${written(n).map((t) => tape.tensors[t].name).join(", ")}`;
+  return make("li", { class: `node ${n.phase}`, "data-item": i },
     make("button", { type: "button", class: "call", "data-node": i, tabindex: -1, "aria-label": label }, told),
     make("span", { class: "writes" }, written(n).map((t) => tensorButton(t, tape.sections[n.section]))));
 }
@@ -302,12 +302,12 @@ function kindOf(told, tensor) {
   if (tensor.role === "input") return "input";
   if (isCopy(tensor)) return "copy";
   const first = told.nodes[(tensor.writers || [])[0] ?? 0];
-  return first.segment === "B" || first.segment === "U" ? "gradient" : "activation";
+  return first.phase === "B" || first.phase === "U" ? "gradient" : "activation";
 }
 const KINDS = { activation: "activation", copy: "recomputed", gradient: "gradient of an activation", input: "input" };
 const peakSaid = (told) => {
   const n = told.nodes[told.arena.peak];
-  return `call ${told.arena.peak}, ${n.op}, ${SEGMENTS[n.segment]}, ${sectionName(told, n.section)}`;
+  return `call ${told.arena.peak}, ${n.op}, ${PHASES[n.phase]}, ${sectionName(told, n.section)}`;
 };
 
 function memory() {
@@ -327,8 +327,8 @@ function memory() {
       const edged = length > 4 && height > 4 ? " edged" : "";
       svg.append(make("rect", { class: `box ${kindOf(told, tensor)}${edged}`, "data-box": k, x: x(first), width: length, y: y(tensor.offset + tensor.bytes), height }));
     });
-    const ends = told.nodes.flatMap((n, i) => (i && n.segment !== told.nodes[i - 1].segment ? [i] : []));
-    [0, ...ends].forEach((i) => svg.append(make("line", { class: "edge", x1: x(i), x2: x(i), y1: 4, y2: high - below + 8 }), make("text", { x: x(i) + 4, y: high - 6 }, SEGMENTS[told.nodes[i].segment])));
+    const ends = told.nodes.flatMap((n, i) => (i && n.phase !== told.nodes[i - 1].phase ? [i] : []));
+    [0, ...ends].forEach((i) => svg.append(make("line", { class: "edge", x1: x(i), x2: x(i), y1: 4, y2: high - below + 8 }), make("text", { x: x(i) + 4, y: high - 6 }, PHASES[told.nodes[i].phase])));
     const at = x(told.arena.peak + 0.5);
     svg.append(make("line", { class: "peak", x1: at, x2: at, y1: 4, y2: high - below + 4 }),
       make("text", { class: `peak-name ${at + 230 > wide ? "end" : ""}`, x: at + (at + 230 > wide ? -6 : 6), y: 16 }, `peak: ${bytes(told.arena.live[told.arena.peak])} at call ${told.arena.peak}`));
@@ -464,7 +464,7 @@ function stepByStep() {
 function everything() {
   const list = (group) => Object.values(group).map((t) => tape.tensors[t].name).join(", ");
   const head = ["call", "", "section", "writes", "saves", "reads", "work", "moved"].concat(seconds ? ["time"] : []);
-  return [table(`${plural(tape.nodes.length, "call")} in order`, head, tape.nodes.map((n, i) => [nodeButton(i), SEGMENTS[n.segment], sectionName(tape, n.section), list(n.writes), list(n.saves), list(n.reads), flops(n.flops), bytes(n.bytes)].concat(seconds ? [time(seconds[i])] : [])), "all")];
+  return [table(`${plural(tape.nodes.length, "call")} in order`, head, tape.nodes.map((n, i) => [nodeButton(i), PHASES[n.phase], sectionName(tape, n.section), list(n.writes), list(n.saves), list(n.reads), flops(n.flops), bytes(n.bytes)].concat(seconds ? [time(seconds[i])] : [])), "all")];
 }
 
 // -- The page ---------------------------------------------------------------------------------------
@@ -496,8 +496,8 @@ function start() {
     view.tabs[id] = make("button", { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": `panel-${id}`, onclick: () => enter(id) }, title);
     view.panels[id] = make("div", { role: "tabpanel", id: `panel-${id}`, class: `panel ${id}`, "aria-labelledby": `tab-${id}`, tabindex: -1, hidden: true });
   });
-  const of = (letter) => tape.nodes.filter((n) => n.segment === letter).length;
-  const counts = Object.entries(SEGMENTS).filter(([letter]) => of(letter)).map(([letter, name]) => `${name} ${count(of(letter))}`).join(", ");
+  const of = (letter) => tape.nodes.filter((n) => n.phase === letter).length;
+  const counts = Object.entries(PHASES).filter(([letter]) => of(letter)).map(([letter, name]) => `${name} ${count(of(letter))}`).join(", ");
   const facts = [`${plural(tape.nodes.length, "kernel call")} (${counts})`, flops(whole), `arena ${bytes(tape.arena.bytes || 0)}`].concat(seconds ? [time(duration)] : []);
   const list = make("div", { role: "tablist", "aria-label": "views" }, Object.values(view.tabs));
   list.addEventListener("keydown", (event) => {

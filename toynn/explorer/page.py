@@ -22,7 +22,7 @@ __all__ = ["Page", "page", "write"]
 
 FOLDER = Path(__file__).parent
 #: Fields of nodes and tensors that the memory view needs, for tapes that are only compared.
-NODE = ("op", "segment", "section")
+NODE = ("op", "phase", "section")
 TENSOR = ("name", "bytes", "role", "buffer", "offset", "first", "last", "writers")
 HEIGHT = 720  # pixels, in a notebook
 

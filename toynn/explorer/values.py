@@ -29,7 +29,7 @@ def recorded(session: Any, numbers: dict[Tensor, int]) -> dict[str, Any]:
     restored; gradients are those of this step.
 
     Raises ConfigError for a step of more than MOST numbers, and for a backend that only runs whole
-    segments. Raises LifecycleError for a session that cannot run yet or has pending micro-batches.
+    phases. Raises LifecycleError for a session that cannot run yet or has pending micro-batches.
     """
     tape = session.tape
     size = sum(root.size for root in tape.roots)

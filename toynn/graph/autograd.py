@@ -51,9 +51,9 @@ class Backward:
         self._own: dict[Tensor, Tensor] = {}  # by tensor: a gradient to add to
 
     def run(self, loss: Tensor, seed: Tensor) -> dict[Tensor, Tensor]:
-        """Record segment B and return the gradient of each tensor that has one."""
+        """Record phase B and return the gradient of each tensor that has one."""
         forward = list(self.tape.nodes)
-        self.tape.segment = "B"
+        self.tape.phase = "B"
         self._parts[loss] = [seed]
         makers = {node.outputs[0]: node for node in forward}
         for block, nodes in groupby(reversed(forward), lambda node: node.block):

@@ -23,7 +23,7 @@ CHEAP = 1024
 
 
 def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
-    """Return copies of nodes for segment B, and the original of each tensor that they write.
+    """Return copies of nodes for phase B, and the original of each tensor that they write.
 
     A copy's tensor has the name of the original, with a prime.
     """
@@ -39,7 +39,7 @@ def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
         copies.append(
             replace(
                 node,
-                segment="B",
+                phase="B",
                 outputs=copied(node.outputs),
                 saved=copied(node.saved),
                 inputs=copied(node.inputs),

@@ -1,4 +1,4 @@
-"""Describe a tape as plain data: nodes with segments and sections, tensors with places and users.
+"""Describe a tape as plain data: nodes with phases and sections, tensors with places and users.
 
 Pages, programs and notebooks that show a step use this. Empty keys (no base, no gradient, no place)
 are left out.
@@ -69,7 +69,7 @@ def described(tape: Tape, places: Mapping[Tensor, Place]) -> dict[str, Any]:
             "saves": zip(signature.saved, node.saved, strict=True),
             "reads": zip(signature.inputs, node.inputs, strict=True),
         }
-        found: dict[str, Any] = {"op": node.op.kernel, "segment": node.segment}
+        found: dict[str, Any] = {"op": node.op.kernel, "phase": node.phase}
         found |= {"section": of_nodes[i]}
         found |= {part: listed(named) for part, named in parts.items()}
         if kept := _kept(tape, i, readers):
@@ -142,11 +142,11 @@ def _users(nodes: Iterable[Node]) -> tuple[dict[Tensor, list[int]], dict[Tensor,
 def _kept(tape: Tape, i: int, readers: Mapping[Tensor, list[int]]) -> list[Tensor]:
     """Return a forward node's activations that the backward pass reads."""
     node = tape.nodes[i]
-    if node.segment != "F":
+    if node.phase != "F":
         return []
     roots = dict.fromkeys(t.root for t in node.tensors if t is not None)
     own = (t for t in roots if t.role is Role.ACTIVATION)
-    return [t for t in own if any(tape.nodes[r].segment == "B" for r in readers.get(t, ()))]
+    return [t for t in own if any(tape.nodes[r].phase == "B" for r in readers.get(t, ()))]
 
 
 def _sections(tape: Tape) -> tuple[list[str], list[int]]:
@@ -155,7 +155,7 @@ def _sections(tape: Tape) -> tuple[list[str], list[int]]:
     of_nodes: list[int] = []
     first_read: dict[Tensor, int] = {}  # the section in which a parameter is read first
     for node in tape.nodes:
-        if node.segment in "FE":
+        if node.phase in "FE":
             if not names or names[-1] != (node.block or ""):
                 names.append(node.block or "")
             for tensor in node.inputs:
@@ -164,9 +164,9 @@ def _sections(tape: Tape) -> tuple[list[str], list[int]]:
     at = len(names) - 1
     forward = _forward_sections(tape, names)
     for node in tape.nodes:
-        if node.segment in "FE":
+        if node.phase in "FE":
             of_nodes.append(next(forward))
-        elif node.segment == "B":
+        elif node.phase == "B":
             at = _back_to(names, at, node.block or "")
             of_nodes.append(at)
         else:
@@ -178,7 +178,7 @@ def _sections(tape: Tape) -> tuple[list[str], list[int]]:
 def _forward_sections(tape: Tape, names: list[str]) -> Iterator[int]:
     at = 0
     for node in tape.nodes:
-        if node.segment in "FE":
+        if node.phase in "FE":
             at += names[at] != (node.block or "")
             yield at
 

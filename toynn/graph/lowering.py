@@ -32,7 +32,7 @@ class CompiledTape:
     program: Program
     arena: Buffer
     offsets: Mapping[Tensor, int]  # bytes, of inputs and kept outputs
-    segments: Mapping[str, str]  # the segments that a run executes, by its ``to``
+    phases: Mapping[str, str]  # the phases that a run executes, by its ``to``
     needed: Mapping[str, frozenset[Tensor]]  # tensors that must be uploaded before such a run
     written: Mapping[str, frozenset[Tensor]]  # tensors that such a run computes
     gradients: frozenset[Tensor]  # of the loss, with respect to anything
@@ -80,16 +80,15 @@ def compile_tape(lowered: Lowered, buffers: Mapping[str, Buffer], backend: Backe
     used = {"arena", *_buffers_of(lowered.launches, undo_log)}  # a program keeps these alive
     at_hand = {name: buffer for name, buffer in buffers.items() if name in used}
     program = backend.compile(lowered.launches, {**at_hand, "arena": arena}, undo_log)
-    segments = {to: tape.segments(to) for to in ("loss", "grads", "update", "apply")}
+    phases = {to: tape.phases(to) for to in ("loss", "grads", "update", "apply")}
     nodes = {
-        to: [node for node in tape.nodes if node.segment in running]
-        for to, running in segments.items()
+        to: [node for node in tape.nodes if node.phase in running] for to, running in phases.items()
     }
     return CompiledTape(
         program,
         arena,
         {t: layout.offsets[t] for t in (*tape.inputs.values(), *tape.kept)},
-        segments,
+        phases,
         {to: _from_outside(running) for to, running in nodes.items()},
         {to: _written(running) for to, running in nodes.items()},
         frozenset((tape.gradients or {}).values()),
@@ -110,7 +109,7 @@ def _planned(
     tape: Tape, places: Mapping[Tensor, Place], backend: Backend
 ) -> tuple[Plan, UndoLog | None]:
     """Plan the arena, with room for an undo log of updates if the backend wants one."""
-    updated = {t.root for node in tape.nodes if node.segment == "U" for t in node.outputs if t}
+    updated = {t.root for node in tape.nodes if node.phase == "U" for t in node.outputs if t}
     owned = [t for t in updated if t.role in _UPDATED and t in places] if backend.undo_logs else []
     overwritten: list[tuple[Place, int]] = []
     for tensor in sorted(owned, key=lambda t: (places[t].buffer, places[t].offset)):
@@ -141,7 +140,7 @@ def _launches(tape: Tape, places: Mapping[Tensor, Place]) -> list[Launch]:
 
     def launch(node: Node) -> Launch:
         return Launch(
-            node.segment,
+            node.phase,
             node.op.kernel,
             {name: place(tensor) for name, tensor in node.named.items()},
             node.sizes,

@@ -22,13 +22,13 @@ def narrow_kept(tape: Tape, narrow: Op, widen: Op) -> None:
     """
     nodes, tape.nodes = tape.nodes, []
     kept = _kept(nodes)
-    last = {root: i for i, n in enumerate(nodes) if n.segment in "FE" for root in _roots(n, kept)}
+    last = {root: i for i, n in enumerate(nodes) if n.phase in "FE" for root in _roots(n, kept)}
     narrowed: dict[Tensor, Tensor] = {}
     wide: dict[tuple[str | None, Tensor], Tensor] = {}  # by block
     for i, node in enumerate(nodes):
-        tape.segment, tape.current_block = node.segment.replace("E", "F"), node.block
+        tape.phase, tape.current_block = node.phase.replace("E", "F"), node.block
         roots = _roots(node, kept)
-        if node.segment == "B":
+        if node.phase == "B":
             for x in roots:
                 if (node.block, x) not in wide:
                     y = wide[node.block, x] = tape.new(f"{x.name}~", x.shape, valid=x.valid)
@@ -39,7 +39,7 @@ def narrow_kept(tape: Tape, narrow: Op, widen: Op) -> None:
             if last[x] == i:
                 z = narrowed[x] = tape.new(f"bf16({x.name})", x.shape, "bf16", x.valid)
                 tape.record(narrow, {"z": z, "x": x})
-    tape.segment, tape.current_block = "B", None
+    tape.phase, tape.current_block = "B", None
 
 
 def _kept(nodes: list[Node]) -> set[Tensor]:
@@ -49,7 +49,7 @@ def _kept(nodes: list[Node]) -> set[Tensor]:
     read: set[Tensor] = set()  # by the backward pass
     for node in nodes:
         roots = [t.root for t in node.inputs if t is not None]
-        if node.segment == "B":
+        if node.phase == "B":
             read.update(roots)
             continue
         if not node.op.straight_through:

@@ -1,7 +1,7 @@
 """The planner decides where each activation is stored, by when it is live.
 
 A tensor is live from the first node that touches it to the last. Two tensors may share memory if
-they are never live together. A backend may want an undo log for updates. It is live in segment U,
+they are never live together. A backend may want an undo log for updates. It is live in phase U,
 when activations are freed, so it reuses their memory. One arena holds everything; its size is known
 before it is allocated. Larger tensors are placed first, each at the lowest free offset (greedy by
 size: Pisarchyk & Lee 2020, arXiv:2001.03288).
@@ -39,9 +39,9 @@ class _Slot:
 
 
 def plan(tape: Tape, undo_log: int = 0) -> Plan:
-    """Place every tensor that the tape owns, and ``undo_log`` bytes for segment U."""
+    """Place every tensor that the tape owns, and ``undo_log`` bytes for phase U."""
     slots = _slots(tape)
-    first = next((i for i, node in enumerate(tape.nodes) if node.segment == "U"), len(tape.nodes))
+    first = next((i for i, node in enumerate(tape.nodes) if node.phase == "U"), len(tape.nodes))
     spare = _Slot(undo_log, first, len(tape.nodes))
     placed: list[_Slot] = []
     for slot in sorted(

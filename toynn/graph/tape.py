@@ -1,7 +1,7 @@
 """The tape: one training step, recorded before it runs.
 
 A Node is one kernel call, with the tensors that it writes, saves and reads. Nodes are in the order
-in which they run, in segments: F (forward), E (evaluation), B (backward) and U (update). Only a run
+in which they run, in phases: F (forward), E (evaluation), B (backward) and U (update). Only a run
 that stops at the loss needs E; in other runs B computes the same. Nothing here computes; ops/
 defines what each kind of node means.
 """
@@ -75,7 +75,7 @@ class Op:
     kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
     flops: Callable[[Mapping[str, int]], int]  # from sizes, and has_X of tensors that may be None
     gradient: Callable[[Any, "Node", Tensor], None] | None = None
-    updates: bool = False  # whether it belongs to segment U
+    updates: bool = False  # whether it belongs to phase U
     adds: bool = False
     nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
     straight_through: bool = False  # the gradient of its output serves as that of its input
@@ -128,7 +128,7 @@ class Node:
     """One kernel call. Tensors are in the order of the op's names; None is a null pointer."""
 
     op: Op
-    segment: str
+    phase: str
     outputs: tuple[Tensor | None, ...]
     saved: tuple[Tensor | None, ...]
     inputs: tuple[Tensor | None, ...]
@@ -212,7 +212,7 @@ class Tape(Shown):
     loss: Tensor | None = None
     gradients: dict[Tensor, Tensor] | None = None  # by tensor, after backward is recorded
     written: set[Tensor] = field(default_factory=set)  # by the nodes so far
-    segment: str = "F"
+    phase: str = "F"
     current_block: str | None = None  # the next node's block
     places: Mapping[Tensor, Place] = field(default_factory=dict)  # of all roots, after compilation
     #: The session's function that keeps other threads out of a call.
@@ -262,7 +262,7 @@ class Tape(Shown):
         accumulate: Accumulate = Accumulate.NEVER,
         **given: Any,
     ) -> Node:
-        """Append a node to the current segment; return it.
+        """Append a node to the current phase; return it.
 
         ``tensors`` have the names of the op's signature. Inputs must be given, unless they may be
         None. Missing outputs are made, or are None if the signature allows it. ``given`` are
@@ -276,7 +276,7 @@ class Tape(Shown):
         with self.exclusively(f"recording {op.kernel}"):
             if self.sealed:
                 raise LifecycleError(f"recording {op.kernel} after realize(): the tape is compiled")
-            if self.segment == "U" and not op.updates:
+            if self.phase == "U" and not op.updates:
                 raise LifecycleError(f"recording {op.kernel} after build_backward()")
             signature = op.signature
             if like is not None:
@@ -303,7 +303,7 @@ class Tape(Shown):
             )
             node = Node(
                 op,
-                self.segment,
+                self.phase,
                 outputs,
                 saved,
                 inputs,
@@ -380,15 +380,15 @@ class Tape(Shown):
         """Move nodes, the last of which computes the loss, to E; return whether they were moved.
 
         They stay if their loss is not the tape's, or if a node of F reads it. If they were moved,
-        segment B must compute the loss, too.
+        phase B must compute the loss, too.
         """
         (loss,) = nodes[-1].outputs
         if loss is not self.loss or any(
-            loss in node.inputs for node in self.nodes if node.segment == "F"
+            loss in node.inputs for node in self.nodes if node.phase == "F"
         ):
             return False
         for node in nodes:
-            node.segment = "E"
+            node.phase = "E"
         return True
 
     def new(
@@ -418,8 +418,8 @@ class Tape(Shown):
         found.update((t, (found[t][0], forever)) for t in self.kept & found.keys())
         return found
 
-    def segments(self, to: str) -> str:
-        """Return the segments of a run to "loss", "grads" or "update".
+    def phases(self, to: str) -> str:
+        """Return the phases of a run to "loss", "grads" or "update".
 
         "apply" is an update with gradients of earlier runs.
         """
@@ -435,8 +435,8 @@ class Tape(Shown):
         return {ALL_PRECISIONS[each["precision"]] for each in sizes if "precision" in each}
 
     def __repr__(self) -> str:
-        segments = Counter(node.segment for node in self.nodes)
-        counts = ", ".join(f"{name} {segments[name]}" for name in "FEBU" if segments[name])
+        phases = Counter(node.phase for node in self.nodes)
+        counts = ", ".join(f"{name} {phases[name]}" for name in "FEBU" if phases[name])
         return f"Tape({len(self.nodes)} nodes: {counts or 'empty'})"
 
     def __str__(self) -> str:
@@ -463,7 +463,7 @@ class Tape(Shown):
         head = "\n".join(lines[:first])
         parts = [f'<pre style="line-height: 1.2">{escape(head)}</pre>']
         numbered = enumerate(told["nodes"])
-        for key, group in groupby(numbered, lambda one: (one[1]["segment"], one[1]["section"])):
+        for key, group in groupby(numbered, lambda one: (one[1]["phase"], one[1]["section"])):
             nodes = list(group)
             name = " ".join(filter(None, (key[0], told["sections"][key[1]])))
             mflop = sum(node["flops"] for _, node in nodes) / 1e6
@@ -496,7 +496,7 @@ def _cells(number: int, node: Node, places: Mapping[Tensor, Place]) -> tuple[str
     names = _names(saved)
     return (
         str(number),
-        node.segment,
+        node.phase,
         _called(node),
         _names(outputs) + (names and f"; {names}"),
         str(outputs[0].shape) if outputs else "",

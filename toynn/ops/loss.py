@@ -100,7 +100,7 @@ def linear_cross_entropy(
     x (N, C), w (V, C) and b (V,) are as in ``linear``. labels i32 (N,) are -100 for a row without
     loss. The default of ``rows`` is ``chunk_rows(N, V)``. In training the backward pass computes
     the loss, too. It does everything for one chunk at a time: logits, losses and their gradients, a
-    part of dw, rows of dx. See segment E in tape.py.
+    part of dw, rows of dx. See phase E in tape.py.
 
     Raises ConfigError for labels that are not an input, or rows below 1.
     """

@@ -18,10 +18,10 @@ Look = Callable[[int, bool, Read], object]  # node, whether it has run, a functi
 
 
 def check_stops(program: Program) -> None:
-    """Raise ConfigError if the backend's programs run only whole segments."""
+    """Raise ConfigError if the backend's programs run only whole phases."""
     if not isinstance(program, Stepping):
         raise ConfigError(
-            f"run(look=...): {type(program).__name__} runs only whole segments; the backends cpu "
+            f"run(look=...): {type(program).__name__} runs only whole phases; the backends cpu "
             "and reference stop at each node"
         )
 
@@ -29,19 +29,19 @@ def check_stops(program: Program) -> None:
 def run_looking(
     program: Any,
     tape: Tape,
-    segments: str,
+    phases: str,
     accumulate: bool,
     buffers: Mapping[str, Buffer],
     look: Look,
 ) -> None:
-    """Run the nodes of these segments of a compiled tape one at a time; see Session.run."""
+    """Run the nodes of these phases of a compiled tape one at a time; see Session.run."""
 
     def read(tensor: Tensor) -> NDArray[Any]:
         place = place_of(tensor, tape.places)
         return values_at(tensor, buffers[place.buffer], place.offset)
 
     for i, node in enumerate(tape.nodes):
-        if node.segment in segments:
+        if node.phase in phases:
             look(i, False, read)
             program.run_one(i, accumulate)
             look(i, True, read)

@@ -51,8 +51,8 @@ class MemoryUse:
 
     def cost(self, lowered: Lowered, prepack: str) -> Cost:
         """Return what a training step by ``lowered``, which is not compiled yet, takes."""
-        running = lowered.tape.segments("update")
-        launches = [each for each in lowered.launches if each.segment in running]
+        running = lowered.tape.phases("update")
+        launches = [each for each in lowered.launches if each.phase in running]
         spent = sum(seconds(each.flops, each.nbytes) for each in launches)
         if isinstance(self._backend, Prepacking):
             spent += self._backend.packing_seconds(launches, prepack)

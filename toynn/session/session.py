@@ -355,7 +355,7 @@ class Session:
         adamw = AdamW.for_lora(lr(0) if callable(lr) else lr, **hyperparameters)
         adamw.hp_for_step(0)  # refuses values out of range
         tape, inputs = self.tape, dict(self.tape.inputs)
-        if any(node.segment == "U" for node in tape.nodes):
+        if any(node.phase == "U" for node in tape.nodes):
             _refuse("minimize()", "after opt_step_adamw() on the same tape: use one of the two")
         with tape.undoable():
             if tape.loss is not loss:
@@ -542,11 +542,11 @@ class Session:
         ``look(i, done, read)`` is called before and after each node i; ``read(tensor)`` returns the
         values of any tensor of the tape at that moment. Such a run takes a Python call for each
         node. If ``look`` raises, micro-batches are forgotten, and an update may be half done.
-        Raises ConfigError for a backend that runs only whole segments.
+        Raises ConfigError for a backend that runs only whole phases.
         """
         tape = tape or self.tape
         compiled = self._check_realized("run()", tape)
-        if to not in compiled.segments:
+        if to not in compiled.phases:
             raise ConfigError(f"run: to must be loss, grads, update or apply; got {to!r}")
         if to in ("grads", "apply") and tape.gradients is None:
             _refuse(f"run(to={to!r})", "before build_backward()")
@@ -565,13 +565,11 @@ class Session:
         if to != "loss" and tape.gradients is not None:
             self._updates.begin(weight, to)
         if look is None:
-            compiled.program.run(compiled.segments[to], accumulate)
+            compiled.program.run(compiled.phases[to], accumulate)
         else:
             buffers = {**self._storage.buffers, "arena": compiled.arena}
             try:
-                run_looking(
-                    compiled.program, tape, compiled.segments[to], accumulate, buffers, look
-                )
+                run_looking(compiled.program, tape, compiled.phases[to], accumulate, buffers, look)
             except BaseException:  # of look
                 self._forget()
                 raise

@@ -48,7 +48,7 @@ class Updates:
     # -- Recording -----------------------------------------------------------------------------
 
     def build_backward(self, tape: Tape, loss: Tensor) -> None:
-        """Record segment B.
+        """Record phase B.
 
         Raises ConfigError unless the same parameters get gradients on every tape.
         """
@@ -63,7 +63,7 @@ class Updates:
                     "session's first tape; train the same parameters in every tape"
                 )
         tape.gradients = gradients
-        tape.segment = "U"
+        tape.phase = "U"
 
     def _gradient_of(self, parameter: Tensor) -> Tensor:
         if parameter not in self._gradients:
@@ -82,10 +82,10 @@ class Updates:
 
         Raises ConfigError if the parameter has an update already.
         """
-        if s.tape.nodes[-1].segment != "U":
+        if s.tape.nodes[-1].phase != "U":
             every = self._storage.whole(Role.GRADIENT)
             ops.grad_norm(s, self.norm, self._factor, every, self._control)
-        if any(w in node.outputs for node in s.tape.nodes if node.segment == "U"):
+        if any(w in node.outputs for node in s.tape.nodes if node.phase == "U"):
             raise ConfigError(f"opt_step_adamw: {w.name} has its update on this tape already")
         if w not in self._moments:
             self._moments[w] = (

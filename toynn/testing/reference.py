@@ -1,4 +1,4 @@
-"""The segments of a tape in float64: the right results of its kernels.
+"""The phases of a tape in float64: the right results of its kernels.
 
 Values between kernels are float64, too. The reference backend rounds them to float32, which is too
 coarse for difference quotients.
@@ -16,17 +16,15 @@ from toynn.testing.cases import Array
 __all__ = ["computed"]
 
 
-def computed(
-    tape: Tape, values: Mapping[Tensor, Array], segments: str = "FE"
-) -> dict[Tensor, Array]:
-    """Return ``values`` and everything that the nodes of segments write, in float64 or integers.
+def computed(tape: Tape, values: Mapping[Tensor, Array], phases: str = "FE") -> dict[Tensor, Array]:
+    """Return ``values`` and everything that the nodes of phases write, in float64 or integers.
 
-    ``values`` holds each weight and input that the nodes read. For segment B it also holds the
-    results of segments F and E, and the gradient of the loss.
+    ``values`` holds each weight and input that the nodes read. For phase B it also holds the
+    results of phases F and E, and the gradient of the loss.
     """
     known = dict(values)
     for node in tape.nodes:
-        if node.segment in segments:
+        if node.phase in phases:
             _run(node, known)
     return known
 

@@ -109,7 +109,7 @@ def least_seconds(session: Any, limits: Limits) -> float:
             "least_seconds: packed rows have no roofline: the work depends on the batch"
         )
     each = zip(tape.nodes, bounds(session, limits), strict=True)
-    return sum(b.seconds for node, b in each if node.segment in tape.segments("update"))
+    return sum(b.seconds for node, b in each if node.phase in tape.phases("update"))
 
 
 def bounds(session: Any, limits: Limits) -> list[Bound]:

@@ -128,7 +128,7 @@ def measured(loop: RankLoop, first: Batch) -> Cost:
         )
     flops = dict.fromkeys("FEBU", 1)
     for node in session.tape.nodes:
-        flops[node.segment] += node.flops
+        flops[node.phase] += node.flops
     whole = (flops["F"] + flops["B"] + flops["U"]) / (flops["F"] + flops["E"])
     nbytes = session.gradient_bytes
     values = np.zeros(max(1, min(BLOCK * group.size, nbytes // 4)), np.float32)

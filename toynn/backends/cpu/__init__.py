@@ -43,34 +43,34 @@ class CPUProgram:
         workspace: HostBuffer,
         prepacked: Sequence[Prepacked],
         squares: Squares,
-        segments: str,
+        phases: str,
         computing: frozenset[str],
     ) -> None:
         self._backend, self._compiled, self.workspace = backend, compiled, workspace
         self._prepacked, self._squares = prepacked, squares
-        self._segments = segments  # the letter of each launch
-        self._computing = computing  # the segments that compute parameter gradients
+        self._phases = phases  # the letter of each launch
+        self._computing = computing  # the phases that compute parameter gradients
 
     @property
     def scratch(self) -> int:
         """Bytes of the scratch memory."""
         return self.workspace.nbytes + self._squares.nbytes
 
-    def run(self, segments: str, accumulate: bool) -> None:
-        """Run the launches of these segments; they are done when this returns."""
-        self._run(segments, accumulate, 0, len(self._segments))
+    def run(self, phases: str, accumulate: bool) -> None:
+        """Run the launches of these phases; they are done when this returns."""
+        self._run(phases, accumulate, 0, len(self._phases))
 
     def run_one(self, launch: int, accumulate: bool) -> None:
         """Run a launch by its number; it is done when this returns."""
-        self._run(self._segments[launch], accumulate, launch, launch + 1)
+        self._run(self._phases[launch], accumulate, launch, launch + 1)
 
-    def _run(self, segments: str, accumulate: bool, first: int, end: int) -> None:
+    def _run(self, phases: str, accumulate: bool, first: int, end: int) -> None:
         threads = self._backend.threads()
         for each in self._prepacked:
             each.refresh(threads)
         self._squares.before(self._backend.computed)
-        self._compiled.run(segments, accumulate, threads, first, end)
-        self._backend.computed += not self._computing.isdisjoint(segments)
+        self._compiled.run(phases, accumulate, threads, first, end)
+        self._backend.computed += not self._computing.isdisjoint(phases)
         self._squares.after(self._backend.computed)
         warn_of_refusal()
 
@@ -151,7 +151,7 @@ class CPU(Backend):
             names = entry.signature
             limit = launch.limit
             program.append(
-                launch.segment,
+                launch.phase,
                 entry.capsule,
                 [address(launch.tensors[name]) for name in names.tensors],
                 tuple(launch.sizes[name] for name in names.sizes),
@@ -167,10 +167,10 @@ class CPU(Backend):
                 place, size = address(limit.count), names.sizes.index(limit.size)
                 program.limit(place, size, limit.first, limit.rows)
         computing = frozenset(
-            launch.segment for launch in launches if launch.accumulate is not Accumulate.NEVER
+            launch.phase for launch in launches if launch.accumulate is not Accumulate.NEVER
         )
         each = list(dict.fromkeys(prepacked.values()))
-        letters = "".join(launch.segment for launch in launches)
+        letters = "".join(launch.phase for launch in launches)
         return CPUProgram(self, program, workspace, each, squares, letters, computing)
 
     def _worth(self, launch: Launch) -> int:

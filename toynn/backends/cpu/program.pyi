@@ -9,7 +9,7 @@ class CompiledProgram:
     def __new__(cls, capacity: int, workspace: int, buffers: list[Any]) -> Self: ...
     def append(
         self,
-        segment: str,
+        phase: str,
         kernel: Any,
         addresses: list[int],
         sizes: tuple[int, ...],
@@ -24,7 +24,7 @@ class CompiledProgram:
     def limit(self, count: int, size: int, first: int, rows: int) -> None: ...
     def run(
         self,
-        segments: str,
+        phases: str,
         accumulate: bool,
         n_threads: int,
         first: int = 0,

@@ -20,7 +20,7 @@ cdef enum:
 
 
 cdef struct Step:
-    char segment
+    char phase
     kernel_fn kernel
     const char* name       # in _names
     Py_ssize_t nbytes
@@ -61,7 +61,7 @@ cdef class CompiledProgram:
     def __reduce__(self):
         raise TypeError("a compiled program holds addresses and cannot be pickled")
 
-    def append(self, str segment, kernel, list addresses, tuple sizes, tuple options, int policy,
+    def append(self, str phase, kernel, list addresses, tuple sizes, tuple options, int policy,
                int max_threads, double seconds, size_t kept=0, str name="", Py_ssize_t nbytes=0):
         """Add one kernel call: the kernel's capsule, the addresses of its tensors (0: none).
 
@@ -81,7 +81,7 @@ cdef class CompiledProgram:
         memset(step, 0, sizeof(Step))
         self._names.append(name.encode("ascii"))
         step.name, step.nbytes = <const char*>self._names[self._size], nbytes
-        step.segment = ord(segment)
+        step.phase = ord(phase)
         step.kernel = <kernel_fn>PyCapsule_GetPointer(kernel, "toynn.kernel")
         for i in range(len(addresses)):
             address = addresses[i]
@@ -111,8 +111,8 @@ cdef class CompiledProgram:
         step.size, step.first, step.rows = size, first, rows
         step.per_row = step.args.n[size] // rows
 
-    def run(self, str segments, bint accumulate, int n_threads, Py_ssize_t first=0, end=None):
-        """Run the calls of these segments, in order. A segment is an ASCII letter.
+    def run(self, str phases, bint accumulate, int n_threads, Py_ssize_t first=0, end=None):
+        """Run the calls of these phases, in order. A phase is an ASCII letter.
 
         ``accumulate`` is for calls whose policy is Accumulate.MICRO_BATCH. Only calls ``first`` to
         ``end - 1`` run.
@@ -120,7 +120,7 @@ cdef class CompiledProgram:
         cdef Py_ssize_t last = self._size if end is None else end
         if not 0 <= first <= last <= self._size:
             raise IndexError(f"calls {first} to {last} of a program of {self._size}")
-        cdef bytes letters = segments.encode("ascii")
+        cdef bytes letters = phases.encode("ascii")
         cdef const char* wanted = letters
         if self._count.full != n_threads:
             self._count = ThreadCount(n_threads)
@@ -136,7 +136,7 @@ cdef class CompiledProgram:
         cdef long long before = nanoseconds(), after
         for i in range(first, end):
             step = &self._steps[i]
-            if strchr(wanted, step.segment) == NULL:
+            if strchr(wanted, step.phase) == NULL:
                 continue
             step.args.accumulate = accumulate if step.policy == MICRO_BATCH else step.policy
             step.args.n_threads = min(

@@ -35,7 +35,7 @@ class Dispatches:
     def __new__(cls, device: Device, capacity: int) -> Self: ...
     def append(
         self,
-        segment: str,
+        phase: str,
         pipeline: Pipeline,
         memories: list[Memory],
         first: list[int],
@@ -43,4 +43,4 @@ class Dispatches:
         groups: Sequence[int],
         threads: Sequence[int],
     ) -> None: ...
-    def commit(self, segments: str, accumulate: bool) -> Commands: ...
+    def commit(self, phases: str, accumulate: bool) -> Commands: ...

@@ -161,7 +161,7 @@ cdef class Commands:
 
 
 cdef struct Dispatch:
-    char segment
+    char phase
     toynn_metal_pipeline* pipeline
     int n_buffers
     toynn_metal_buffer* buffers[MOST_BUFFERS]
@@ -190,7 +190,7 @@ cdef class Dispatches:
     def __reduce__(self):
         raise TypeError("a program holds addresses and cannot be pickled")
 
-    def append(self, str segment, Pipeline pipeline not None, list memories, list first,
+    def append(self, str phase, Pipeline pipeline not None, list memories, list first,
                list later, groups, threads):
         """Add a dispatch: the memories by buffer index, and each tensor's offset in its memory, in
         the ``first`` micro-batch and in ``later`` ones.
@@ -203,7 +203,7 @@ cdef class Dispatches:
                 f"dispatches; got {len(memories)} buffers for dispatch {self._size + 1}"
             )
         dispatch = &self._dispatches[self._size]
-        dispatch.segment = ord(segment)
+        dispatch.phase = ord(phase)
         dispatch.pipeline = pipeline._pipeline
         dispatch.n_buffers = len(memories)
         for i, memory in enumerate(memories):
@@ -214,9 +214,9 @@ cdef class Dispatches:
         self._held.append((pipeline, *memories))
         self._size += 1
 
-    def commit(self, str segments, bint accumulate):
-        """Encode the dispatches of these segments, in order, and commit them as one."""
-        cdef bytes wanted = segments.encode("ascii")
+    def commit(self, str phases, bint accumulate):
+        """Encode the dispatches of these phases, in order, and commit them as one."""
+        cdef bytes wanted = phases.encode("ascii")
         cdef const char* letters = wanted
         cdef Commands commands = Commands()
         cdef Dispatch* dispatch
@@ -228,7 +228,7 @@ cdef class Dispatches:
         with nogil:
             for i in range(self._size):
                 dispatch = &self._dispatches[i]
-                if _is_in(letters, dispatch.segment):
+                if _is_in(letters, dispatch.phase):
                     toynn_metal_commands_dispatch(
                         commands._commands, dispatch.pipeline, dispatch.n_buffers,
                         dispatch.buffers, dispatch.offsets[accumulate], dispatch.groups,

@@ -88,18 +88,18 @@ class MetalDevice:
     def commit(
         self,
         dispatches: _bridge.Dispatches,
-        segments: str,
+        phases: str,
         accumulate: bool,
         done: Callable[[float | None], None],
     ) -> None:
-        """Submit the dispatches of these segments at once.
+        """Submit the dispatches of these phases at once.
 
         ``done`` is called when no run is in flight any more, with the seconds that these dispatches
         took. It gets None if they failed, or if an earlier run failed whose results they may use.
         """
         if len(self._flying) == MOST_RUNS:
             self.wait()
-        self._flying.append((dispatches.commit(segments, accumulate), done))
+        self._flying.append((dispatches.commit(phases, accumulate), done))
 
     def wait(self) -> None:
         """Return when all runs are done. Raises BackendError with the first failed run's error."""

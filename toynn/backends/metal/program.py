@@ -25,7 +25,7 @@ __all__ = ["MetalProgram", "scratch"]
 
 #: Bytes from one struct of arguments to the next: Metal's alignment of constant buffers.
 SLOT = 256
-UPDATE = "U"  # the segment that overwrites weights
+UPDATE = "U"  # the phase that overwrites weights
 #: Estimated seconds of a dispatch, an operation and a byte: they divide a run's time.
 DISPATCH, FLOP, BYTE = 2e-6, 1e-12, 1e-11
 
@@ -108,14 +108,14 @@ class MetalProgram:
         self._dispatches = _bridge.Dispatches(device.bridge, count)
         self._undo_log: MetalUndoLog | None = None
         for one in planned:
-            if undo_log is not None and self._undo_log is None and one.launch.segment == UPDATE:
+            if undo_log is not None and self._undo_log is None and one.launch.phase == UPDATE:
                 self._undo_log = MetalUndoLog(
                     device, undo_log, buffers, self._arguments, self._write
                 )
                 self._undo_log.append(self._dispatches, UPDATE)
             self._append(one)
         self._launches = list(launches)
-        self._runs: dict[str, tuple[int, float]] = {}  # by segments: runs and their seconds
+        self._runs: dict[str, tuple[int, float]] = {}  # by phases: runs and their seconds
         self._updating = False  # a run in flight writes the undo log
 
     def _append(self, one: Planned) -> None:
@@ -145,7 +145,7 @@ class MetalProgram:
                 )
             in_first, in_later = ([*offsets, *end][:n] for end in ends)
             self._dispatches.append(
-                launch.segment, pipeline, memories, in_first, in_later, each.groups, each.threads
+                launch.phase, pipeline, memories, in_first, in_later, each.groups, each.threads
             )
 
     def _limit(self, one: Planned, first: int, later: int) -> None:
@@ -159,7 +159,7 @@ class MetalProgram:
         arguments, count = self._arguments.memory, self._memory(limit.count.buffer)
         offsets = [first, later, limit.count.offset, at]
         self._dispatches.append(
-            one.launch.segment,
+            one.launch.phase,
             self._device.pipeline("program", "program_limit"),
             [arguments, arguments, count, arguments],
             offsets,
@@ -180,9 +180,9 @@ class MetalProgram:
 
     # -- Runs ----------------------------------------------------------------------------------
 
-    def run(self, segments: str, accumulate: bool) -> None:
-        """Submit the launches of these segments, as one command buffer."""
-        undo_log = self._undo_log if UPDATE in segments else None
+    def run(self, phases: str, accumulate: bool) -> None:
+        """Submit the launches of these phases, as one command buffer."""
+        undo_log = self._undo_log if UPDATE in phases else None
         if undo_log is not None and self._updating:
             self._device.wait()  # there is one undo log
 
@@ -191,10 +191,10 @@ class MetalProgram:
                 undo_log.close(undo=seconds is None)
                 self._updating = False
             if seconds is not None:
-                runs, spent = self._runs.get(segments, (0, 0.0))
-                self._runs[segments] = runs + 1, spent + seconds
+                runs, spent = self._runs.get(phases, (0, 0.0))
+                self._runs[phases] = runs + 1, spent + seconds
 
-        self._device.commit(self._dispatches, segments, accumulate, done)
+        self._device.commit(self._dispatches, phases, accumulate, done)
         self._updating |= undo_log is not None
 
     def times(self) -> list[tuple[int, int]]:
@@ -202,8 +202,8 @@ class MetalProgram:
         self._device.wait()
         calls, spent = np.zeros(len(self._launches), int), np.zeros(len(self._launches))
         work = [DISPATCH + FLOP * each.flops + BYTE * each.nbytes for each in self._launches]
-        for segments, (runs, seconds) in self._runs.items():
-            ran = np.array([each.segment in segments for each in self._launches])
+        for phases, (runs, seconds) in self._runs.items():
+            ran = np.array([each.phase in phases for each in self._launches])
             share = np.where(ran, work, 0)
             calls += runs * ran
             spent += seconds * 1e9 * share / max(share.sum(), DISPATCH)

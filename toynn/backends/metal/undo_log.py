@@ -46,7 +46,7 @@ class MetalUndoLog:
         """Return how many argument structs an undo log needs: how often it calls ``write``."""
         return 0 if undo_log is None else 1 + len(undo_log.overwritten)
 
-    def append(self, dispatches: _bridge.Dispatches, segment: str) -> None:
+    def append(self, dispatches: _bridge.Dispatches, phase: str) -> None:
         """Add the dispatches that copy, and the dispatch that writes the mark."""
         copy = self._device.pipeline("program", "program_copy")
         mark = self._device.pipeline("program", "program_mark")
@@ -56,10 +56,10 @@ class MetalUndoLog:
             offsets = [at, offset, size]
             memories = [spare, buffer.memory, arguments]
             dispatches.append(
-                segment, copy, memories, offsets, offsets, (groups, 1, 1), (GROUP, 1, 1)
+                phase, copy, memories, offsets, offsets, (groups, 1, 1), (GROUP, 1, 1)
             )
         offsets = [self._mark]
-        dispatches.append(segment, mark, [arguments], offsets, offsets, (1, 1, 1), (1, 1, 1))
+        dispatches.append(phase, mark, [arguments], offsets, offsets, (1, 1, 1), (1, 1, 1))
 
     def close(self, *, undo: bool) -> None:
         """Clear the mark, when nothing runs; with ``undo``, first restore a complete copy."""

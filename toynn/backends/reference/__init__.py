@@ -47,10 +47,10 @@ class ReferenceProgram:
         self._launches, self._buffers = list(launches), buffers
         self._times = [(0, 0)] * len(launches)
 
-    def run(self, segments: str, accumulate: bool) -> None:
-        """Run the launches of these segments; they are done when this returns."""
+    def run(self, phases: str, accumulate: bool) -> None:
+        """Run the launches of these phases; they are done when this returns."""
         for i, launch in enumerate(self._launches):
-            if launch.segment in segments:
+            if launch.phase in phases:
                 self.run_one(i, accumulate)
 
     def run_one(self, launch: int, accumulate: bool) -> None:

@@ -110,7 +110,7 @@ if __name__ == "__main__":
     hints=(
         "The last rows of the tape are the updates. Which weights have an adamw.step, and which "
         "have none?",
-        "Find the nodes of segment F that read up.0 and down.0. Which node reads their result?",
+        "Find the nodes of phase F that read up.0 and down.0. Which node reads their result?",
         "The second block must read what the first one made. In the loop, y is made anew from the "
         "same x each time.",
     ),
