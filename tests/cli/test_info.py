@@ -73,7 +73,7 @@ def test_an_adapter(name, base, tmp_path, capsys):
 def test_whether_adapters_can_be_trained_here(free, verdict, base, capsys, monkeypatch):
     """The more tokens a sequence has, the more memory is needed beside the file."""
     with gguf.open(base) as file:
-        opts = toynn.RecipeOptions(t_seq=16, t_batch=1)
+        opts = toynn.RecipeOptions(t_seq=16, t_batch=1, precision="auto")
         block = replace(opts, checkpointing=True)
         plain, again, least = (
             toynn.recipes.LoRA.memory_for(file, 8, each, "all-linear").peak
@@ -111,6 +111,21 @@ def test_plans_are_told_with_their_time(tmp_path, capsys):
     assert sizes == sorted(sizes, reverse=True) and times == sorted(times) and times[0] == 0
     rounded = re.match(r"bfloat16 activations ([\d.]+) MB", found["with checkpointing and"])
     assert float(rounded[1]) <= sizes[-1]
+
+
+def test_a_run_takes_what_was_told(tmp_path, capsys):
+    """A run's rows are its longest example by default: often shorter than info's, and prepacked."""
+    wide = {"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 512, "n_layers": 2}
+    base = write_base(tmp_path / "wide.gguf", vocab=256, context=4096, **wide)
+    (tmp_path / "text.txt").write_text("zork eats moon dust. " * 40)
+    run = ["train", "lora", "--model", str(base), "--data", str(tmp_path / "text.txt")]
+    run += ["--targets", "all-linear", "--steps", "1", "--eval-every", "0", "--save-every", "0"]
+    assert main([*run, "--seq", "64", "--report", "none", "--out", str(tmp_path / "run")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    said = re.search(r"prepacked ([\d.]+), peak ([\d.]+) MB", printed)
+    long, short = told(base, capsys, "--seq", "2048"), told(base, capsys, "--seq", "64")
+    assert long["at 1 x 64 tokens"] == f"{said[2]} MB, {said[1]} MB of it prepacked weights"
+    assert short["with prepacking"] == f"{said[2]} MB" and "at 1 x 64 tokens" not in short
 
 
 def test_an_adapter_of_embeddings(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from reprlib import repr  # which shortens long arrays
 from typing import Any
@@ -21,6 +22,8 @@ from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
 from toynn.jobs.memory import (
     ADAPTER_RANK,
+    SHORT,
+    memory_if_shorter,
     new_model_over,
     plans_of_adapters,
     plans_of_all_weights,
@@ -150,7 +153,7 @@ def _training(file: Source, seq: int | None, batch: int) -> Lines:
         return [("training", f"not possible: {error}")]
     return [
         *_info_lines.memory(plans, f"{batch} x {length} tokens"),
-        *_adapters(file, options),
+        *_adapters(file, replace(options, precision="auto")),  # as a run's default is
         *([] if isinstance(file, HFModel) else _new_model(file, length, batch)),
     ]
 
@@ -176,8 +179,21 @@ def _adapters(file: Source, opts: RecipeOptions) -> Lines:
         *([("  experts that are read", f"{step}, if chosen evenly")] if experts else []),
         *([("  copied into memory", form)] if copied else []),
         *_info_lines.table(plans),
+        *_shorter(file, opts, plans),
         *_room(read_by_step(file, opts.t_batch * opts.t_seq), plans),
     ]
+
+
+def _shorter(file: Source, opts: RecipeOptions, plans: Sequence[Plan]) -> Lines:
+    """Return the memory of a short step if weights are prepacked for it alone.
+
+    It may be larger. A run's rows are as long as its longest example, so they are often short.
+    """
+    peak, prepacked = memory_if_shorter(file, opts)
+    if not prepacked or any(each.memory.prepacked for each in plans):
+        return []
+    said = f"{size(peak)}, {size(prepacked)} of it prepacked weights"
+    return [(f"  at 1 x {min(SHORT, opts.t_seq)} tokens", said)]
 
 
 def _room(read: int, plans: Sequence[Plan]) -> Lines:

@@ -14,14 +14,16 @@ from toynn.jobs.models import WarmStartJob, default_d_ff
 from toynn.jobs.options import named
 from toynn.models import Source
 from toynn.options import RecipeOptions
-from toynn.recipes import WarmStart
+from toynn.recipes import LoRA, WarmStart
 from toynn.system.machine import free_memory
 from toynn.system.printing import size
 
 __all__ = [
     "ADAPTER_RANK",
+    "SHORT",
     "check_fits",
     "choose_plan",
+    "memory_if_shorter",
     "new_model_over",
     "plans_of_adapters",
     "plans_of_all_weights",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 ADAPTER_RANK = 8  # rank of the adapters whose memory `toynn info` tells
+SHORT = 64  # tokens of a step that is short enough to gain by prepacking in every precision
 
 
 def plans_of_all_weights(file: Source, options: RecipeOptions) -> list[Plan]:
@@ -52,6 +55,16 @@ def plans_of_adapters(file: Source, options: RecipeOptions) -> list[Plan]:
         return engine.step_costs(PREPACK)
 
     return every_plan(costs)
+
+
+def memory_if_shorter(file: Source, options: RecipeOptions) -> tuple[int, int]:
+    """Return (peak, prepacked): bytes of training such adapters on up to ``SHORT`` tokens a step.
+
+    As a run does by default, weights are prepacked if that saves time and fits.
+    """
+    short = replace(options, t_batch=1, t_seq=min(SHORT, options.t_seq), prepack="auto")
+    memory = LoRA.memory_for(file, ADAPTER_RANK, short, "all-linear")
+    return memory.peak, memory.prepacked
 
 
 def new_model_over(donor: Source, length: int, batch: int) -> tuple[LlamaConfig, int]:
