@@ -153,8 +153,10 @@ def built(files, monkeypatch, capsys):
             patch.setattr(HostBuffer, "zeros", classmethod(zeros))
             recipe, *_ = build_job(job)
         plan = [job.given[name] for name in OPTIONS if name in job.given]
-        promised = recipe.engine.session.memory().peak
-        raise Built(plan, promised, sum(taken), job.read_by_step(), " ".join(job.said))
+        memory, read = recipe.engine.session.memory(), job.read_by_step()
+        if memory.prepacked:  # of all that is mapped, constants too
+            read = max(read, memory.mapped)
+        raise Built(plan, memory.peak, sum(taken), read, " ".join(job.said))
 
     monkeypatch.setattr("toynn.jobs.run.build", build)
 
