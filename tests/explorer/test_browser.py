@@ -169,9 +169,10 @@ def test_numbers_are_shown_as_they_are(show):
     browser = show(page(session, follow="w1[3,1]"))
     assert browser.execute_script("return view.open") == "step"
     shown = browser.execute_script(
-        "go(0); return [...document.querySelectorAll('.now .change')].at(-1).innerText"
+        "go(0); return [...document.querySelectorAll('.now .change')].map(e => e.innerText)"
     )
-    numbers = [np.float32(word) for word in shown.split("\n", 1)[1].split()]
+    assert [each.split()[0] for each in shown] == ["reads", "reads", "writes"]
+    numbers = [np.float32(word) for word in shown[1].split("\n", 1)[1].split()]
     assert np.array(numbers, np.float32).tobytes() == before.tobytes()
     rows = browser.execute_script(
         "return [...document.querySelectorAll('table.follow tbody tr')].map(r => r.innerText)"

@@ -268,7 +268,7 @@ function ofNode(i) {
   ];
   if (seconds && bounds) found.push(bar(bounds[i][0] / seconds[i], "least possible time as a share of the measured time"));
   found.push(table("Tensors", ["kernel's name", "", "tensor", "shape"],
-    [...part("writes", n.writes), ...part("saves", n.saves), ...part("reads", n.reads)], "tensors"));
+    [...part("reads", n.reads), ...part("writes", n.writes), ...part("saves", n.saves)], "tensors"));
   if (n.kept) found.push(make("h3", null, "Saved for the backward pass"), make("p", { class: "chips" }, n.kept.map((t) => tensorButton(t))));
   if (n.accumulate) found.push(make("p", { class: "soft" }, n.accumulate === "always" ? "Adds to what an earlier call of this step wrote." : "Overwrites the gradient in the first micro-batch, adds to it in later ones."));
   const settings = { ...n.sizes, ...n.options };
@@ -407,7 +407,7 @@ function go(k) {
     make("h2", null, nodeButton(step.node, op(n))),
     make("p", { class: "soft" }, ...where(n), `, ${view.at + 1} of ${plural(view.steps.length, "call")}`),
     make("pre", { class: "formula" }, formula(n)),
-    ...changes(n.writes, "writes"), ...changes(n.saves, "saves"), ...reads);
+    ...reads, ...changes(n.writes, "writes"), ...changes(n.saves, "saves"));
 }
 function follow(t, index) {
   const tensor = tape.tensors[t], g = tensor.gradient;
@@ -463,8 +463,8 @@ function stepByStep() {
 
 function everything() {
   const list = (group) => Object.values(group).map((t) => tape.tensors[t].name).join(", ");
-  const head = ["call", "", "section", "writes", "saves", "reads", "work", "moved"].concat(seconds ? ["time"] : []);
-  return [table(`${plural(tape.nodes.length, "call")} in order`, head, tape.nodes.map((n, i) => [nodeButton(i), PHASES[n.phase], sectionName(tape, n.section), list(n.writes), list(n.saves), list(n.reads), flops(n.flops), bytes(n.bytes)].concat(seconds ? [time(seconds[i])] : [])), "all")];
+  const head = ["call", "", "section", "reads", "writes", "saves", "work", "moved"].concat(seconds ? ["time"] : []);
+  return [table(`${plural(tape.nodes.length, "call")} in order`, head, tape.nodes.map((n, i) => [nodeButton(i), PHASES[n.phase], sectionName(tape, n.section), list(n.reads), list(n.writes), list(n.saves), flops(n.flops), bytes(n.bytes)].concat(seconds ? [time(seconds[i])] : [])), "all")];
 }
 
 // -- The page ---------------------------------------------------------------------------------------
