@@ -70,8 +70,8 @@ def _rows_that_gain(form: int) -> int:
     Packing is work per weight; multiplying is work per weight and row. So the faster a product
     multiplies, the more rows it takes until packing no longer matters (docs/performance.md, 5).
     """
-    floats, pairs, tiles_and_quads = 128, 256, 1024
-    return floats if form == 0 else pairs if form == 1 else tiles_and_quads
+    # floats, pairs, tiles of one, two and three parts, codes: the enum Form of _panels.pxd
+    return (128, 256, 1024, 256, 128, 1024)[min(form, 5)]
 
 
 class Prepacked:
