@@ -104,7 +104,8 @@ def test_a_plan_counts_the_part_of_the_file_that_a_run_maps(base):
 def test_plans_are_told_with_their_time(tmp_path, capsys):
     """The table of --memory: the fastest plan first, each slower one is smaller."""
     wide = {"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 512, "n_layers": 2}
-    found = told(write_base(tmp_path / "wide.gguf", vocab=256, context=64, **wide), capsys)
+    base = write_base(tmp_path / "wide.gguf", vocab=256, context=64, **wide)
+    found = told(base, capsys, "--batch", "2")
     names = ("with prepacking", "peak beside the file", "with checkpointing")
     plans = [re.fullmatch(r"([\d.]+) MB(?:, (\d+)% more time)?", found[name]) for name in names]
     sizes, times = ([float(plan[part] or 0) for plan in plans] for part in (1, 2))

@@ -264,11 +264,19 @@ def gpt2(**options):
     return recipe
 
 
+def bfloat16(**options):
+    """Rounded weights, but products in floats: medium rounds them or not, by the number of rows."""
+    known, highest = RecipeOptions.of_session, {"matmul_precision": "highest"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RecipeOptions, "of_session", lambda opts: known(opts) | highest)
+        return make("llama-untied", 2, weight_dtype="bf16", **options)
+
+
 MODELS = {
     "gpt2": gpt2,
     "llama-tied": lambda **options: make("llama", 2, **options),
     "llama-untied": lambda **options: make("llama-untied", 2, **options),
-    "llama-bf16": lambda **options: make("llama-untied", 2, weight_dtype="bf16", **options),
+    "llama-bf16": bfloat16,
     "llama-lens": lambda **options: make("llama-lens", 2, **options),
 }
 
