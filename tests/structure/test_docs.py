@@ -174,7 +174,7 @@ def chat_model(file):
     data = file.with_name("told.jsonl")
     data.write_text("\n".join(map(json.dumps, rows)))
     words = f"train from-scratch --arch llama --tokenizer {file} --data {data} --d-model 256"
-    words += " --layers 2 --heads 4 --seq 128 --batch 4 --lr 3e-3 --steps 120 --eval-every 0"
+    words += " --layers 2 --heads 4 --seq 128 --batch 4 --lr 2e-3 --steps 120 --eval-every 0"
     words += f" --save-every 0 --report none --out {file.with_name('made')}"
     assert main(words.split()) == 0
     file.with_name("made").joinpath("model.gguf").replace(file)
@@ -202,6 +202,7 @@ def test_the_tutorial_of_chats_runs(tmp_path, monkeypatch, capsys):
     assert said[4].strip() == said[8].strip() == "Zork the robot."
     loss = [float(re.search(r"loss ([\d.]+) nats", said[k])[1]) for k in (2, 5)]
     assert loss[1] < loss[0] / 4
+    assert re.search(r"friend of Zork.*\n.*\n.*The big red gold\.\n.*A cat named Zork\.", said[3])
     preferences = ROOT / "docs" / "preferences.md"  # goes on from there
     block = re.search(r"cat > (\S+) <<'END'\n(.*?)END\n", preferences.read_text(), re.DOTALL)
     (tmp_path / block[1]).write_text(block[2])
@@ -209,7 +210,7 @@ def test_the_tutorial_of_chats_runs(tmp_path, monkeypatch, capsys):
     for words in (*commands(ROOT / "docs" / "memory.md"), *commands(preferences)):
         assert main(words) == 0, words
     said = capsys.readouterr().out
-    assert "with checkpointing" in said and "margins" in said
+    assert "with checkpointing" in said and "margins" in said and "\nA cat named Blip.\n" in said
 
 
 def test_the_tutorial_of_an_op_has_all_files_of_one(tmp_path, monkeypatch):
