@@ -78,7 +78,7 @@ ONCE = ("codebooks", "cpu", "invoke", "pool")
 # The modules of a level that does not have all; it uses the rest from the level below.
 TILED = ["experts", "grad_norm", "limits", "matmul", "prepacked"]
 ONLY = {"amx": TILED, "neon": [*TILED, "attention", "cached_attention"]}
-ONLY_LINKED = {"amx": ["gemm_amx", "pack_amx"]}
+ONLY_LINKED = {"amx": ["gemm_amx"]}
 BELOW = {"amx": "avx512", "neon": "generic"}
 
 # Never -ffast-math: NaN must stay NaN. These only drop errno and floating-point traps.
@@ -109,7 +109,7 @@ DIRECTIVES = {
 PLAIN = "int main(void) { return 0; }"
 
 TILES = r"""
-#include "gemm_amx.h"
+#include "forms.h"
 #if !TN_TILES
 #error "this compiler lacks __builtin_shufflevector or AMX"
 #endif

@@ -92,7 +92,7 @@ def stack(loop):
 
 def test_a_step_of_the_packed_tile(code):
     """A loop for each height: 2 multiply-adds a row, and 2 vectors of B and 3 of A in 3 loads."""
-    loops = inner_loops(code("gemm")["tn_tile_packed"], "fmla")
+    loops = inner_loops(code("gemm")["tn_multiply_floats"], "fmla")
     assert sorted(count(loop, "fmla") for loop in loops) == [2 * h for h in range(1, ROWS + 1)]
     for loop in loops:
         assert not stack(loop)
@@ -111,17 +111,17 @@ def test_steps_of_tiles_in_place(code):
 
 def test_a_step_of_the_tile_of_pairs(code):
     """2 rows by 2 columns an instruction, of 8 columns: 4 for two rows."""
-    loops = inner_loops(code("gemm_neon")["tn_tile_pairs"], "bfmmla")
+    loops = inner_loops(code("gemm_neon")["tn_multiply_pairs"], "bfmmla")
     heights = sorted(count(loop, "bfmmla") // 4 for loop in loops)
     assert {*heights} == {h // 2 for h in range(2, ROWS + 1, 2)}
     for loop in loops:
         assert not stack(loop)
 
 
-@pytest.mark.parametrize(("tile", "operation"), [("smmla", "smmla"), ("quads_sdot", "sdot")])
+@pytest.mark.parametrize(("tile", "operation"), [("smmla", "smmla"), ("sdot", "sdot")])
 def test_a_step_of_the_tile_of_8_bits(code, tile, operation):
     """12 rows by 8 columns: smmla takes 2 rows by 2 columns, sdot a row by 4 columns."""
-    loops = inner_loops(code("gemm_int8")[f"tn_tile_{tile}"], operation)
+    loops = inner_loops(code("gemm_int8")[f"tn_multiply_{tile}"], operation)
     assert max(count(loop, operation) for loop in loops) == 24
     for loop in loops:
         assert not stack(loop)

@@ -129,7 +129,7 @@ def test_tiles_do_what_the_manual_says(entry, precision):
 @pytest.mark.parametrize("scaled", ["not", "rows", "terms", "both", "columns"])
 @pytest.mark.parametrize("shape", [(161, 207, 64), (129, 131, 127), (40, 66, 1601)], ids=str)
 def test_errors(entry, scaled, shape):
-    """highest: at most that of float32; high: some 2^-18; medium: that of rounded operands."""
+    """In norm. highest: at most float32's; high: some 4e-6; medium: that of rounded operands."""
     M, N, K = shape
     a, b = normal(M, K), normal(K, N, seed=4)
     scale = 10 ** np.random.default_rng(5).uniform(-6, 6, max(shape)).astype(np.float32)
@@ -149,6 +149,23 @@ def test_errors(entry, scaled, shape):
     medium = product(entry, a, b, "medium")
     assert error(medium, rounded(a), rounded(b)) <= 1e-6
     assert 5e-4 <= error(medium, a, b) <= 5e-3
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_largest_error_of_one_product_of_two_numbers(entry):
+    """What parts leave out of x y: 2^-23, 2^-14 and 2^-7 of it at most, before sums are rounded.
+
+    Each sum has one product that is not 0. So its error is what is left out, and some 2^-24.
+    """
+    rng = np.random.default_rng(3)
+    x, y = rng.uniform(1, 2, 512).astype(np.float32), rng.uniform(1, 2, (64, 512))
+    a, b = np.zeros((512, 64), np.float32), y.astype(np.float32)
+    rows, terms = np.arange(512), np.arange(512) % 64
+    a[rows, terms] = x
+    exact = x[:, None].astype(np.float64) * b[terms]
+    for precision, most, least in (("highest", -23, -26), ("high", -14, -16), ("medium", -7, -8)):
+        worst = np.abs(product(entry, a, b, precision) / exact - 1).max()
+        assert 2.0**least <= worst <= 2.0**most + 2.0**-24, precision
 
 
 @pytest.mark.parametrize("precision", PARTS)

@@ -12,11 +12,17 @@ from toynn._kernels.attention._visible cimport (
     BLOCK, WIDTH, Block, Sizes, block_count, block_size, first_key, strip_end, strip_size,
     visible_begin, visible_end,
 )
-from toynn._kernels.gemm._gemm cimport multiply, multiply_panels
-from toynn._kernels.gemm._panels cimport (
-    KC, NR, PAIRS, Operand, V, aligned, blocks_of, floats_at, pack, panel_floats, panel_start,
-    panels, steps, transpose,
+from toynn._kernels.gemm._gemm cimport multiply
+from toynn._kernels.gemm._loops cimport multiply_panels
+from toynn._kernels.gemm._product cimport (
+    KC, NR, Operand, V, aligned, blocks_of, floats_at, pack, pack_as, panel_floats, panel_start,
+    steps,
 )
+
+cdef extern from "gemm.h" nogil:
+    void transpose "tn_transpose" (
+        float* y, Py_ssize_t y_k, const float* x, Py_ssize_t x_row, Py_ssize_t rows
+    ) noexcept
 
 cdef extern from "rows.h" nogil:
     void lanes_max "tn_lanes_max" (float* most, const float* x, Py_ssize_t n) noexcept
@@ -34,10 +40,10 @@ cdef inline void _scale_row(float* x, float factor, Py_ssize_t n) noexcept nogil
         x[c] *= factor
 
 
-cdef inline void _multiply_pairs(
+cdef inline void _multiply_packed(
     float* y, Py_ssize_t ldy, const Operand* a, const Operand* b, Py_ssize_t K, bint add
 ) noexcept nogil:
-    """y (+)= a b in pairs. Both sides are packed; the rows of a (at most WIDTH) all at once."""
+    """y (+)= a b, both packed; the rows of a (at most WIDTH) all at once."""
     cdef float a_buffer[WIDTH * KC]  # pairs take half of this; the last panel is a whole one
     cdef float b_buffer[NR * KC]
     cdef float* a_packed = aligned(a_buffer)
@@ -47,26 +53,27 @@ cdef inline void _multiply_pairs(
         k = t * KC
         kc = min(KC, K - k)
         step = panel_floats(a, kc)
-        pack(a_packed, a, 0, panels(a), k, kc)
-        for q in range(panels(b)):
+        pack(a_packed, a, 0, a.panels, k, kc)
+        for q in range(b.panels):
             pack(b_packed, b, q, q + 1, k, kc)
-            for p in range(panels(a)):
+            for p in range(a.panels):
                 row = panel_start(a, p)
                 rows = panel_start(a, p + 1) - row
                 multiply_panels(
-                    y + row * ldy + q * NR, ldy, a_packed + p * step, b_packed, rows,
-                    min(NR, b.size - q * NR), steps(a, kc), PAIRS, add or t > 0,
+                    a.form, y + row * ldy + q * NR, ldy, a_packed + p * step, b_packed, rows,
+                    min(NR, b.size - q * NR), steps(a, kc), add or t > 0,
                 )
 
 
 cdef inline void _multiply(
     float* y, Py_ssize_t ldy, const Sizes* s, Operand a, Operand b, Py_ssize_t K, bint add
 ) noexcept nogil:
-    if s.pairs:
-        a.form = b.form = PAIRS
-        _multiply_pairs(y, ldy, &a, &b, K, add)
-    else:
+    if s.rounded == NULL:
         multiply(y, ldy, &a, &b, K, add)
+        return
+    pack_as(&a, s.rounded)
+    pack_as(&b, s.rounded)
+    _multiply_packed(y, ldy, &a, &b, K, add)
 
 
 cdef inline void _products_of_rows(

@@ -34,7 +34,7 @@ have their blocks at rows 0, 5 and 13:
            0 . . . 4 5 . . . . . . 12 13 . 15
            [ block ] [    block     ] [block]
 """
-from toynn._kernels.gemm._panels cimport blocks_of
+from toynn._kernels.gemm._product cimport Form, blocks_of
 
 cdef enum:
     BLOCK = 64  # queries, and keys, per block: two blocks of scores take 40 KB
@@ -53,7 +53,7 @@ cdef struct Sizes:
     bint causal
     bint cached  # k[j,d] is at j // BLOCK * BLOCK * D + d * BLOCK + j % BLOCK, and ldk = D
     bint shared  # v is k: values are the first E columns of keys; cached only
-    bint pairs   # factors of products are rounded to bfloat16, and packed in pairs
+    const Form* rounded  # the form in which factors of products are packed; NULL: not rounded
     float scale
     float cap          # cap of scaled scores
     const float* sink  # one more score, for a key without a value

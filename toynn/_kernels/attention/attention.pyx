@@ -36,7 +36,7 @@ from libc.string cimport memset
 from toynn._kernels.attention._attention cimport backward_block, forward_block
 from toynn._kernels.attention._visible cimport BLOCK, Sizes, block_count, first_key
 from toynn._kernels.base._common cimport dot_, exp_
-from toynn._kernels.gemm._panels cimport HAS_PAIRS
+from toynn._kernels.gemm._product cimport PAIRS, Form
 from toynn._kernels.base._parallel cimport parallel_each, parallel_for, part_fn
 from toynn._kernels.args.attention cimport Backward, BackwardSinks, Forward
 from toynn._kernels.base.entry cimport entry
@@ -50,7 +50,7 @@ cdef enum:
     SPLIT = 2        # threads for each head of keys from which backward computes scores twice
     MEDIUM = 2       # in toynn.numerics.precision.PRECISIONS
 
-cdef bint _pairs = HAS_PAIRS and gains_by_pairs()
+cdef const Form* _rounded = PAIRS if gains_by_pairs() else NULL  # in "medium"
 
 
 ctypedef fused Args:
@@ -64,7 +64,7 @@ cdef inline Sizes _sizes(const Args* a) noexcept nogil:
     s.B, s.T, s.H, s.KV, s.D, s.E, s.S = a.B, a.T, a.H, a.KV, a.D, a.E, a.T
     s.ldq, s.ldk, s.ldv, s.ldo = a.ldq, a.ldk, a.ldv, a.H * a.E
     s.causal, s.window, s.scale, s.cap = a.causal != 0, a.window, a.scale, a.cap
-    s.pairs = _pairs and a.precision >= MEDIUM and s.T > SHORT
+    s.rounded = _rounded if a.precision >= MEDIUM and s.T > SHORT else NULL
     return s
 
 
@@ -92,7 +92,8 @@ cdef inline Sizes _example(
     while i < end and first[row + i] - row == start:
         i += 1
     one.T = one.S = i - start
-    one.pairs = s.pairs and one.T > SHORT
+    if one.T <= SHORT:
+        one.rounded = NULL
     return one
 
 

@@ -27,7 +27,7 @@ from toynn._kernels.attention._attention cimport forward_block
 from toynn._kernels.attention._visible cimport BLOCK, Sizes, first_key
 from toynn._kernels.base._common cimport exp_
 from toynn._kernels.base._parallel cimport deal
-from toynn._kernels.gemm._panels cimport blocks_of
+from toynn._kernels.gemm._product cimport blocks_of
 from toynn._kernels.args.cached_attention cimport Forward
 from toynn._kernels.base.entry cimport entry
 

@@ -25,7 +25,7 @@ from toynn._kernels.base.abi cimport kernel_fn
 from toynn._kernels.args.latent cimport Absorb, Expand
 from toynn._kernels.base.entry cimport entry
 from toynn._kernels.gemm._gemm cimport multiply
-from toynn._kernels.gemm._panels cimport Operand, floats_at, stored_as
+from toynn._kernels.gemm._product cimport Operand, floats_at, stored_as
 from toynn._kernels.quants._types cimport Type, row_bytes, type_of
 
 cdef enum:

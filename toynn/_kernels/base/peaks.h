@@ -5,7 +5,7 @@
 #ifndef TOYNN_PEAKS_H
 #define TOYNN_PEAKS_H
 
-#include "gemm_bf16.h"
+#include "forms.h"
 #include "tiles.h"
 
 #if defined(__AVX512F__) || defined(__aarch64__)

@@ -5,14 +5,14 @@ from toynn._kernels.base._common cimport (
     LANES, add_products, flush_denormals, fpstate, restore_fpstate, sum_lanes,
 )
 from toynn._kernels.base._parallel cimport deal
-from toynn._kernels.gemm._finish cimport finish_row
 from toynn._kernels.gemm._gemm cimport multiply
 from toynn._kernels.gemm._int8 cimport round_rows, rounded_row
-from toynn._kernels.gemm._panels cimport (
-    LINE, Operand, aligned, blocks_of, is_floats, panel_start, panels, prefetch_stretch, row_of,
-    stretch,
+from toynn._kernels.gemm._loops cimport finish_row
+from toynn._kernels.gemm._product cimport (
+    GEMV_INT8, GEMV_ROWS, LINE, Operand, Product, aligned, blocks_of, is_floats, panel_start,
+    prefetch_stretch, resize, row_of,
 )
-from toynn._kernels.gemm._product cimport GEMV_ROWS, GEMV_INT8, Product
+from toynn._kernels.quants._types cimport dequantize
 
 cdef extern from "gemv.h" nogil:
     enum: TOGETHER "TN_TOGETHER"  # how many rows of w
@@ -32,11 +32,11 @@ cdef inline void multiply_share(const Product* p, Py_ssize_t i, int shares) noex
     if a.size >= b.size:
         row, last = i * a.size // shares, (i + 1) * a.size // shares
         a.x += row * a.stride
-        a.size = last - row
+        resize(&a, last - row)
     elif shares > 1:  # SKINNY: B has contiguous columns, or one panel, which the last share takes
-        column = panel_start(&p.b, i * panels(&p.b) // shares)
+        column = panel_start(&p.b, i * p.b.panels // shares)
         b.x += column
-        b.size = panel_start(&p.b, (i + 1) * panels(&p.b) // shares) - column
+        resize(&b, panel_start(&p.b, (i + 1) * p.b.panels // shares) - column)
     multiply(p.c + row * N + column, N, &a, &b, p.K, p.add)
     for r in range(row, row + a.size):
         finish_row(p, r * N + column, column, b.size)
@@ -68,6 +68,16 @@ cdef inline void multiply_skinny(const Product* p, int n_threads) noexcept nogil
     deal(_skinny_shares, &d, n_threads, n_threads)
 
 
+cdef inline const float* _stretch(
+    const Operand* b, Py_ssize_t r, Py_ssize_t k, Py_ssize_t kc, float* buffer
+) noexcept nogil:
+    """Return terms k .. k + kc - 1 of column r, a row of any type, as floats; maybe in buffer."""
+    if is_floats(b):
+        return b.x + r * b.stride + k
+    dequantize(&b.type, buffer, row_of(b, r), k, kc)
+    return buffer
+
+
 cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexcept nogil:
     """Columns n0 .. n1 - 1 of a few rows of y: the dot products of rows of x with rows of w.
 
@@ -90,7 +100,7 @@ cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexce
                     prefetch_stretch(&p.b, n + j, k + kc, kc)
                 elif rows > 1:
                     prefetch_stretch(&p.b, n + j + TOGETHER, 0, kc)
-                w[j] = stretch(&p.b, n + j, k, kc, aligned(buffer) + j * TERMS)
+                w[j] = _stretch(&p.b, n + j, k, kc, aligned(buffer) + j * TERMS)
             for m in range(M):
                 if rows == 1:
                     add_products(sums[m], p.a.x + m * p.K + k, w[0], kc)

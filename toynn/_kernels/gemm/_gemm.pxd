@@ -1,12 +1,11 @@
-"""The inner layers of a matrix product, shared by matmul and attention: tiles of packed panels.
+"""C (+)= A B in float32 on one thread, of operands that are read in place if they can be.
 
-Sums run over k in blocks that depend on K alone. So an element of C has the same bits whatever
-panels, buffers and threads compute it. The layout of packed panels is known only here, in
-_panels.pxd, and in gemm.h, gemm_bf16.h, gemm_int8.h and gemm_amx.h.
+For small and skinny products, blocks of attention, and tiles that no other form can multiply. Sums
+run over k in blocks that depend on K alone. So an element of C has the same bits whatever panels,
+buffers and threads compute it.
 """
-from toynn._kernels.gemm._panels cimport (
-    HAS_TILES, KC, LINE, MR, NR, PAIRS, QUADS, SIDE, V, Form, Operand, aligned, blocks_of,
-    is_floats, pack, panel_floats, panel_start, panels,
+from toynn._kernels.gemm._product cimport (
+    KC, LINE, MR, NR, Operand, V, aligned, blocks_of, is_floats, pack, panel_floats, panel_start,
 )
 
 cdef enum:
@@ -18,36 +17,6 @@ cdef extern from "gemm.h" nogil:
         int h, int width, Py_ssize_t kc, const float* a, Py_ssize_t a_row, Py_ssize_t a_k,
         const float* b, Py_ssize_t b_k, float* c, Py_ssize_t ldc, bint add,
     ) noexcept
-    void tile_packed "tn_tile_packed" (
-        int h, Py_ssize_t kc, const float* a, const float* b, float* c, Py_ssize_t ldc, bint add
-    ) noexcept
-
-cdef extern from "gemm_bf16.h" nogil:
-    void tile_pairs "tn_tile_pairs" (
-        int h, Py_ssize_t steps, const float* a, const float* b, float* c, Py_ssize_t ldc, bint add
-    ) noexcept
-
-cdef extern from "gemm_int8.h" nogil:
-    void tile_quads "tn_tile_quads" (
-        int unit, int h, Py_ssize_t steps, const float* a, const float* b, float* c, Py_ssize_t ldc,
-        bint add,
-    ) noexcept
-
-cdef extern from "gemm_amx.h" nogil:
-    void multiply_tiles "tn_multiply_tiles" (
-        int parts, Py_ssize_t steps, const float* a, const float* b, float* c, Py_ssize_t ldc,
-        bint add,
-    ) noexcept
-    void multiply_codes "tn_multiply_codes" (
-        int h, Py_ssize_t steps, const float* a, const float* b, float* c, Py_ssize_t ldc, bint add
-    ) noexcept
-    bint splits_exactly "tn_splits_exactly" (
-        int parts, Py_ssize_t steps, const float* a, const float* b
-    ) noexcept
-
-cdef extern from "tiles.h" nogil:
-    void begin_tiles "tn_tiles_begin" () noexcept
-    void end_tiles "tn_tiles_end" () noexcept
 
 
 cdef inline void copy_tile(
@@ -59,44 +28,6 @@ cdef inline void copy_tile(
     for i in range(rows):
         for j in range(columns):
             c[i * ldc + j] = c[i * ldc + j] + tile[i * ld + j] if add else tile[i * ld + j]
-
-
-cdef inline void multiply_panels(
-    float* c, Py_ssize_t ldc, const float* a, const float* b, int rows, Py_ssize_t columns,
-    Py_ssize_t n, Form form, bint add,
-) noexcept nogil:
-    """Packed panel of A times packed panel of B: n terms, or n steps of pairs or of quads."""
-    cdef float tile[SIDE * NR]  # MR rows, or SIDE of quads in tiles
-    cdef bint whole = columns == NR
-    cdef float* to = c if whole else tile
-    cdef Py_ssize_t ld = ldc if whole else NR
-    if form == PAIRS:
-        tile_pairs(rows, n, a, b, to, ld, whole and add)
-    elif form >= QUADS:
-        if add and not whole:  # rounded once, as in a whole tile: levels have tiles of other widths
-            copy_tile(tile, NR, c, ldc, rows, columns, False)
-        if HAS_TILES:
-            multiply_codes(rows, n, a, b, to, ld, add)
-        else:
-            tile_quads(form - QUADS, rows, n, a, b, to, ld, add)
-        add = False
-    else:
-        tile_packed(rows, n, a, b, to, ld, whole and add)
-    if not whole:
-        copy_tile(c, ldc, tile, NR, rows, columns, add)
-
-
-cdef inline void multiply_panels_in_tiles(
-    float* c, Py_ssize_t ldc, const float* a, const float* b, Py_ssize_t rows, Py_ssize_t columns,
-    int parts, Py_ssize_t steps, bint add,
-) noexcept nogil:
-    """Packed panel of A times packed panel of B, on a thread that has called begin_tiles."""
-    cdef float tile[SIDE * SIDE]
-    if rows == SIDE and columns == SIDE:
-        multiply_tiles(parts, steps, a, b, c, ldc, add)
-    else:
-        multiply_tiles(parts, steps, a, b, tile, SIDE, False)
-        copy_tile(c, ldc, tile, SIDE, rows, columns, add)
 
 
 cdef inline void multiply_rows(
@@ -122,7 +53,7 @@ cdef inline void multiply_rows(
         b_k = b.k_stride
     else:
         pack(packed, b, q, q + 1, k, kc)
-    for p in range(panels(a)):
+    for p in range(a.panels):
         row = panel_start(a, p)
         rows = panel_start(a, p + 1) - row
         a_panel = a.x + row * a.stride + k * a.k_stride
@@ -144,12 +75,12 @@ cdef inline void multiply(
     cdef float buffer[PACKED + LINE]
     cdef float* packed = aligned(buffer)
     cdef Py_ssize_t q, t, kc, longest = panel_floats(a, min(K, KC))
-    cdef bint packs = a.stride != 1 and panels(b) >= USES and panels(a) * longest <= PACKED
+    cdef bint packs = a.stride != 1 and b.panels >= USES and a.panels * longest <= PACKED
     for t in range(blocks_of(K, KC)):
         kc = min(KC, K - t * KC)
         if packs:
-            pack(packed, a, 0, panels(a), t * KC, kc)
-        for q in range(panels(b)):
+            pack(packed, a, 0, a.panels, t * KC, kc)
+        for q in range(b.panels):
             multiply_rows(
                 c + q * NR, ldc, a, packed if packs else NULL, b, q, t * KC, kc, add or t > 0
             )

@@ -8,11 +8,9 @@ from libc.stdint cimport uint8_t
 from toynn._kernels.base._common cimport flush_denormals, fpstate, restore_fpstate
 from toynn._kernels.base.pool cimport run_on_threads, take
 from toynn._kernels.quants._types cimport Type, row_bytes, type_of
-from toynn._kernels.gemm._gemm cimport begin_tiles, end_tiles
-from toynn._kernels.gemm._panels cimport HAS_TILES, kept_floats
 from toynn._kernels.gemm._prepacked cimport Prepacked, read_prepacked
 from toynn._kernels.gemm._product cimport (
-    BACKWARD_WEIGHT, FORWARD, Entry, Product, gemv_floats, product_of,
+    BACKWARD_WEIGHT, FORWARD, Entry, Product, gemv_floats, kept_floats, product_of,
 )
 from toynn._kernels.gemm._tasks cimport multiply_task, task_floats, tasks_of
 
@@ -80,13 +78,9 @@ cdef inline void _take_tasks(void* tasks, int i, int m) noexcept nogil:
     cdef Tasks* all = <Tasks*>tasks
     cdef Py_ssize_t task = take(&all.taken)
     cdef fpstate before = flush_denormals()
-    if HAS_TILES:
-        begin_tiles()
     while task < all.x.E * all.most:
         _task(all.x, task, all.most, all.rooms + i * all.floats)
         task = take(&all.taken)
-    if HAS_TILES:
-        end_tiles()
     restore_fpstate(before)
 
 

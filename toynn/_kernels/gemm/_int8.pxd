@@ -5,7 +5,8 @@ of 32, then each scale times the sum of its block's codes. For smmla two rows ar
 """
 from libc.stdint cimport uint8_t
 
-from toynn._kernels.gemm._panels cimport LINE, blocks_of
+cdef enum:
+    LINE = 16  # floats in a cache line
 
 cdef extern from "dot_int8.h" nogil:
     bint HAS_INT8 "TN_INT8"  # whether this build multiplies in 8 bits
@@ -29,7 +30,7 @@ cdef inline bint in_int8(Py_ssize_t type) noexcept nogil:
 
 cdef inline Py_ssize_t rounded_row(Py_ssize_t K) noexcept nogil:
     """Floats from one rounded row to the next."""
-    return blocks_of(_floats(K), LINE) * LINE
+    return (_floats(K) + LINE - 1) // LINE * LINE
 
 
 cdef inline Py_ssize_t int8_floats(Py_ssize_t M, Py_ssize_t K) noexcept nogil:

@@ -21,23 +21,23 @@ share a product of few panels evenly, and a slow core holds nobody up for long.
 PANELS_RESIDENT swaps LOOPs 4 and 3: a block of C then stays in L2 through all passes.
 """
 
+from libc.string cimport memcpy
+
 from toynn._kernels.base._common cimport flush_denormals, fpstate, restore_fpstate
-from toynn._kernels.gemm._finish cimport finish
-from toynn._kernels.gemm._gemm cimport begin_tiles, end_tiles
-from toynn._kernels.gemm._panels cimport (
-    LINE, NR, Operand, aligned, blocks_of, in_tiles, is_floats, kept_start, pack, packed_panels,
-    panel_floats, panels, terms_per_pass,
+from toynn._kernels.activations._gelu cimport gelu_exact, gelu_tanh
+from toynn._kernels.gemm._gemm cimport copy_tile, multiply_rows
+from toynn._kernels.gemm._product cimport (
+    FLOATS, GELU_EXACT, GELU_TANH, KC, LINE, NONE, NR, PANELS_RESIDENT, SIDE, Form, Operand,
+    Product, aligned, blocks_of, floats_at, is_floats, kept_start, pack, pack_as, panel_floats,
+    panel_start, steps,
 )
-from toynn._kernels.gemm._product cimport PANELS_RESIDENT, Product
-from toynn._kernels.gemm._tile cimport multiply_tile
+from toynn._kernels.gemm._squares cimport sum_tiles
 from toynn._kernels.base.pool cimport run_on_threads, take, work_fn
 from toynn._kernels.quants._blocks cimport RUN
 
 cdef enum:
     RESIDENT = 3 << 18        # floats of a packed resident slice (3 MB): it stays in L3
-    STREAMED = 3 << 15        # floats of a packed streamed group (384 KB): it stays in L2
-    STREAMED_TILES = 5 << 16  # the same for tiles (1.25 MB): CPUs with AMX have 2 MB of L2
-    STREAMED_BESIDE_C = 5 << 15  # the same (640 KB) if a block of C shares L2 with the group
+    STREAMED_BESIDE_C = 5 << 15  # of a streamed group (640 KB) if a block of C shares L2 with it
     BLOCKS = 8                # least blocks of tiles for each thread, if a side is common
 
 cdef struct Plan:
@@ -56,34 +56,32 @@ cdef struct Plan:
 cdef inline Plan plan_of(const Product* p, int n_threads) noexcept nogil:
     cdef Plan plan
     cdef bint a_is_smaller = p.a.size <= p.b.size, all_terms = p.way == PANELS_RESIDENT
-    cdef Py_ssize_t kc = min(p.K, terms_per_pass(&p.a)), passes = blocks_of(p.K, max(kc, 1))
-    cdef Py_ssize_t room = STREAMED_TILES if in_tiles(&p.a) else STREAMED
+    cdef Py_ssize_t kc = min(p.K, p.a.form.pass_terms), passes = blocks_of(p.K, max(kc, 1))
+    cdef Py_ssize_t room = STREAMED_BESIDE_C if all_terms else p.a.form.group
     plan.resident = &p.a if a_is_smaller else &p.b
     plan.streamed = &p.b if a_is_smaller else &p.a
     cdef Py_ssize_t resident_panel = panel_floats(plan.resident, kc)
     cdef Py_ssize_t streamed_panel = panel_floats(plan.streamed, kc)
-    if all_terms:
-        room = STREAMED_BESIDE_C
-    plan.slice = panels(plan.resident)
+    plan.slice = plan.resident.panels
     if not all_terms:
         plan.slice = min(plan.slice, RESIDENT // resident_panel)
-    plan.pass_floats = panels(plan.resident) * resident_panel
+    plan.pass_floats = plan.resident.panels * resident_panel
     plan.resident_floats = plan.slice * resident_panel * (passes if all_terms else 1)
     plan.most_streamed_floats = (
-        min(panels(plan.streamed), room // streamed_panel) * streamed_panel
+        min(plan.streamed.panels, room // streamed_panel) * streamed_panel
     )
     plan.parts = 1
     plan.common = not all_terms and n_threads > 1 and (
-        panels(plan.streamed) * streamed_panel <= n_threads * plan.most_streamed_floats
+        plan.streamed.panels * streamed_panel <= n_threads * plan.most_streamed_floats
     )
     if plan.common:
-        plan.groups = panels(plan.streamed)
+        plan.groups = plan.streamed.panels
         plan.parts = min(blocks_of(BLOCKS * n_threads, plan.groups), plan.slice)
         return plan
-    plan.groups = blocks_of(panels(plan.streamed), room // streamed_panel)
+    plan.groups = blocks_of(plan.streamed.panels, room // streamed_panel)
     plan.groups = blocks_of(plan.groups, n_threads) * n_threads  # the same number for each thread
-    plan.groups = min(plan.groups, panels(plan.streamed))
-    plan.streamed_floats = blocks_of(panels(plan.streamed), plan.groups) * streamed_panel
+    plan.groups = min(plan.groups, plan.streamed.panels)
+    plan.streamed_floats = blocks_of(plan.streamed.panels, plan.groups) * streamed_panel
     return plan
 
 
@@ -106,23 +104,107 @@ cdef inline void pack_resident(
         )
 
 
+cdef inline void multiply_panels(
+    const Form* form, float* c, Py_ssize_t ldc, const float* a, const float* b, int rows,
+    Py_ssize_t columns, Py_ssize_t n, bint add,
+) noexcept nogil:
+    """C (rows, columns) (+)= packed panel of A times packed panel of B, in n steps."""
+    cdef float tile[SIDE * NR]
+    if columns == NR:
+        form.multiply(rows, n, a, b, c, ldc, add)
+        return
+    if add:
+        copy_tile(tile, NR, c, ldc, rows, columns, False)
+    form.multiply(rows, n, a, b, tile, NR, add)
+    copy_tile(c, ldc, tile, NR, rows, columns, False)
+
+
+cdef inline void _multiply_as_floats(
+    const Product* p, Py_ssize_t a, Py_ssize_t b, Py_ssize_t k, Py_ssize_t kc
+) noexcept nogil:
+    """Panel a by panel b from the unpacked operands; right for numbers of any size."""
+    cdef Py_ssize_t N = p.b.size, row = panel_start(&p.a, a), t, first
+    cdef Operand rows = floats_at(
+        p.a.x + row * p.a.stride, panel_start(&p.a, a + 1) - row, p.a.stride, p.a.k_stride, True
+    )
+    cdef Operand columns = p.b
+    pack_as(&columns, FLOATS)
+    for t in range(blocks_of(kc, KC)):
+        first = t * KC
+        multiply_rows(
+            p.c + row * N + panel_start(&p.b, b), N, &rows, NULL, &columns, b, k + first,
+            min(KC, kc - first), p.add or k + first > 0,
+        )
+
+
+cdef inline void multiply_tile(
+    const Product* p, Py_ssize_t a, const float* a_packed, Py_ssize_t b, const float* b_packed,
+    Py_ssize_t k, Py_ssize_t kc, Py_ssize_t n,
+) noexcept nogil:
+    """Panel a by panel b, in n steps: one tile of C."""
+    cdef const Form* form = p.a.form
+    cdef Py_ssize_t N = p.b.size
+    cdef Py_ssize_t row = panel_start(&p.a, a), column = panel_start(&p.b, b)
+    if form.fits == NULL or form.fits(n, a_packed, b_packed):
+        multiply_panels(
+            form, p.c + row * N + column, N, a_packed, b_packed, panel_start(&p.a, a + 1) - row,
+            panel_start(&p.b, b + 1) - column, n, p.add or k > 0,
+        )
+    else:
+        _multiply_as_floats(p, a, b, k, kc)
+
+
+cdef inline void finish_row(
+    const Product* p, Py_ssize_t at, Py_ssize_t column, Py_ssize_t n
+) noexcept nogil:
+    """Bias and activation for n elements of C from ``at`` on; their sums are complete."""
+    cdef float* c = p.c + at
+    cdef float* y = p.y + at
+    cdef Py_ssize_t j
+    if p.bias != NULL:
+        for j in range(n):
+            c[j] += p.bias[column + j]
+    if y != c:
+        memcpy(y, c, n * sizeof(float))
+    if p.activation == GELU_TANH:
+        for j in range(n):
+            y[j] = gelu_tanh(y[j])
+    elif p.activation == GELU_EXACT:
+        for j in range(n):
+            y[j] = gelu_exact(y[j])
+
+
+cdef inline void finish(
+    const Product* p, Py_ssize_t a0, Py_ssize_t a1, Py_ssize_t b0, Py_ssize_t b1
+) noexcept nogil:
+    """Bias, activation and squares for panels a0 .. a1 - 1 by b0 .. b1 - 1."""
+    cdef Py_ssize_t i
+    cdef Py_ssize_t column = panel_start(&p.b, b0), columns = panel_start(&p.b, b1) - column
+    if p.squares != NULL:
+        sum_tiles(p.squares, p.c, &p.a, &p.b, a0, a1, b0, b1)
+    if p.bias == NULL and p.y == p.c and p.activation == NONE:
+        return
+    for i in range(panel_start(&p.a, a0), panel_start(&p.a, a1)):
+        finish_row(p, i * p.b.size + column, column, columns)
+
+
 cdef inline void _multiply_block(
     const Product* p, const Plan* plan, const float* resident, const float* streamed,
     Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t o0, Py_ssize_t o1, Py_ssize_t k, Py_ssize_t kc,
 ) noexcept nogil:
     """LOOPs 2 and 1: resident panels s0 .. s1 - 1 by streamed panels o0 .. o1 - 1, all packed."""
-    cdef Py_ssize_t o, s
+    cdef Py_ssize_t o, s, n = steps(&p.a, kc)
     cdef Py_ssize_t resident_step = panel_floats(plan.resident, kc)
     cdef Py_ssize_t streamed_step = panel_floats(plan.streamed, kc)
     cdef bint is_last = k + kc == p.K
     cdef const float* at_s
     cdef const float* at_o
-    if in_tiles(&p.a) and not plan.resident.is_a:
-        # With tiles, C is traversed along its rows: LOOP 1 runs over the resident panels (of B).
+    if p.a.form.by_rows and not plan.resident.is_a:
+        # C is walked along its rows: LOOP 1 runs over the resident panels (of B).
         for o in range(o0, o1):
             at_o = streamed + (o - o0) * streamed_step
             for s in range(s0, s1):
-                multiply_tile(p, o, at_o, s, resident + (s - s0) * resident_step, k, kc)
+                multiply_tile(p, o, at_o, s, resident + (s - s0) * resident_step, k, kc, n)
             if is_last:
                 finish(p, o, o + 1, s0, s1)
         return
@@ -133,9 +215,9 @@ cdef inline void _multiply_block(
         for o in range(o0, o1):
             at_o = streamed + (o - o0) * streamed_step
             if plan.resident.is_a:
-                multiply_tile(p, s, at_s, o, at_o, k, kc)
+                multiply_tile(p, s, at_s, o, at_o, k, kc, n)
             else:
-                multiply_tile(p, o, at_o, s, at_s, k, kc)
+                multiply_tile(p, o, at_o, s, at_s, k, kc, n)
         if is_last and plan.resident.is_a:
             finish(p, s, s + 1, o0, o1)
         elif is_last:
@@ -147,23 +229,28 @@ cdef inline void multiply_group(
     Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t g, Py_ssize_t k, Py_ssize_t kc,
 ) noexcept nogil:
     """Resident panels s0 .. s1 - 1 by streamed group g, which is packed in ``room``."""
-    cdef Py_ssize_t o0 = g * panels(plan.streamed) // plan.groups
-    cdef Py_ssize_t o1 = (g + 1) * panels(plan.streamed) // plan.groups
-    cdef const float* streamed = packed_panels(room, plan.streamed, o0, o1, k, kc)
+    cdef Py_ssize_t o0 = g * plan.streamed.panels // plan.groups
+    cdef Py_ssize_t o1 = (g + 1) * plan.streamed.panels // plan.groups
+    cdef const float* streamed = room
+    if plan.streamed.packed == NULL:
+        pack(room, plan.streamed, o0, o1, k, kc)
+    else:
+        streamed = plan.streamed.packed + kept_start(plan.streamed, o0, k, kc)
     if plan.resident.packed != NULL:
         resident = plan.resident.packed + kept_start(plan.resident, s0, k, kc)
     _multiply_block(p, plan, resident, streamed, s0, s1, o0, o1, k, kc)
 
 
-cdef inline fpstate _begin(const Product* p) noexcept nogil:
-    if in_tiles(&p.a):
-        begin_tiles()
+cdef inline fpstate begin(const Product* p) noexcept nogil:
+    """What a thread does before it multiplies packed panels of a product."""
+    if p.a.form.begin != NULL:
+        p.a.form.begin()
     return flush_denormals()
 
 
-cdef inline void _end(const Product* p, fpstate before) noexcept nogil:
-    if in_tiles(&p.a):
-        end_tiles()
+cdef inline void end(const Product* p, fpstate before) noexcept nogil:
+    if p.a.form.end != NULL:
+        p.a.form.end()
     restore_fpstate(before)
 
 
@@ -194,7 +281,7 @@ cdef inline void _pack_passes(void* task, int i, int m) noexcept nogil:
     """Pack part i of m of the resident panels of all passes, one after the other."""
     cdef const Pass* x = <const Pass*>task
     cdef Pass one = x[0]
-    cdef Py_ssize_t t, most = terms_per_pass(&x.p.a)
+    cdef Py_ssize_t t, most = x.p.a.form.pass_terms
     for t in range(blocks_of(x.p.K, most)):
         one.k = t * most
         one.kc = min(most, x.p.K - one.k)
@@ -211,12 +298,12 @@ cdef inline void _multiply_groups(void* task, int i, int m) noexcept nogil:
     """LOOP 3: the streamed groups that this thread takes."""
     cdef Pass* x = <Pass*>task
     cdef float* room = x.rooms + i * x.plan.streamed_floats
-    cdef fpstate before = _begin(x.p)
+    cdef fpstate before = begin(x.p)
     cdef Py_ssize_t g = take(&x.taken)
     while g < x.plan.groups:
         multiply_group(x.p, x.plan, x.resident, room, x.s0, x.s1, g, x.k, x.kc)
         g = take(&x.taken)
-    _end(x.p, before)
+    end(x.p, before)
 
 
 cdef inline void _pack_common(void* task, int i, int m) noexcept nogil:
@@ -225,13 +312,13 @@ cdef inline void _pack_common(void* task, int i, int m) noexcept nogil:
     cdef const Operand* streamed = x.plan.streamed
     cdef const Operand* resident = x.plan.resident
     cdef Py_ssize_t each = _packed_together(streamed), other = _packed_together(resident)
-    cdef Py_ssize_t count = blocks_of(panels(streamed), each) if streamed.packed == NULL else 0
+    cdef Py_ssize_t count = blocks_of(streamed.panels, each) if streamed.packed == NULL else 0
     cdef Py_ssize_t more = blocks_of(x.s1 - x.s0, other) if resident.packed == NULL else 0
     cdef Py_ssize_t t = take(&x.taken), first, last
     cdef fpstate before = flush_denormals()
     while t < count + more:
         if t < count:
-            first, last = t * each, min((t + 1) * each, panels(streamed))
+            first, last = t * each, min((t + 1) * each, streamed.panels)
             pack(
                 x.rooms + first * panel_floats(streamed, x.kc), streamed, first, last, x.k, x.kc
             )
@@ -258,7 +345,7 @@ cdef inline void _multiply_blocks(void* task, int i, int m) noexcept nogil:
     cdef Py_ssize_t step = panel_floats(x.plan.resident, x.kc), o, s0, s1
     cdef const float* streamed = x.rooms
     cdef const float* resident = x.resident
-    cdef fpstate before = _begin(x.p)
+    cdef fpstate before = begin(x.p)
     cdef Py_ssize_t t = take(&x.taken)
     if x.plan.streamed.packed != NULL:
         streamed = x.plan.streamed.packed + kept_start(x.plan.streamed, 0, x.k, x.kc)
@@ -273,7 +360,7 @@ cdef inline void _multiply_blocks(void* task, int i, int m) noexcept nogil:
             o, o + 1, x.k, x.kc,
         )
         t = take(&x.taken)
-    _end(x.p, before)
+    end(x.p, before)
 
 
 cdef inline void _take_all(work_fn work, Pass* x, int n_threads) noexcept nogil:
@@ -288,12 +375,12 @@ cdef inline void multiply_in_loops(
     """LOOPs 5 to 3. No thread multiplies before all have packed."""
     cdef Plan plan = plan_of(p, n_threads)
     cdef Pass x = _whole_pass(p, &plan, workspace)
-    cdef Py_ssize_t i, t, most = terms_per_pass(&p.a)
+    cdef Py_ssize_t i, t, most = p.a.form.pass_terms
     cdef int m = <int>min(<Py_ssize_t>n_threads, plan.groups * plan.parts)
     # LOOP 5
-    for i in range(blocks_of(panels(plan.resident), plan.slice)):
+    for i in range(blocks_of(plan.resident.panels, plan.slice)):
         x.s0 = i * plan.slice
-        x.s1 = min(x.s0 + plan.slice, panels(plan.resident))
+        x.s1 = min(x.s0 + plan.slice, plan.resident.panels)
         # LOOP 4
         for t in range(blocks_of(p.K, most)):
             x.k = t * most
@@ -309,8 +396,8 @@ cdef inline void multiply_in_loops(
 cdef inline void _multiply_passes(void* task, int i, int m) noexcept nogil:
     """LOOP 4 within LOOP 3: share i of m of the groups, with all terms of the resident side."""
     cdef const Pass* x = <const Pass*>task
-    cdef Py_ssize_t g, t, k, most = terms_per_pass(&x.p.a)
-    cdef fpstate before = _begin(x.p)
+    cdef Py_ssize_t g, t, k, most = x.p.a.form.pass_terms
+    cdef fpstate before = begin(x.p)
     for g in range(i * x.plan.groups // m, (i + 1) * x.plan.groups // m):
         for t in range(blocks_of(x.p.K, most)):
             k = t * most
@@ -318,7 +405,7 @@ cdef inline void _multiply_passes(void* task, int i, int m) noexcept nogil:
                 x.p, x.plan, x.resident + t * x.plan.pass_floats,
                 x.rooms + i * x.plan.streamed_floats, 0, x.plan.slice, g, k, min(most, x.p.K - k),
             )
-    _end(x.p, before)
+    end(x.p, before)
 
 
 cdef inline void multiply_with_resident(

@@ -10,8 +10,8 @@ cdef extern from "squares.h" nogil:
         const float* c, Py_ssize_t ldc, Py_ssize_t rows, Py_ssize_t columns
     ) noexcept
 
-from toynn._kernels.gemm._panels cimport (
-    FLOATS, HAS_TILES, MR, TILES_1, V, Operand, floats_at, panel_start, panels,
+from toynn._kernels.gemm._product cimport (
+    MR, SQUARES, V, Operand, Product, floats_at, is_packed, pack_as, panel_start,
 )
 
 # All fields are as wide as a pointer: the program writes them as an array of int64.
@@ -28,17 +28,24 @@ cdef struct AllSquares:
     Squares* each     # in the order in which they are stored in g
 
 
+cdef inline Operand _cut(Py_ssize_t size, bint is_a) noexcept nogil:
+    cdef Operand side = floats_at(NULL, size, 1, 1, is_a)
+    pack_as(&side, SQUARES)
+    return side
+
+
 cdef inline Operand rows_of(Py_ssize_t N) noexcept nogil:
     """dw's rows, in panels."""
-    cdef Operand side = floats_at(NULL, N, 1, 1, True)
-    side.form = TILES_1 if HAS_TILES else FLOATS  # the cut is the same for any number of parts
-    return side
+    return _cut(N, True)
 
 
 cdef inline Operand columns_of(Py_ssize_t K) noexcept nogil:
-    cdef Operand side = floats_at(NULL, K, 1, 1, False)
-    side.form = TILES_1 if HAS_TILES else FLOATS
-    return side
+    return _cut(K, False)
+
+
+cdef inline bint can_sum_squares(const Product* p) noexcept nogil:
+    """Whether the panels of a product cut dw in the same way."""
+    return is_packed(p) and p.a.form.a.width == SQUARES.a.width
 
 
 cdef inline bint has_tiles(Py_ssize_t N, Py_ssize_t K) noexcept nogil:
@@ -57,6 +64,6 @@ cdef inline void sum_tiles(
         rows = panel_start(a, i + 1) - row
         for j in range(b0, b1):
             column = panel_start(b, j)
-            sums[i * panels(b) + j] = sum_squares(
+            sums[i * b.panels + j] = sum_squares(
                 dw + row * b.size + column, b.size, rows, panel_start(b, j + 1) - column
             )

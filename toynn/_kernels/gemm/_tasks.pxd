@@ -1,42 +1,37 @@
 """A product as tasks for single threads: for many products at once, such as those of experts.
 
 Each thread packs both operands of its task into its own scratch memory. How a product is cut
-depends on its shape alone. Each element of C is the sum that multiply_matrices makes, in the same
-order. So the bits depend neither on the number of threads nor on which thread takes a task.
+depends on its shape alone. Each element of C is the sum that matmul makes, in the same order. So
+the bits depend neither on the number of threads nor on which thread takes a task.
 """
 from libc.string cimport memset
 
+from toynn._kernels.base._common cimport fpstate
 from toynn._kernels.gemm._direct cimport dot_rows, dot_rows_in_int8, multiply_share
 from toynn._kernels.gemm._int8 cimport round_rows
 from toynn._kernels.gemm._loops cimport (
-    STREAMED, STREAMED_TILES, Plan, multiply_group, pack_resident, plan_of,
+    Plan, begin, end, multiply_group, pack_resident, plan_of,
 )
-from toynn._kernels.gemm._panels cimport (
-    LINE, aligned, blocks_of, in_tiles, panel_floats, panels, terms_per_pass,
+from toynn._kernels.gemm._product cimport (
+    GEMV, GEMV_INT8, LINE, Product, aligned, blocks_of, is_packed, panel_floats,
 )
-from toynn._kernels.gemm._product cimport GEMV, GEMV_INT8, Product, is_packed
 
 cdef enum:
     COLUMNS = 256  # of y per task of GEMV
 
 
-cdef inline Py_ssize_t _room(const Product* p) noexcept nogil:
-    """The most floats of a packed side."""
-    return STREAMED_TILES if in_tiles(&p.a) else STREAMED
-
-
 cdef inline Plan _plan_alone(const Product* p) noexcept nogil:
     """A plan for one thread; the packed smaller side has no more memory than the larger."""
     cdef Plan plan = plan_of(p, 1)
-    cdef Py_ssize_t panel = panel_floats(plan.resident, min(p.K, terms_per_pass(&p.a)))
-    plan.slice = min(plan.slice, _room(p) // panel)
+    cdef Py_ssize_t panel = panel_floats(plan.resident, min(p.K, p.a.form.pass_terms))
+    plan.slice = min(plan.slice, p.a.form.group // panel)
     plan.resident_floats = plan.slice * panel
     return plan
 
 
 cdef inline Py_ssize_t task_floats(const Product* p) noexcept nogil:
     """Floats of scratch memory for a thread: enough for this and for any smaller product."""
-    return 2 * _room(p) + LINE if is_packed(p) else 0
+    return 2 * p.a.form.group + LINE if is_packed(p) else 0
 
 
 cdef inline Py_ssize_t tasks_of(const Product* p) noexcept nogil:
@@ -49,10 +44,11 @@ cdef inline Py_ssize_t tasks_of(const Product* p) noexcept nogil:
 
 
 cdef inline void multiply_task(const Product* p, void* workspace, Py_ssize_t i) noexcept nogil:
-    """Compute task i, on a thread that has called begin_tiles if this build has tiles."""
+    """Compute task i."""
     cdef Plan plan
+    cdef fpstate before
     cdef float* resident = aligned(workspace)
-    cdef Py_ssize_t s, s0, s1, t, k, kc, most = terms_per_pass(&p.a)
+    cdef Py_ssize_t s, s0, s1, t, k, kc, most = p.a.form.pass_terms
     cdef Py_ssize_t n0 = i * COLUMNS, n1 = min(n0 + COLUMNS, p.b.size)
     if p.way == GEMV_INT8:
         # Each task rounds x again: that costs little beside COLUMNS columns.
@@ -68,11 +64,13 @@ cdef inline void multiply_task(const Product* p, void* workspace, Py_ssize_t i) 
         multiply_share(p, 0, 1)
         return
     plan = _plan_alone(p)
-    for s in range(blocks_of(panels(plan.resident), plan.slice)):
+    before = begin(p)
+    for s in range(blocks_of(plan.resident.panels, plan.slice)):
         s0 = s * plan.slice
-        s1 = min(s0 + plan.slice, panels(plan.resident))
+        s1 = min(s0 + plan.slice, plan.resident.panels)
         for t in range(blocks_of(p.K, most)):
             k = t * most
             kc = min(most, p.K - k)
             pack_resident(&plan, resident, s0, s1, 0, 1, k, kc)
             multiply_group(p, &plan, resident, resident + plan.resident_floats, s0, s1, i, k, kc)
+    end(p, before)

@@ -1,10 +1,10 @@
-/* Registers of 16 floats, and of 16 pairs of bfloat16: what gemm_bf16.c and pack_amx.c share. */
+/* Registers of 16 floats, and of 16 pairs of bfloat16: what gemm_bf16.c and gemm_amx.c share. */
 #ifndef TOYNN_BF16_H
 #define TOYNN_BF16_H
 
 #include <immintrin.h>
 
-#include "gemm_bf16.h"
+#include "forms.h"
 
 /* The first n of 16 lanes. */
 TN_INLINE __mmask16 tn_mask(ptrdiff_t n) { return n >= 16 ? 0xFFFF : n > 0 ? (1 << n) - 1 : 0; }

@@ -1,5 +1,7 @@
-/* The register tile of gemm.h. */
-#include "gemm.h"
+/* The form of floats: how its panels are packed, and the register tile of gemm.h. */
+#include "forms.h"
+
+#include <string.h>
 
 #if TN_GNU
 
@@ -17,12 +19,8 @@ TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_
                             ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
                             int add, int ahead) {
     tn_vec sum[TN_MR][2];
-    TN_UNROLL for (int i = 0; i < h; i++) {
-        TN_UNROLL for (int v = 0; v < w; v++) {
-            sum[i][v] = (tn_vec){0};
-            if (ahead) TN_PREFETCH(c + i * ldc + v * TN_V);
-        }
-    }
+    TN_UNROLL for (int i = 0; i < h; i++) sum[i][0] = sum[i][1] = (tn_vec){0};
+    if (ahead) tn_expect(h, w, c, ldc);
     TN_TWICE for (ptrdiff_t k = 0; k < kc; k++) {
         tn_vec row[2];
         TN_UNROLL for (int v = 0; v < w; v++) row[v] = tn_load(b + k * b_k + v * TN_V);
@@ -34,12 +32,7 @@ TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_
             TN_UNROLL for (int v = 0; v < w; v++) sum[i][v] += x * row[v];
         }
     }
-    TN_UNROLL for (int i = 0; i < h; i++) {
-        TN_UNROLL for (int v = 0; v < w; v++) {
-            float* at = c + i * ldc + v * TN_V;
-            tn_store(at, add ? tn_load(at) + sum[i][v] : sum[i][v]);
-        }
-    }
+    tn_finish(h, w, sum, c, ldc, add);
 }
 
 #else
@@ -70,8 +63,37 @@ void tn_tile(int h, int width, ptrdiff_t kc, const float* a, ptrdiff_t a_row, pt
         TN_ALL_HEIGHTS(tn_tile_body, 1, kc, a, a_row, a_k, b, b_k, c, ldc, add, 0)
 }
 
-void tn_tile_packed(int h, ptrdiff_t kc, const float* a, const float* b, float* c, ptrdiff_t ldc,
-                    int add) {
+/* Packed operands: for each k, TN_MR numbers of A (h of them used) and TN_NR of B. C is prefetched. */
+static void tn_multiply_floats(int h, ptrdiff_t kc, const float* a, const float* b, float* c,
+                               ptrdiff_t ldc, int add) {
     const ptrdiff_t a_row = 1, a_k = TN_MR, b_k = TN_NR;
     TN_ALL_HEIGHTS(tn_tile_body, 2, kc, a, a_row, a_k, b, b_k, c, ldc, add, 1)
 }
+
+/* y[k * width + i] = x[i * stride + k * k_stride] for the n rows that exist, 0 for the others. k must
+   ascend: a register may be wider than a row of y, and the next k overwrites the surplus. */
+TN_INLINE void tn_pack_floats(float* y, int width, tn_piece p) {
+    ptrdiff_t whole = p.kc / TN_V;
+    if (p.stride == 1 && p.n == width) {
+        for (ptrdiff_t k = 0; k < p.kc; k++)
+            memcpy(y + k * width, p.x + k * p.k_stride, width * sizeof *y);
+        return;
+    }
+    if (p.stride == 1) whole = 0;
+    for (ptrdiff_t k = 0; k < whole * TN_V; k += TN_V)
+        for (int i = 0; i < width; i += TN_V)
+            tn_transpose(y + k * width + i, width, p.x + i * p.stride + k, p.stride, p.n - i);
+    for (ptrdiff_t k = whole * TN_V; k < p.kc; k++)
+        for (int i = 0; i < width; i++)
+            y[k * width + i] = i < p.n ? p.x[i * p.stride + k * p.k_stride] : 0;
+}
+
+static void tn_pack_floats_a(float* y, const tn_piece* p) { tn_pack_floats(y, TN_MR, *p); }
+static void tn_pack_floats_b(float* y, const tn_piece* p) { tn_pack_floats(y, TN_NR, *p); }
+
+const tn_form tn_form_floats = {
+    .number = 0, .terms = 1, .pass_terms = TN_KC, .group = TN_GROUP,
+    .a = {.width = TN_MR, .step = TN_MR, .even = 1, .spare = TN_V, .pack = tn_pack_floats_a},
+    .b = {.width = TN_NR, .step = TN_NR, .pack = tn_pack_floats_b},
+    .multiply = tn_multiply_floats,
+};

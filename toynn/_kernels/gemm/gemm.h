@@ -1,4 +1,5 @@
-/* The register tile of a matrix product, and the transposition that packing needs.
+/* The register tile of a matrix product of floats, and what all tiles share: registers, the first and
+   the last lines of a tile, and the transposition that packing needs.
 
    C[h, NR] (+)= A[h, kc] B[kc, NR]: h * 2 vectors of sums stay in registers while k runs. Each step
    loads two vectors of B and broadcasts h numbers of A. Half a tile is one vector wide. It serves
@@ -51,6 +52,23 @@ typedef float tn_vec_u __attribute__((vector_size(4 * TN_V), aligned(4), may_ali
 
 TN_INLINE tn_vec tn_load(const float* x) { return *(const tn_vec_u*)x; }
 TN_INLINE void tn_store(float* x, tn_vec v) { *(tn_vec_u*)x = v; }
+TN_INLINE tn_vec tn_same(float x) { return x - (tn_vec){0}; }
+
+/* How a tile begins: C, of h rows of w registers, will be needed soon. */
+TN_INLINE void tn_expect(int h, int w, const float* c, ptrdiff_t ldc) {
+    TN_UNROLL for (int i = 0; i < h; i++)
+        TN_UNROLL for (int v = 0; v < w; v++) TN_PREFETCH(c + i * ldc + v * TN_V);
+}
+
+/* How a tile of floats ends: h rows of w registers of sums overwrite C, or are added to it. */
+TN_INLINE void tn_finish(int h, int w, tn_vec sum[][2], float* c, ptrdiff_t ldc, int add) {
+    TN_UNROLL for (int i = 0; i < h; i++) {
+        TN_UNROLL for (int v = 0; v < w; v++) {
+            float* at = c + i * ldc + v * TN_V;
+            tn_store(at, add ? tn_load(at) + sum[i][v] : sum[i][v]);
+        }
+    }
+}
 
 #else
 #define TN_INLINE static inline
@@ -78,10 +96,6 @@ TN_INLINE void tn_store(float* x, tn_vec v) { *(tn_vec_u*)x = v; }
 TN_LINKED void tn_tile(int h, int width, ptrdiff_t kc, const float* a, ptrdiff_t a_row,
                        ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
                        int add);
-
-/* Packed operands: for each k, TN_MR numbers of A (h of them used) and TN_NR of B. C is prefetched. */
-TN_LINKED void tn_tile_packed(int h, ptrdiff_t kc, const float* a, const float* b, float* c,
-                              ptrdiff_t ldc, int add);
 
 /* Prefetch bytes that will be read soon; they need not exist. */
 static inline void tn_prefetch(const void* x, ptrdiff_t nbytes) {

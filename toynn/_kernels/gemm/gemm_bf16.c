@@ -1,5 +1,12 @@
-/* The register tile of gemm_bf16.h, and its packing, for AVX512_BF16. */
-#include "gemm_bf16.h"
+/* The form of pairs of bfloat16, for AVX512_BF16. Panels have half the bytes of panels of floats, and an
+   instruction has at least twice the multiply-adds.
+
+   A pair holds two terms of a sum, 2 p and 2 p + 1, in the 4 bytes of a float. The first term is in
+   the lower half. So a packed panel of pairs looks like a panel of floats with half as many terms.
+   vdpbf16ps adds both products of a pair to a float32 sum. Rounding is to nearest, ties to even. NaN
+   and infinities stay; subnormals count as 0. Pairs of rows or columns that do not exist are not used.
+   Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2. */
+#include "forms.h"
 
 #if TN_PAIRS == 1
 #include "bf16.h"
@@ -7,11 +14,8 @@
 TN_INLINE TN_BF16 void tn_pairs_body(int h, ptrdiff_t pairs, const float* a, const float* b,
                                      float* c, ptrdiff_t ldc, int add) {
     tn_vec sum[TN_MR][2];
-    TN_UNROLL for (int i = 0; i < h; i++) {
-        sum[i][0] = sum[i][1] = (tn_vec){0};
-        TN_PREFETCH(c + i * ldc);
-        TN_PREFETCH(c + i * ldc + TN_V);
-    }
+    TN_UNROLL for (int i = 0; i < h; i++) sum[i][0] = sum[i][1] = (tn_vec){0};
+    tn_expect(h, 2, c, ldc);
     for (ptrdiff_t p = 0; p < pairs; p++) {
         const __m512bh b0 = (__m512bh)_mm512_loadu_ps(b + p * TN_NR);
         const __m512bh b1 = (__m512bh)_mm512_loadu_ps(b + p * TN_NR + TN_V);
@@ -21,16 +25,11 @@ TN_INLINE TN_BF16 void tn_pairs_body(int h, ptrdiff_t pairs, const float* a, con
             sum[i][1] = (tn_vec)_mm512_dpbf16_ps((__m512)sum[i][1], x, b1);
         }
     }
-    TN_UNROLL for (int i = 0; i < h; i++) {
-        TN_UNROLL for (int v = 0; v < 2; v++) {
-            float* at = c + i * ldc + v * TN_V;
-            tn_store(at, add ? tn_load(at) + sum[i][v] : sum[i][v]);
-        }
-    }
+    tn_finish(h, 2, sum, c, ldc, add);
 }
 
-TN_BF16 void tn_tile_pairs(int h, ptrdiff_t pairs, const float* a, const float* b, float* c,
-                           ptrdiff_t ldc, int add) {
+TN_BF16 static void tn_multiply_pairs(int h, ptrdiff_t pairs, const float* a, const float* b,
+                                      float* c, ptrdiff_t ldc, int add) {
     TN_ALL_HEIGHTS(tn_pairs_body, pairs, a, b, c, ldc, add)
 }
 
@@ -48,36 +47,34 @@ TN_INLINE TN_BF16 void tn_round_rows(tn_vec r[16], const float* const row[16], p
     }
 }
 
-/* Columns that begin x_row apart, each with contiguous terms: in blocks of 16 x 16 pairs. If fewer
+/* Columns that begin p.stride apart, each with contiguous terms: in blocks of 16 x 16 pairs. If fewer
    than `width` columns exist, the last one is repeated; pairs of the repetitions are not used. */
-TN_INLINE TN_BF16 void tn_pairs_along(float* y, int width, const float* x, ptrdiff_t n,
-                                      ptrdiff_t x_row, ptrdiff_t kc) {
+TN_INLINE TN_BF16 void tn_pairs_along(float* y, int width, tn_piece p) {
     for (int i = 0; i < width; i += 16) {
         const float* row[16];
-        for (int j = 0; j < 16; j++) row[j] = x + (i + j < n ? i + j : n - 1) * x_row;
-        for (ptrdiff_t k = 0; k < kc; k += 32) {
+        for (int j = 0; j < 16; j++) row[j] = p.x + (i + j < p.n ? i + j : p.n - 1) * p.stride;
+        for (ptrdiff_t k = 0; k < p.kc; k += 32) {
             tn_vec r[16];
-            tn_round_rows(r, row, k, kc);
+            tn_round_rows(r, row, k, p.kc);
             tn_exchange(r);
             float* at = y + k / 2 * width + i;
-            if (kc - k >= 32) {
+            if (p.kc - k >= 32) {
                 TN_UNROLL for (int j = 0; j < 16; j++) tn_store(at + j * width, r[j]);
             } else {
-                for (int j = 0; k + 2 * j < kc; j++) tn_store(at + j * width, r[j]);
+                for (int j = 0; k + 2 * j < p.kc; j++) tn_store(at + j * width, r[j]);
             }
         }
     }
 }
 
-/* Terms x_k apart, in contiguous columns: two rows are interleaved. */
-TN_INLINE TN_BF16 void tn_pairs_across(float* y, int width, const float* x, ptrdiff_t n,
-                                       ptrdiff_t x_k, ptrdiff_t kc) {
+/* Terms p.k_stride apart, in contiguous columns: two rows are interleaved. */
+TN_INLINE TN_BF16 void tn_pairs_across(float* y, int width, tn_piece p) {
     for (int i = 0; i < width; i += 16) {
-        const __mmask16 exist = tn_mask(n - i);
-        for (ptrdiff_t k = 0; k < kc; k += 2) {
-            const float* row = x + k * x_k + i;
+        const __mmask16 exist = tn_mask(p.n - i);
+        for (ptrdiff_t k = 0; k < p.kc; k += 2) {
+            const float* row = p.x + k * p.k_stride + i;
             const __m512 even = _mm512_maskz_loadu_ps(exist, row);
-            const __m512 odd = _mm512_maskz_loadu_ps(k + 1 < kc ? exist : 0, row + x_k);
+            const __m512 odd = _mm512_maskz_loadu_ps(k + 1 < p.kc ? exist : 0, row + p.k_stride);
             const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
             tn_store(y + k / 2 * width + i, (tn_vec)tn_interleaved(both));
         }
@@ -86,15 +83,18 @@ TN_INLINE TN_BF16 void tn_pairs_across(float* y, int width, const float* x, ptrd
 
 /* Pairs must be written in order: a register may be wider than a row of y, and the next pair
    overwrites the surplus. */
-TN_BF16 void tn_pack_pairs(float* y, int width, const float* x, ptrdiff_t n, ptrdiff_t stride,
-                           ptrdiff_t k_stride, ptrdiff_t kc) {
-    if (k_stride == 1) tn_pairs_along(y, width, x, n, stride, kc);
-    else tn_pairs_across(y, width, x, n, k_stride, kc);
+TN_BF16 static void tn_pack_pairs(float* y, int width, tn_piece p) {
+    if (p.k_stride == 1) tn_pairs_along(y, width, p);
+    else tn_pairs_across(y, width, p);
 }
 
-#elif !TN_PAIRS
-void tn_tile_pairs(int h, ptrdiff_t steps, const float* a, const float* b, float* c, ptrdiff_t ldc,
-                   int add) {}
-void tn_pack_pairs(float* y, int width, const float* x, ptrdiff_t n, ptrdiff_t stride,
-                   ptrdiff_t k_stride, ptrdiff_t kc) {}
+static void tn_pack_pairs_a(float* y, const tn_piece* p) { tn_pack_pairs(y, TN_MR, *p); }
+static void tn_pack_pairs_b(float* y, const tn_piece* p) { tn_pack_pairs(y, TN_NR, *p); }
+
+const tn_form tn_form_pairs = {
+    .number = 1, .terms = 2, .pass_terms = TN_KC, .group = TN_GROUP,
+    .a = {.width = TN_MR, .step = TN_MR, .even = 1, .spare = TN_V, .pack = tn_pack_pairs_a},
+    .b = {.width = TN_NR, .step = TN_NR, .pack = tn_pack_pairs_b},
+    .multiply = tn_multiply_pairs,
+};
 #endif

@@ -1,15 +1,9 @@
-/* The register tile of gemm_int8.h, and its packing: in registers of 16 numbers, of 8, or of 4. */
+/* The forms of gemm_int8.h: the tiles, and packing, in registers of 16 numbers, of 8, or of 4. */
 #include "gemm_int8.h"
 
-#if TN_QUADS
+#if TN_CODE_UNITS
 #include <string.h>
-#if TN_INT8 == 2
-#include <arm_neon.h>
-#else
-#include <immintrin.h>
-#endif
 
-typedef int tn_ints __attribute__((vector_size(4 * TN_V)));
 typedef unsigned tn_uints __attribute__((vector_size(4 * TN_V)));
 
 /* -- Registers ------------------------------------------------------------------------------- */
@@ -50,11 +44,6 @@ TN_INLINE tn_ints tn_dot_of_two(tn_ints sum, tn_vec x, tn_vec y) {
 TN_INLINE tn_vec tn_odd(tn_vec x) { return (tn_vec)_mm512_srai_epi16((__m512i)x, 8); }
 TN_INLINE tn_vec tn_even(tn_vec x) { return tn_odd((tn_vec)_mm512_slli_epi16((__m512i)x, 8)); }
 
-/* x y + z, rounded once. */
-TN_INLINE tn_vec tn_fused(tn_vec x, tn_vec y, tn_vec z) {
-    return (tn_vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
-}
-
 #elif TN_V == 8
 TN_INLINE tn_ints tn_larger_of(tn_ints most, tn_vec x) {
     const __m256i size = _mm256_set1_epi32(0x7FFFFFFF);
@@ -92,10 +81,6 @@ TN_INLINE tn_ints tn_dot_of_two(tn_ints sum, tn_vec x, tn_vec y) {
 TN_INLINE tn_vec tn_odd(tn_vec x) { return (tn_vec)_mm256_srai_epi16((__m256i)x, 8); }
 TN_INLINE tn_vec tn_even(tn_vec x) { return tn_odd((tn_vec)_mm256_slli_epi16((__m256i)x, 8)); }
 
-TN_INLINE tn_vec tn_fused(tn_vec x, tn_vec y, tn_vec z) {
-    return (tn_vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
-}
-
 #else
 TN_INLINE tn_ints tn_larger_of(tn_ints most, tn_vec x) {
     const uint32x4_t bits = vreinterpretq_u32_f32(vabsq_f32((float32x4_t)x));
@@ -122,19 +107,16 @@ TN_INLINE tn_ints tn_total_of(tn_vec quads) {
     return (tn_ints)vpaddlq_s16(vpaddlq_s8((int8x16_t)quads));
 }
 
-TN_INLINE tn_vec tn_fused(tn_vec x, tn_vec y, tn_vec z) {
-    return (tn_vec)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
-}
 #endif
-
-TN_INLINE tn_vec tn_same(float x) { return x - (tn_vec){0}; }
 
 /* -- The tile -------------------------------------------------------------------------------- */
 
-/* The tile for each unit: TN_DOT adds to sums the products of words of B and a word of A. */
+/* The tile for each unit: a step has TN_WORDS words of each row and column. TN_DOT adds to sums the
+   products of words of B and a word of A. */
 #if TN_INT8 == 2
 #define TN_UNIT(name) name##_sdot
 #define TN_ASKED __attribute__((target("arch=armv8.2-a+dotprod")))
+#define TN_WORDS 2
 #define TN_DOT(sum, r, q) (tn_ints)vdotq_s32((int32x4_t)sum, (int8x16_t)r, (int8x16_t)q)
 #include "gemm_int8_tile.h"
 
@@ -144,12 +126,10 @@ TN_INLINE tn_vec tn_same(float x) { return x - (tn_vec){0}; }
 
 TN_INLINE TN_SMMLA_ASKED void tn_smmla_body(int h, ptrdiff_t steps, const float* a, const float* b,
                                             float* c, ptrdiff_t ldc, int add) {
-    const tn_vec t[2] = {tn_load(b), tn_load(b + TN_V)};
     int32x4_t sum[TN_MR / 2][4];
-    TN_UNROLL for (int i = 0; i < h; i++) {
+    TN_UNROLL for (int i = 0; i < h; i += 2)
         TN_UNROLL for (int j = 0; j < 4; j++) sum[i / 2][j] = vdupq_n_s32(0);
-        TN_PREFETCH(c + i * ldc);
-    }
+    tn_expect(h, 2, c, ldc);
     const float* q = a + 2 * TN_MR;
     const float* r = b + TN_NR;
     for (ptrdiff_t s = 0; s < steps; s++) {
@@ -163,32 +143,26 @@ TN_INLINE TN_SMMLA_ASKED void tn_smmla_body(int h, ptrdiff_t steps, const float*
                 sum[i / 2][j] = vmmlaq_s32(sum[i / 2][j], rows, columns[j]);
         }
     }
+    tn_ints rows[TN_MR][2];
     TN_UNROLL for (int i = 0; i < h; i++) {
         TN_UNROLL for (int v = 0; v < 2; v++) {
-            float* at = c + i * ldc + v * TN_V;
             const int32x4_t x = sum[i / 2][2 * v], y = sum[i / 2][2 * v + 1];
-            const int32x4_t row = i % 2 ? vcombine_s32(vget_high_s32(x), vget_high_s32(y))
-                                        : vcombine_s32(vget_low_s32(x), vget_low_s32(y));
-            const tn_vec whole = __builtin_convertvector((tn_ints)row, tn_vec);
-            tn_store(at, tn_fused(whole, a[i] * t[v], add ? tn_load(at) : (tn_vec){0}));
+            rows[i][v] = (tn_ints)(i % 2 ? vcombine_s32(vget_high_s32(x), vget_high_s32(y))
+                                         : vcombine_s32(vget_low_s32(x), vget_low_s32(y)));
         }
     }
+    tn_finish_codes(h, rows, a, b, c, ldc, add);
 }
 
-TN_SMMLA_ASKED static void tn_tile_smmla(int h, ptrdiff_t steps, const float* a, const float* b,
-                                         float* c, ptrdiff_t ldc, int add) {
+TN_SMMLA_ASKED static void tn_multiply_smmla(int h, ptrdiff_t steps, const float* a, const float* b,
+                                             float* c, ptrdiff_t ldc, int add) {
     TN_ALL_HEIGHTS(tn_smmla_body, steps, a, b, c, ldc, add)
-}
-
-void tn_tile_quads(int unit, int h, ptrdiff_t steps, const float* a, const float* b, float* c,
-                   ptrdiff_t ldc, int add) {
-    if (unit == 2) tn_tile_smmla(h, steps, a, b, c, ldc, add);
-    else tn_tile_quads_sdot(h, 2 * steps, a, b, c, ldc, add);
 }
 
 #else
 #define TN_UNIT(name) name##_madd
 #define TN_ASKED
+#define TN_WORDS 2
 #define TN_DOT(sum, r, q) tn_dot_of_two(sum, r, q)
 #include "gemm_int8_tile.h"
 
@@ -200,17 +174,10 @@ void tn_tile_quads(int unit, int h, ptrdiff_t steps, const float* a, const float
 #define TN_ASKED __attribute__((target("avxvnni")))
 #define TN_DOT(sum, r, q) (tn_ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)r, (__m256i)q)
 #endif
+#define TN_WORDS 1
 #define TN_UNIT(name) name##_vnni
 #include "gemm_int8_tile.h"
-#else
-#define tn_tile_quads_vnni tn_tile_quads_madd
 #endif
-
-void tn_tile_quads(int unit, int h, ptrdiff_t steps, const float* a, const float* b, float* c,
-                   ptrdiff_t ldc, int add) {
-    if (unit) tn_tile_quads_vnni(h, steps, a, b, c, ldc, add);
-    else tn_tile_quads_madd(h, 2 * steps, a, b, c, ldc, add);
-}
 #endif
 
 /* -- Packing --------------------------------------------------------------------------------- */
@@ -228,6 +195,9 @@ static inline void tn_scales_of(float* scales, float* up, tn_ints bits, int n) {
         up[i] = none ? 0 : 127 / most[i];
     }
 }
+
+/* Terms of a step. */
+static inline int tn_terms(int unit) { return TN_INT8 == 2 ? 8 : unit == 2 ? 64 : 4; }
 
 /* Whether the unit is TDPBSSD, or smmla. */
 static inline int tn_is_tiles(int unit) { return TN_INT8 == 1 && unit == 2; }
@@ -281,7 +251,7 @@ TN_INLINE tn_ints tn_quads_along(int unit, float* scales, float* y, int is_a, co
     const float* row[TN_V];
     tn_ints total = {0}, most;
     float up[TN_V];
-    const ptrdiff_t terms = tn_quads_terms(unit), end = (kc + terms - 1) / terms * terms;
+    const ptrdiff_t terms = tn_terms(unit), end = (kc + terms - 1) / terms * terms;
     for (int j = 0; j < TN_V; j++) {
         tn_ints bits = {0};
         int largest = 0;
@@ -323,7 +293,7 @@ TN_INLINE void tn_quads_across(int unit, float* scales, float* y, const float* x
     for (ptrdiff_t k = 0; k < kc; k++) bits = tn_larger_of(bits, tn_terms_of(x + k * x_k, n));
     tn_scales_of(scales, ups, bits, TN_V);
     const tn_vec up = tn_load(ups);
-    const ptrdiff_t terms = tn_quads_terms(unit), end = (kc + terms - 1) / terms * terms;
+    const ptrdiff_t terms = tn_terms(unit), end = (kc + terms - 1) / terms * terms;
     for (ptrdiff_t k = 0; k < end; k += 4) {
         tn_ints quads = {0};
         TN_UNROLL for (int i = 0; i < 4; i++) {
@@ -334,15 +304,14 @@ TN_INLINE void tn_quads_across(int unit, float* scales, float* y, const float* x
     }
 }
 
-void tn_pack_quads_a(int unit, float* y, const float* x, ptrdiff_t n, ptrdiff_t stride,
-                     ptrdiff_t kc, int by_chance, ptrdiff_t row, ptrdiff_t k) {
+static void tn_pack_codes_a(int unit, float* y, tn_piece p, int by_chance) {
     const int width = tn_width_of(unit, 1);
-    for (int i = 0; i < width && i < n; i += TN_V) {
+    for (int i = 0; i < width && i < p.n; i += TN_V) {
         float* quads = y + 2 * width + i * tn_apart(unit, 1);
-        const float* rows = x + i * stride;
+        const float* rows = p.x + i * p.stride;
         const tn_ints total = by_chance
-            ? tn_quads_along(unit, y + i, quads, 1, rows, n - i, stride, kc, 1, row + i, k)
-            : tn_quads_along(unit, y + i, quads, 1, rows, n - i, stride, kc, 0, 0, 0);
+            ? tn_quads_along(unit, y + i, quads, 1, rows, p.n - i, p.stride, p.kc, 1, p.row + i, p.k)
+            : tn_quads_along(unit, y + i, quads, 1, rows, p.n - i, p.stride, p.kc, 0, 0, 0);
         for (int j = 0; j < TN_V && i + j < width; j++) {
             const int begin = TN_INT8 == 1 && unit == 1 ? -128 * total[j] : 0;
             memcpy(y + width + i + j, &begin, sizeof begin);
@@ -350,21 +319,47 @@ void tn_pack_quads_a(int unit, float* y, const float* x, ptrdiff_t n, ptrdiff_t 
     }
 }
 
-void tn_pack_quads_b(int unit, float* y, const float* x, ptrdiff_t n, ptrdiff_t stride,
-                     ptrdiff_t k_stride, ptrdiff_t kc) {
-    for (int i = 0; i < TN_NR && i < n; i += TN_V) {
+static void tn_pack_codes_b(int unit, float* y, tn_piece p) {
+    for (int i = 0; i < TN_NR && i < p.n; i += TN_V) {
         float *scales = y + i, *quads = y + TN_NR + i * tn_apart(unit, 0);
-        if (k_stride == 1)
-            tn_quads_along(unit, scales, quads, 0, x + i * stride, n - i, stride, kc, 0, 0, 0);
-        else tn_quads_across(unit, scales, quads, x + i, n - i, k_stride, kc);
+        if (p.k_stride == 1)
+            tn_quads_along(unit, scales, quads, 0, p.x + i * p.stride, p.n - i, p.stride, p.kc, 0,
+                           0, 0);
+        else tn_quads_across(unit, scales, quads, p.x + i, p.n - i, p.k_stride, p.kc);
     }
 }
 
+#define TN_PACK(unit)                                                                              \
+    void tn_pack_codes_##unit##_a(float* y, const tn_piece* p) { tn_pack_codes_a(unit, y, *p, 0); } \
+    void tn_pack_codes_##unit##_a_by_chance(float* y, const tn_piece* p) {                         \
+        tn_pack_codes_a(unit, y, *p, 1);                                                           \
+    }                                                                                              \
+    void tn_pack_codes_##unit##_b(float* y, const tn_piece* p) { tn_pack_codes_b(unit, y, *p); }
+TN_PACK(0)
+TN_PACK(1)
+TN_PACK(2)
+
+/* -- The forms ------------------------------------------------------------------------------- */
+
+#define TN_FORM(unit, words, pack_a, tile) {                                                       \
+    .number = 5 + unit, .terms = TN_INT8 == 2 ? 8 : 4, .pass_terms = TN_KC, .group = TN_GROUP,     \
+    .a = {.width = TN_MR, .step = words * TN_MR, .head = 2 * TN_MR, .even = 1, .spare = TN_V,      \
+          .pack = pack_a},                                                                         \
+    .b = {.width = TN_NR, .step = words * TN_NR, .head = TN_NR, .pack = tn_pack_codes_##unit##_b}, \
+    .multiply = tile}
+#define TN_FORMS(unit, words, tile) [unit] = {                                                     \
+    TN_FORM(unit, words, tn_pack_codes_##unit##_a, tile),                                          \
+    TN_FORM(unit, words, tn_pack_codes_##unit##_a_by_chance, tile)}
+
+const tn_form tn_form_codes[3][2] = {
+#if TN_INT8 == 2
+    TN_FORMS(1, 2, tn_multiply_sdot),
+    TN_FORMS(2, 2, tn_multiply_smmla),
 #else
-void tn_tile_quads(int unit, int h, ptrdiff_t steps, const float* a, const float* b, float* c,
-                   ptrdiff_t ldc, int add) {}
-void tn_pack_quads_a(int unit, float* y, const float* x, ptrdiff_t n, ptrdiff_t stride,
-                     ptrdiff_t kc, int by_chance, ptrdiff_t row, ptrdiff_t k) {}
-void tn_pack_quads_b(int unit, float* y, const float* x, ptrdiff_t n, ptrdiff_t stride,
-                     ptrdiff_t k_stride, ptrdiff_t kc) {}
+    TN_FORMS(0, 2, tn_multiply_madd),
+#if TN_UNITS
+    TN_FORMS(1, 1, tn_multiply_vnni),
+#endif
+#endif
+};
 #endif

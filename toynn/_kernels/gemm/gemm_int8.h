@@ -1,5 +1,5 @@
-/* The register tile for 8-bit codes, and how panels are rounded to codes. Panels have a quarter of the
-   bytes of gemm.h's panels, and an instruction has four times the multiply-adds.
+/* The forms of 8-bit codes: how panels are rounded to codes, and what their tiles share. Panels have a
+   quarter of the bytes of panels of floats, and an instruction has four times the multiply-adds.
 
    The terms of a pass form one block of each row of A and each column of B. A block is rounded:
    x[k] = s q[k], q from -128 to 127, s = max |x| / 127. Then a pass adds to an element of C
@@ -53,38 +53,45 @@
 #ifndef TOYNN_GEMM_INT8_H
 #define TOYNN_GEMM_INT8_H
 
-#include "dot_int8.h"
-#include "pack_amx.h"
+#include "forms.h"
 
-/* The units that this build has, as bits: 1 << unit. */
-#if TN_TILES
-#define TN_QUADS 4
-#elif TN_INT8 == 1 && defined(TN_SHUFFLES)
-#define TN_QUADS (TN_UNITS ? 3 : 1)
-#elif TN_INT8 == 2 && TN_UNITS && defined(TN_SHUFFLES)
-#define TN_QUADS 6
+#if TN_CODE_UNITS
+#if TN_INT8 == 2
+#include <arm_neon.h>
 #else
-#define TN_QUADS 0 /* The functions below are never called: no Operand is packed in quads. */
+#include <immintrin.h>
 #endif
 
-/* Terms of a step, and words of each row or column. */
-static inline int tn_quads_terms(int unit) { return TN_INT8 == 2 ? 8 : unit == 2 ? 64 : 4; }
-static inline int tn_quads_words(int unit) {
-    return TN_INT8 == 2 ? 2 : unit == 2 ? 16 : unit ? 1 : 2;
+typedef int tn_ints __attribute__((vector_size(4 * TN_V)));
+
+/* x y + z, rounded once. */
+TN_INLINE tn_vec tn_fused(tn_vec x, tn_vec y, tn_vec z) {
+#if TN_V == 16
+    return (tn_vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+#elif TN_V == 8
+    return (tn_vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#else
+    return (tn_vec)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
+#endif
 }
 
-/* Packed operands: h rows of A and TN_NR columns of B. For unit 2 see gemm_amx.h. */
-TN_LINKED void tn_tile_quads(int unit, int h, ptrdiff_t steps, const float* a, const float* b,
-                             float* c, ptrdiff_t ldc, int add);
+/* How a tile of codes ends: h rows of sums times the scales before panels a and b. */
+TN_INLINE void tn_finish_codes(int h, tn_ints sum[][2], const float* a, const float* b, float* c,
+                               ptrdiff_t ldc, int add) {
+    const tn_vec t[2] = {tn_load(b), tn_load(b + TN_V)};
+    TN_UNROLL for (int i = 0; i < h; i++) {
+        TN_UNROLL for (int v = 0; v < 2; v++) {
+            float* at = c + i * ldc + v * TN_V;
+            const tn_vec whole = __builtin_convertvector(sum[i][v], tn_vec);
+            tn_store(at, tn_fused(whole, a[i] * t[v], add ? tn_load(at) : (tn_vec){0}));
+        }
+    }
+}
 
-/* Round n rows of A, of kc contiguous terms, into a panel. Terms that do not exist get the code 0.
-   If by_chance is set, `row` and k say which row and term of all of A the first ones are. */
-TN_LINKED void tn_pack_quads_a(int unit, float* y, const float* x, ptrdiff_t n, ptrdiff_t stride,
-                               ptrdiff_t kc, int by_chance, ptrdiff_t row, ptrdiff_t k);
-
-/* The same for columns of B, to the nearest codes: x[i * stride + k * k_stride]. One of the strides
-   is 1. */
-TN_LINKED void tn_pack_quads_b(int unit, float* y, const float* x, ptrdiff_t n, ptrdiff_t stride,
-                               ptrdiff_t k_stride, ptrdiff_t kc);
+/* Rounding for TDPBSSD, which gemm_amx.c multiplies by. */
+TN_LINKED void tn_pack_codes_2_a(float* y, const tn_piece* p);
+TN_LINKED void tn_pack_codes_2_a_by_chance(float* y, const tn_piece* p);
+TN_LINKED void tn_pack_codes_2_b(float* y, const tn_piece* p);
+#endif
 
 #endif

@@ -6,8 +6,9 @@
 
 M rows (B*T flattened), N outputs, K inputs. Saved for backward: pre, if there is an activation.
 _product.pxd says along which axis each operand is read, and how each shape is computed in each
-precision; the loops are in _loops.pxd. A program may keep w prepacked (prepacked.pyx), and may
-have backward_weight sum the squares of dw by tile (_squares.pxd).
+precision. The loops are in _loops.pxd, packing and the tile of floats in gemm.c. A program may keep
+w prepacked (prepacked.pyx), and may have backward_weight sum the squares of dw by tile
+(_squares.pxd).
 
 For forward and backward_input w may have any type of _types.pxd. A quantized w is dequantized
 while it is packed; the results are, bit for bit, those of its float32 values.
@@ -15,19 +16,23 @@ while it is packed; the results are, bit for bit, those of its float32 values.
 "medium" rounds both sides to bfloat16 while they are packed, if multiplies_pairs(). Products of up
 to 16 rows of x by w in Q4_0, Q8_0, Q4_K or Q6_K differ. For them "medium" rounds x to 8 bits, if
 multiplies_int8() (dot_int8.h). At the level amx each precision packs one to three bfloat16 parts of
-each float (gemm_amx.h). "int8" is like "medium", except for quantized w. Then, if
+each float (gemm_amx.c). "int8" is like "medium", except for quantized w. Then, if
 multiplies_quads(), both sides are rounded to 8 bits while they are packed (gemm_int8.h). All else
 is float32.
 Source: Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454.
 """
+from libc.string cimport memset
+
+from toynn._kernels.gemm._direct cimport multiply_gemv, multiply_skinny, multiply_small
 from toynn._kernels.gemm._int8 cimport HAS_INT8, UNITS_OF_BUILD
-from toynn._kernels.gemm._multiply cimport multiply_matrices, scratch_floats
-from toynn._kernels.gemm._panels cimport HAS_TILES
+from toynn._kernels.gemm._loops cimport loops_floats, multiply_in_loops, multiply_with_resident
 from toynn._kernels.gemm._prepacked cimport read_prepacked
 from toynn._kernels.gemm._product cimport (
-    BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, GAINS_BY_PAIRS, Activation, Product,
-    can_sum_squares, gemv_floats, product_of, quads_unit, units,
+    BACKWARD_INPUT, BACKWARD_WEIGHT, CODES_UNIT, FORWARD, GAINS_BY_PAIRS, GEMV, GEMV_INT8,
+    HAS_TILES, PANELS, PANELS_RESIDENT, SKINNY, SMALL, Activation, Product, gemv_floats, is_packed,
+    product_of, units,
 )
+from toynn._kernels.gemm._squares cimport can_sum_squares
 from toynn._kernels.base.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.matmul cimport BackwardInput, BackwardWeight, Forward
 from toynn._kernels.base.entry cimport entry
@@ -74,12 +79,25 @@ cdef inline Product _product(Args* a) noexcept nogil:
 
 cdef void _multiply(Args* a) noexcept nogil:
     cdef Product p = _product(a)
-    multiply_matrices(&p, a.workspace, a.n_threads)
+    if p.a.size == 0 or p.b.size == 0:
+        return
+    if p.K == 0 and not p.add:
+        memset(p.c, 0, p.a.size * p.b.size * sizeof(float))
+    if p.way == GEMV_INT8 or p.way == GEMV:
+        multiply_gemv(&p, a.workspace, a.n_threads)
+    elif p.way == SKINNY:
+        multiply_skinny(&p, a.n_threads)
+    elif p.way == SMALL:
+        multiply_small(&p)
+    elif p.way == PANELS:
+        multiply_in_loops(&p, a.workspace, a.n_threads)
+    elif p.way == PANELS_RESIDENT:
+        multiply_with_resident(&p, a.workspace, a.n_threads)
 
 
 cdef Py_ssize_t _scratch(Args* a) noexcept nogil:
     cdef Product p = _product(a)
-    cdef Py_ssize_t floats = scratch_floats(&p, a.n_threads)
+    cdef Py_ssize_t floats = loops_floats(&p, a.n_threads) if is_packed(&p) else 0
     if Args is Forward:  # a run may have fewer rows, which are rounded to 8 bits
         floats = max(floats, gemv_floats(FORWARD, a.M, a.K, a.type, a.precision, _units))
     return floats * sizeof(float)
@@ -97,7 +115,7 @@ def multiplies_int8():
 
 def multiplies_quads():
     """Return the unit that multiplies by quantized w in 8 bits in "int8"; "" if none."""
-    if quads_unit(_units) < 0:
+    if _units < CODES_UNIT:
         return ""
     return "AMX_INT8" if HAS_TILES else multiplies_int8()
 

@@ -18,7 +18,7 @@ from libc.math cimport sqrtf
 from toynn._kernels.base._columns cimport COLS, begin_sums, end_sums
 from toynn._kernels.base._common cimport dot_, mean_, sigmoid_, sigmoid_slope_
 from toynn._kernels.base.entry cimport entry
-from toynn._kernels.gemm._panels cimport blocks_of
+from toynn._kernels.gemm._product cimport blocks_of
 
 
 cdef inline void _let_through(

@@ -25,7 +25,7 @@ from libc.math cimport expf, sqrtf
 from libc.string cimport memset
 
 from toynn._kernels.base._common cimport LANES, dot_, sigmoid_, sum_lanes
-from toynn._kernels.gemm._panels cimport blocks_of
+from toynn._kernels.gemm._product cimport blocks_of
 
 cdef enum:
     WIDE = 32   # columns of a state that are computed together: with 128 rows they fit into L1

@@ -20,7 +20,7 @@ arXiv:2302.10866.
 from toynn._kernels.base._columns cimport COLS, begin_sums, end_sums
 from toynn._kernels.args.shortconv cimport Backward, Cached, Forward
 from toynn._kernels.base.entry cimport entry
-from toynn._kernels.gemm._panels cimport blocks_of
+from toynn._kernels.gemm._product cimport blocks_of
 
 from toynn._kernels.base._check import example_starts, ring_has_room
 

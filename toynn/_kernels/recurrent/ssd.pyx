@@ -36,7 +36,7 @@ from toynn._kernels.recurrent._softplus cimport softplus_
 from toynn._kernels.args.ssd cimport Backward, Cached, Forward
 from toynn._kernels.base.entry cimport entry
 from toynn._kernels.gemm._gemm cimport multiply
-from toynn._kernels.gemm._panels cimport Operand, blocks_of, floats_at
+from toynn._kernels.gemm._product cimport Operand, blocks_of, floats_at
 
 from toynn._kernels.base._check import example_starts
 

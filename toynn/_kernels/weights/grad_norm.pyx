@@ -17,7 +17,7 @@ Source: Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
 from libc.math cimport NAN, isfinite, sqrt
 
 from toynn._kernels.base._common cimport LANES, sum_lanes
-from toynn._kernels.gemm._panels cimport Operand, blocks_of, panels
+from toynn._kernels.gemm._product cimport Operand, blocks_of
 from toynn._kernels.base._parallel cimport deal, parallel_for, part_fn
 from toynn._kernels.gemm._squares cimport (
     AllSquares, Squares, columns_of, has_tiles, rows_of, sum_tiles,
@@ -94,7 +94,7 @@ cdef void _sum_panels(void* gradient, Py_ssize_t first, Py_ssize_t last) noexcep
     """Sum the squares of one gradient's tiles again, as its product would."""
     cdef const Gradient* x = <const Gradient*>gradient
     cdef Operand rows = rows_of(x.its.N), columns = columns_of(x.its.K)
-    sum_tiles(x.its.sums, x.g, &rows, &columns, first, last, 0, panels(&columns))
+    sum_tiles(x.its.sums, x.g, &rows, &columns, first, last, 0, columns.panels)
 
 
 cdef void _add_tiles(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -120,7 +120,7 @@ cdef void _add_tiles(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nog
 
 cdef inline Py_ssize_t _tiles(Py_ssize_t N, Py_ssize_t K) noexcept nogil:
     cdef Operand rows = rows_of(N), columns = columns_of(K)
-    return panels(&rows) * panels(&columns)
+    return rows.panels * columns.panels
 
 
 cdef double _add_up(Forward* a, AllSquares* all) noexcept nogil:
@@ -133,7 +133,7 @@ cdef double _add_up(Forward* a, AllSquares* all) noexcept nogil:
         if not all.each[i].valid:
             one = Gradient(&all.each[i], a.g + all.each[i].first)
             rows = rows_of(all.each[i].N)
-            deal(_sum_panels, &one, panels(&rows), a.n_threads)
+            deal(_sum_panels, &one, rows.panels, a.n_threads)
             all.each[i].valid = True
     parallel_for(<part_fn>_add_tiles, a, all.count)
     for i in range(all.count):
