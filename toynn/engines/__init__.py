@@ -36,7 +36,7 @@ def active_parameters(file: Source) -> int:
 
     Raises GGUFError for a file that is not a model toynn knows.
     """
-    cfg, options = files.config_of(file, ARCHITECTURES)
+    cfg, options = files.config_of(file)
     return ARCHITECTURES[file.architecture].active(cfg, RecipeOptions(**options))
 
 
@@ -47,7 +47,7 @@ def expert_bytes(file: Source, tokens: int) -> tuple[int, int]:
     it leaves an expert out with probability 1 - K/E. Both are 0 without experts. Raises GGUFError
     for a file that is not a model toynn knows.
     """
-    cfg, _ = files.config_of(file, ARCHITECTURES)
+    cfg, _ = files.config_of(file)
     left_out = (1 - ARCHITECTURES[file.architecture].used(cfg)) ** tokens
     stacks = (info for info in file.tensors.values() if info.name.endswith("_exps.weight"))
     nbytes = sum(info.nbytes for info in stacks)

@@ -85,24 +85,26 @@ def tokenizer_of(path: StrPath, vocab: int) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def check_model(
-    file: Source, known: Collection[str] = ARCHITECTURES, reader: str = "toynn"
-) -> None:
-    """Raise the error of the file's format unless it is a model that the ``reader`` knows."""
+def check_model(file: Source, known: Collection[str] | None = None, reader: str = "") -> None:
+    """Raise the error of the file's format unless it is a model that toynn has.
+
+    With ``known``, unless it is one of these architectures, which the ``reader`` takes.
+    """
     if not file.tensors:
         refuse(file, "it has a vocabulary and no weights: a tokenizer (--tokenizer), not a model")
-    if file.architecture not in known:
-        knows = "toynn has" if len(known) == len(ARCHITECTURES) else f"{reader} reads"
-        known_here = f"its architecture is {file.architecture!r}; {knows} {', '.join(known)}"
-        refuse(file, foreign([file.architecture]) or known_here)
+    names = ARCHITECTURES if known is None else known
+    if file.architecture not in names:
+        whose = "toynn has" if len(names) == len(ARCHITECTURES) else f"{reader} reads"
+        named = f"its architecture is {file.architecture!r}; {whose} {', '.join(names)}"
+        refuse(file, foreign([file.architecture]) or named)
 
 
 def config_of(
-    file: Source, known: Collection[str], reader: str = "toynn"
+    file: Source, known: Collection[str] | None = None, reader: str = ""
 ) -> tuple[Any, dict[str, Any]]:
     """Return the configuration of a file's model, and the options that it requires.
 
-    ``known``: the architectures that the ``reader`` takes. Raises the error of the file's format.
+    ``known`` and ``reader`` are as in ``check_model``, whose error is raised, too.
     """
     check_model(file, known, reader)
     hyper = Hyper(file)
