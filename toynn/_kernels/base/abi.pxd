@@ -1,7 +1,7 @@
 """What a compiled program and a kernel agree on: one struct, two kinds of function.
 
-A kernel reads the struct by the names of its signature. For the entry "forward" of rmsnorm, for
-example, setup.py declares ``Forward`` in ``toynn._kernels.args.rmsnorm``, laid out as KernelArgs.
+A kernel reads the struct by the names of its signature: ``Forward`` of rmsnorm, laid out as
+KernelArgs. loops.py writes it, and prints it; setup.py puts it in ``toynn._kernels.args.rmsnorm``.
 """
 
 cdef enum:

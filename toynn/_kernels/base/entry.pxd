@@ -1,6 +1,6 @@
 """How a kernel file declares an entry: a kernel that both programs and Python call.
 
-    forward = entry(<kernel_fn>_forward, "y[N C]; r[N] <- x[N C] w[C] | eps=1e-5")
+    forward = entry("rows N: y[N C]; r[N] <- x[N C] w[C] | eps=1e-5", checked)
 """
 from cpython.pycapsule cimport PyCapsule_New
 
@@ -10,7 +10,7 @@ from toynn._kernels.base.abi cimport kernel_fn, scratch_fn
 cdef inline entry(kernel_fn kernel, str signature, scratch_fn scratch=NULL, checked=None):
     """Return a kernel that can be called by its signature (signature.py); see entry.py.
 
-    ``scratch`` returns the bytes of scratch memory that the kernel needs at its sizes.
+    loops.py fills in ``kernel``, and ``scratch``: the bytes of scratch memory at given sizes.
     ``checked(where, arrays, sizes, options)`` raises ValueError for what shapes do not show.
     """
     from toynn._kernels.base.entry import Entry
