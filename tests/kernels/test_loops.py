@@ -1,6 +1,7 @@
 """Loops and structs that are written from a kernel's signatures: _kernels/base/loops.py."""
 
 import re
+from textwrap import dedent
 
 import pytest
 
@@ -99,6 +100,12 @@ def test_what_is_written_for_an_entry_is_short(op):
         entry = name[1] or name[2]
         counts[entry] = counts.get(entry, 0) + sum(bool(line.strip()) for line in block.split("\n"))
     assert counts and max(counts.values()) <= 30, counts
+
+
+def test_the_tutorial_shows_the_loops_of_rmsnorm_as_they_are():
+    page = (FOLDER.parents[1] / "docs" / "tutorial-kernel.md").read_text()
+    shown = re.search(r"^    cdef void _backward_rows(?:.*\n|\n)*?(?=^`Backward`)", page, re.M)[0]
+    assert dedent(shown).rstrip() in written("rmsnorm")
 
 
 def test_no_struct_of_arguments_is_taken_for_another():
