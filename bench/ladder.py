@@ -148,7 +148,7 @@ def compiled(name: str, folder: Path) -> Callable[..., None]:
     source, library = folder / "rung.c", folder / f"{name.replace(' ', '_')}.so"
     source.write_text(text(name))
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    folders = [f"-I{path}" for path in (GEMM, GEMM.parent)]
+    folders = [f"-I{path}" for path in (GEMM, GEMM.parent / "base")]
     command = [*compiler, *FLAGS, *folders, "-shared", "-fPIC", source, "-o", library]
     subprocess.run(command, check=True)
     function = ctypes.CDLL(str(library)).rung

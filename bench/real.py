@@ -244,7 +244,7 @@ def through_the_command_line(path: Path, folder: Path, n_threads: int) -> dict[s
     words = ["train", "lora", "--model", path, "--data", folder, "--out", folder / "run"]
     words += ["--epochs", 1, "--batch", BATCH, "--seq", SHAPE.T, "--targets", "all-linear"]
     words += ["--threads", n_threads]
-    command = [sys.executable, "-m", "toynn", *map(str, words)]
+    command = [sys.executable, "-P", "-m", "toynn", *map(str, words)]
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -199,7 +199,7 @@ def test_flags_of_text_are_refused_before_data_are_fetched_for_a_model_of_pictur
 
 def test_weights_that_are_not_finite(folder, capsys, monkeypatch):
     monkeypatch.setattr(
-        "toynn.engines.LlamaSeqEngine.logits",
+        "toynn.engines.SequenceEngine.logits",
         lambda self, ids, batch=None: np.full((len(ids), 256), np.nan, np.float32),
     )
     for data in ("text.txt", "rows.jsonl"):

@@ -187,7 +187,7 @@ def test_lorafa_keeps_no_input_of_an_adapted_matrix(llama):
 
 def test_the_file_stays_mapped_and_cannot_be_overwritten(llama):
     recipe = make(llama)
-    with pytest.raises(GGUFError, match="mapped"):
+    with pytest.raises(GGUFError, match="this file is being read"):
         gguf.write(llama, {}, {}, overwrite=True)
     recipe.engine.session.close()
 
