@@ -13,6 +13,7 @@ machine. Source: the reference of wandb.init, Run.log and Run.finish.
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -25,7 +26,7 @@ from toynn.errors import CheckpointError, ConfigError
 __all__ = ["BOARDS", "Board"]
 
 
-class Board:
+class Board(ABC):
     """A program's log of a run, from a step on, with the run's identity. Raises CheckpointError.
 
     A board has a title, the library that it needs with the module that writes, and what an error
@@ -83,14 +84,14 @@ class Board:
             if error is None:
                 raise
 
-    def _open(self, step: int, config: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _open(self, step: int, config: Mapping[str, Any]) -> None: ...
 
-    def _write(self, step: int, figures: Mapping[str, float]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _write(self, step: int, figures: Mapping[str, float]) -> None: ...
 
-    def _close(self, error: BaseException | None) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _close(self, error: BaseException | None) -> None: ...
 
 
 class TensorBoard(Board):
