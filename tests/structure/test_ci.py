@@ -114,6 +114,7 @@ def test_a_test_that_lacks_a_package_says_that_it_is_not_installed():
     ],
 )
 def test_the_main_job_is_compared_with_the_figure_of_readme(loss, level, text, right, tmp_path):
+    assert '"$bin/python" .ci/figure.py "$work"/train/runs/' in (ROOT / ".ci/run").read_text()
     script = runpy.run_path(str(ROOT / ".ci/figure.py"))
     figure = float(re.search(r"main job .*loss ([\d.]+)", (ROOT / "README.md").read_text())[1])
     known = script["TEXT"] if text == "known" else text

@@ -4,9 +4,8 @@
     hf:OWNER/NAME[/FILE or FOLDER][:SPLIT][@REVISION]   data
 
 huggingface_hub downloads into its cache (HF_HOME), shows progress, continues an interrupted
-download, and honours HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN. Without a
-network the cache is used. Files are downloaded one after another in the caller's thread, so Ctrl-C
-ends a download at once.
+download, and honours HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN. Without a network the cache is used.
+Files are downloaded one after another in the caller's thread, so Ctrl-C ends a download at once.
 ``hub_name`` returns the hub's name of a folder.
 """
 
