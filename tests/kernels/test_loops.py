@@ -1,6 +1,7 @@
 """Loops and structs that are written from a kernel's signatures: _kernels/base/loops.py."""
 
 import re
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from toynn._kernels.base.loops import FOLDER, compiled, written
 from toynn._kernels.base.signature import Cut, Signature
 
+CHECKOUT = Path(__file__).parents[2]
 KERNELS = sorted(path.stem for path in FOLDER.rglob("*.pyx") if " = entry(" in path.read_text())
 
 FILE = """
@@ -103,7 +105,7 @@ def test_what_is_written_for_an_entry_is_short(op):
 
 
 def test_the_tutorial_shows_the_loops_of_rmsnorm_as_they_are():
-    page = (FOLDER.parents[1] / "docs" / "tutorial-kernel.md").read_text()
+    page = (CHECKOUT / "docs" / "tutorial-kernel.md").read_text()
     shown = re.search(r"^    cdef void _backward_rows(?:.*\n|\n)*?(?=^`Backward`)", page, re.M)[0]
     assert dedent(shown).rstrip() in written("rmsnorm")
 
