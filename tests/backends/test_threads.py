@@ -9,7 +9,7 @@ from tiny import Tiny
 
 import toynn
 from toynn.backends import threads
-from toynn.backends.cpu.work import dequantized, seconds, worth
+from toynn.backends.work import dequantized, seconds, worth
 from toynn.errors import ConfigError
 
 

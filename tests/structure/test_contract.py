@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from layers import PACKAGE, PYTHON, module_name, package_of
+from layers import PACKAGE, PYTHON, imports, module_name, package_of
 
 import toynn._kernels as kernels
 from toynn.models import ARCHITECTURES
@@ -16,6 +16,7 @@ from toynn.testing.cases import CASES
 CYTHON = sorted(PACKAGE.rglob("*.pyx"))
 NO_OPS = {"codebooks", "prepacked", "cpu", "invoke", "limits", "pool"}
 OPS = sorted({path.stem for path in (PACKAGE / "_kernels").rglob("*.pyx")} - NO_OPS)
+BACKENDS = PACKAGE / "backends"
 
 
 def called(node):
@@ -41,6 +42,16 @@ def test_no_switches_on_backends_outside_their_package():
             continue
         found = [line for name, line in compared_names(tree_of(path)) if name == "backend"]
         assert not found, f"{path.relative_to(PACKAGE)}:{found[0]} asks which backend it is"
+
+
+def test_no_backend_is_imported_by_name():
+    """Except by the reference's users: the case table and the puzzles compare with it."""
+    folders = tuple(f"toynn.backends.{path.parent.name}" for path in BACKENDS.glob("*/__init__.py"))
+    assert len(folders) >= 3
+    for path in PYTHON:
+        if package_of(module_name(path)) not in ("backends", "testing"):
+            named = [name for name in imports(path) if name.startswith(folders)]
+            assert not named, f"{path.relative_to(PACKAGE)} imports {named[0]}"
 
 
 def tree_of(path):

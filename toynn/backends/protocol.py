@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.backends.work import seconds
+
 __all__ = [
     "ALIGNMENT",
     "ELEMENTS",
@@ -213,9 +215,6 @@ class Prepacking(Protocol):
     def prepacked_nbytes(self, launches: Sequence[Launch] = (), prepack: str = "never") -> int:
         """Return the bytes of all prepacked weights, and of those that these launches would add."""
 
-    def packing_seconds(self, launches: Sequence[Launch], prepack: str) -> float:
-        """Estimate the seconds, on one thread, in which each run packs what is not prepacked."""
-
 
 class Backend(Protocol):
     """Memory and programs on one kind of device."""
@@ -245,6 +244,13 @@ class Backend(Protocol):
 
     def wait(self) -> None:
         """Return when all earlier calls are done. Raises their errors."""
+
+    def seconds(self, launches: Sequence[Launch], prepack: str) -> float:
+        """Estimate the seconds that a run of these launches takes, to compare choices of a tape.
+
+        ``prepack`` is the choice of prepacked weights.
+        """
+        return sum(seconds(each.flops, each.nbytes) for each in launches)
 
     def multiplies_in(self) -> dict[str, str]:
         """Return the arithmetic of products in each precision, where it differs by machine."""

@@ -8,7 +8,7 @@ The first of these that is set counts:
 - this process's share of the cores, if several processes train together;
 - the physical cores that this process may use, or fewer by a control group's quota.
 
-A kernel gets fewer threads if its work does not pay for waking them (cpu/work.py). A program gets
+A kernel gets fewer threads if its work does not pay for waking them (work.py). A program gets
 fewer while other processes want the cores (cpu/thread_count.pyx).
 """
 

@@ -42,7 +42,7 @@ from toynn.cli import (
     train,
 )
 from toynn.cli._flags import brief_help
-from toynn.cli._streams import Output, Unwritten, streams
+from toynn.cli._streams import Unwritten, streams
 from toynn.cli._text import plain_warnings, print_error
 from toynn.errors import ConfigError, ToynnError, flags_stay
 from toynn.jobs import peers
@@ -124,39 +124,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Only --help, --help-all and --version raise SystemExit.
     """
+    words, arguments = list(sys.argv[1:] if argv is None else argv), Namespace()
     with streams() as output, flags_stay():
-        return _run(list(sys.argv[1:] if argv is None else argv), output)
-
-
-def _run(argv: list[str], output: Output) -> int:
-    arguments = Namespace()
-    if not hasattr(sys.modules["toynn"], "show_config"):
-        return _fail(ImportError(), other_toynn())
-    try:
-        if argv[:1] == ["train"]:
-            _join()
+        if not hasattr(sys.modules["toynn"], "show_config"):
+            return _fail(ImportError(), other_toynn())
         try:
-            arguments = parsed(argv)
-            output.matters = not _saves(arguments)
-            with plain_warnings():
-                code: int = arguments.run(arguments)
-        except SystemExit:
+            if words[:1] == ["train"]:
+                _join()
+            try:
+                arguments = parsed(words)
+                output.matters = not _saves(arguments)
+                with plain_warnings():
+                    code: int = arguments.run(arguments)
+            except SystemExit:
+                output.flush()
+                raise
             output.flush()
-            raise
-        output.flush()
-    except Unwritten as error:
-        if error.code == errno.EPIPE:  # the reader of our output has gone, such as `head`
-            return 141
-        return _fail(error, f"standard output: cannot write: {error}")
-    except (ToynnError, OSError) as error:
-        return _fail(error, str(error))
-    except MemoryError as error:
-        return _fail(error, f"not enough memory: {error}{_hint(arguments)}")
-    except KeyboardInterrupt as error:
-        if distributed.current().fail(error) is not None:
-            print_line("toynn: stopped")
-        return 128 + next((number for number in error.args if isinstance(number, int)), 2)
-    return code
+        except Unwritten as error:
+            if error.code == errno.EPIPE:  # the reader of our output has gone, such as `head`
+                return 141
+            return _fail(error, f"standard output: cannot write: {error}")
+        except (ToynnError, OSError) as error:
+            return _fail(error, str(error))
+        except MemoryError as error:
+            return _fail(error, f"not enough memory: {error}{_hint(arguments)}")
+        except KeyboardInterrupt as error:
+            if distributed.current().fail(error) is not None:
+                print_line("toynn: stopped")
+            return 128 + next((number for number in error.args if isinstance(number, int)), 2)
+        return code
 
 
 def _saves(arguments: Namespace) -> bool:

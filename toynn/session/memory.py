@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from toynn.backends.cpu.work import seconds
 from toynn.backends.protocol import Backend, Prepacking
 from toynn.graph.lowering import CompiledTape, Lowered
 from toynn.graph.reports import Cost, Memory
@@ -53,10 +52,7 @@ class MemoryUse:
         """Return what a training step by ``lowered``, which is not compiled yet, takes."""
         running = lowered.tape.phases("update")
         launches = [each for each in lowered.launches if each.phase in running]
-        spent = sum(seconds(each.flops, each.nbytes) for each in launches)
-        if isinstance(self._backend, Prepacking):
-            spent += self._backend.packing_seconds(launches, prepack)
-        return Cost(self.total(lowered, prepack), spent)
+        return Cost(self.total(lowered, prepack), self._backend.seconds(launches, prepack))
 
     def prepack_of(self, lowered: Lowered) -> str:
         """Return the choice of prepacked weights; "auto" becomes "never" without enough memory.

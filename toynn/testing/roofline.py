@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import toynn._kernels as kernels
-from toynn.backends.cpu.work import seconds, worth
+from toynn.backends.work import seconds, worth
 from toynn.numerics.precision import ALL_PRECISIONS
 from toynn.testing.calls import check, invoke, times
 from toynn.testing.cases import CASES, Call, Sizes

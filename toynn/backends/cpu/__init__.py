@@ -13,7 +13,6 @@ from toynn.backends.cpu.precision import automatic, multiplies_in
 from toynn.backends.cpu.prepacked import Prepacked, Prepacks
 from toynn.backends.cpu.program import CompiledProgram
 from toynn.backends.cpu.squares import Squares
-from toynn.backends.cpu.work import dequantized, seconds, worth
 from toynn.backends.host import HostBuffer
 from toynn.backends.protocol import (
     Accumulate,
@@ -29,6 +28,7 @@ from toynn.backends.protocol import (
     aligned,
 )
 from toynn.backends.threads import get_num_threads, spread_memory, warn_of_refusal
+from toynn.backends.work import dequantized, seconds, worth
 
 __all__ = ["CPU", "create"]
 
@@ -56,20 +56,19 @@ class CPUProgram:
         """Bytes of the scratch memory."""
         return self.workspace.nbytes + self._squares.nbytes
 
-    def run(self, phases: str, accumulate: bool) -> None:
-        """Run the launches of these phases; they are done when this returns."""
-        self._run(phases, accumulate, 0, len(self._phases))
-
     def run_one(self, launch: int, accumulate: bool) -> None:
         """Run a launch by its number; it is done when this returns."""
-        self._run(self._phases[launch], accumulate, launch, launch + 1)
+        self.run(self._phases[launch], accumulate, launch, launch + 1)
 
-    def _run(self, phases: str, accumulate: bool, first: int, end: int) -> None:
+    def run(self, phases: str, accumulate: bool, first: int = 0, end: int | None = None) -> None:
+        """Run the launches of these phases, from ``first`` to ``end``; they are done on return."""
         threads = self._backend.threads()
         for each in self._prepacked:
             each.refresh(threads)
         self._squares.before(self._backend.computed)
-        self._compiled.run(phases, accumulate, threads, first, end)
+        self._compiled.run(
+            phases, accumulate, threads, first, len(self._phases) if end is None else end
+        )
         self._backend.computed += not self._computing.isdisjoint(phases)
         self._squares.after(self._backend.computed)
         warn_of_refusal()
@@ -121,9 +120,9 @@ class CPU(Backend):
         """Return the bytes of all prepacked weights, and of those that these launches would add."""
         return self._prepacks.nbytes + self._prepacks.missing(launches, prepack)
 
-    def packing_seconds(self, launches: Sequence[Launch], prepack: str) -> float:
-        """Estimate the seconds, on one thread, in which each run packs what is not prepacked."""
-        return self._prepacks.seconds_left(launches, prepack)
+    def seconds(self, launches: Sequence[Launch], prepack: str) -> float:
+        """Estimate the seconds of a run on one thread, of them those of packing."""
+        return super().seconds(launches, prepack) + self._prepacks.seconds_left(launches, prepack)
 
     def compile(
         self,

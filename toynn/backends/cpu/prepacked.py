@@ -13,9 +13,9 @@ import numpy as np
 
 import toynn._kernels as kernels
 from toynn.backends.cpu.program import CompiledProgram
-from toynn.backends.cpu.work import seconds, worth
 from toynn.backends.host import HostBuffer
 from toynn.backends.protocol import Buffer, Launch, Place, aligned
+from toynn.backends.work import seconds, worth
 from toynn.numerics import dtypes
 
 __all__ = ["Prepacked", "Prepacks"]

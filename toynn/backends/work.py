@@ -1,4 +1,4 @@
-"""The number of threads that a kernel's work pays for."""
+"""How long work takes on one core, estimated; and how many threads it pays for."""
 
 from collections.abc import Mapping
 
