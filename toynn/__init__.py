@@ -8,6 +8,7 @@ import os
 import sys
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,28 +24,53 @@ except ImportError as error:  # none were built, or TOYNN_ISA asks for what ther
             os.write(2, f"toynn: error: {error}\n".encode(errors="backslashreplace"))
     sys.exit(2)
 
-from toynn import distributed, engines, errors, ops, recipes
-from toynn.backends.config import automatic_precision, release, show_config
-from toynn.backends.threads import get_num_threads, set_num_threads
-from toynn.engines import (
-    GPT2Config,
-    GPT2SeqEngine,
-    LlamaConfig,
-    LlamaSeqEngine,
-    ViTConfig,
-    ViTEngine,
-)
+from toynn import errors
 from toynn.errors import *  # noqa: F403  # each is for users, too
-from toynn.numerics.precision import get_float32_matmul_precision, set_float32_matmul_precision
-from toynn.optim import AdamW, adamw, schedule
-from toynn.options import RecipeOptions
-from toynn.session import Session
 
-if TYPE_CHECKING:  # what __getattr__ imports when it is first asked for
+if TYPE_CHECKING:  # for editors and mypy: what __getattr__ imports when it is first asked for
+    from toynn import distributed as distributed
+    from toynn import engines as engines
     from toynn import explorer as explorer
+    from toynn import ops as ops
+    from toynn import recipes as recipes
     from toynn import testing as testing
+    from toynn.backends.config import automatic_precision as automatic_precision
+    from toynn.backends.config import show_config as show_config
+    from toynn.backends.threads import get_num_threads as get_num_threads
+    from toynn.backends.threads import set_num_threads as set_num_threads
+    from toynn.engines import GPT2Config as GPT2Config
+    from toynn.engines import GPT2SeqEngine as GPT2SeqEngine
+    from toynn.engines import LlamaConfig as LlamaConfig
+    from toynn.engines import LlamaSeqEngine as LlamaSeqEngine
+    from toynn.engines import ViTConfig as ViTConfig
+    from toynn.engines import ViTEngine as ViTEngine
     from toynn.jobs import Run as Run
     from toynn.jobs import finetune as finetune
+    from toynn.numerics.precision import (
+        get_float32_matmul_precision as get_float32_matmul_precision,
+    )
+    from toynn.numerics.precision import (
+        set_float32_matmul_precision as set_float32_matmul_precision,
+    )
+    from toynn.optim import AdamW as AdamW
+    from toynn.optim import adamw as adamw
+    from toynn.optim import schedule as schedule
+    from toynn.options import RecipeOptions as RecipeOptions
+    from toynn.session import Session as Session
+
+#: The modules of public names; a name that is not here is a package's.
+_HOMES = {
+    **dict.fromkeys(("automatic_precision", "show_config"), "backends.config"),
+    **dict.fromkeys(("get_num_threads", "set_num_threads"), "backends.threads"),
+    **dict.fromkeys(("GPT2Config", "GPT2SeqEngine", "LlamaConfig", "LlamaSeqEngine"), "engines"),
+    **dict.fromkeys(("ViTConfig", "ViTEngine"), "engines"),
+    **dict.fromkeys(("Run", "finetune"), "jobs"),
+    "get_float32_matmul_precision": "numerics.precision",
+    "set_float32_matmul_precision": "numerics.precision",
+    **dict.fromkeys(("AdamW", "adamw", "schedule"), "optim"),
+    "RecipeOptions": "options",
+    "Session": "session",
+}
 
 __all__ = [
     "AdamW",
@@ -72,8 +98,6 @@ __all__ = [
 ]
 __all__ += [name for name in errors.__all__ if name[0].isupper()]
 
-__version__ = release()
-
 
 def __dir__() -> list[str]:
     """Name what is for users."""
@@ -81,11 +105,17 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``toynn.explorer``, ``testing`` or ``finetune`` when it is first asked for."""
-    if name == "explorer":
-        return import_module("toynn.explorer")
-    if name == "testing":
-        return import_module("toynn.testing")
-    if name in ("finetune", "Run"):
-        return getattr(import_module("toynn.jobs"), name)
-    raise AttributeError(f"module 'toynn' has no attribute {name!r}")
+    """Import what has a public name, or a package, when it is first asked for.
+
+    So a program that uses little of toynn starts fast.
+    """
+    if name == "__version__":
+        found: Any = import_module("toynn.backends.config").release()
+    elif name in _HOMES:
+        found = getattr(import_module(f"toynn.{_HOMES[name]}"), name)
+    elif find_spec(f"toynn.{name}"):
+        found = import_module(f"toynn.{name}")
+    else:
+        raise AttributeError(f"module 'toynn' has no attribute {name!r}")
+    globals()[name] = found
+    return found

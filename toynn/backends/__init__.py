@@ -8,11 +8,16 @@ backend, the folder also has ``missing()``, which says why this one lacks it, or
 from collections.abc import Callable
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import TYPE_CHECKING
 
 from toynn.backends.protocol import Backend
 from toynn.errors import BackendUnavailable, ConfigError
+from toynn.system.later import submodules
 
 __all__ = ["available", "get", "register", "unavailable"]
+
+if not TYPE_CHECKING:  # editors know the modules
+    __getattr__ = submodules(__name__)
 
 _registered: dict[str, Callable[[int | None], Backend]] = {}
 _folders = sorted(module.name for module in iter_modules(__path__) if module.ispkg)

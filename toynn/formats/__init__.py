@@ -1,1 +1,8 @@
 """File formats that other programs share: GGUF, and Hugging Face's folders."""
+
+from typing import TYPE_CHECKING
+
+from toynn.system.later import submodules
+
+if not TYPE_CHECKING:  # editors know the modules
+    __getattr__ = submodules(__name__)

@@ -3,6 +3,7 @@
 Modules:
 
     critical  sections that no signal handler interrupts
+    later     modules that are imported when they are first asked for
     machine   the processor and the memory of this machine
     reading   regular files, opened safely
     platform  what differs on Windows

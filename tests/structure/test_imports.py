@@ -1,0 +1,47 @@
+"""``import toynn`` imports little: what a program does not use costs it no time."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+from layers import PACKAGE
+
+import toynn
+
+#: Packages that are imported when something of them is first asked for.
+LATER = ("models", "engines", "session", "ops", "graph", "jobs", "train", "cli", "testing", "data")
+OTHERS = ("pyarrow", "jinja2", "tokenizers", "safetensors", "torch", "PIL", "argparse")
+
+
+def modules_after(statement):
+    words = [sys.executable, "-c", f"{statement}; import sys; print(*sys.modules)"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_toynn_imports_its_kernels_and_no_model():
+    modules = modules_after("import toynn")
+    assert "toynn._kernels.matmul" in modules
+    assert not set(modules) & {f"toynn.{name}" for name in LATER} | set(modules) & set(OTHERS)
+
+
+@pytest.mark.parametrize("name", ["models", "engines", "session", "jobs"])
+def test_a_package_is_imported_when_it_is_asked_for(name):
+    assert f"toynn.{name}" in modules_after(f"import toynn; toynn.{name}")
+
+
+def test_editors_see_the_names_that_programs_get():
+    """The imports for editors, and the table of homes, which __getattr__ reads."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    block = next(node for node in tree.body if ast.unparse(node).startswith("if TYPE_CHECKING"))
+    seen = {
+        alias.asname: statement.module.removeprefix("toynn").removeprefix(".")
+        for statement in block.body
+        for alias in statement.names
+    }
+    assert {name: home for name, home in seen.items() if home} == toynn._HOMES
+    assert seen.keys() | {"errors"} | {*toynn.errors.__all__} >= {*toynn.__all__}
+    for name in {*toynn.__all__, *seen}:
+        assert getattr(toynn, name) is not None
+    with pytest.raises(AttributeError, match="'toynn' has no attribute 'sesion'"):
+        _ = toynn.sesion

@@ -1,0 +1,19 @@
+"""Modules that are imported when they are first asked for, so that programs start fast."""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+__all__ = ["submodules"]
+
+
+def submodules(package: str) -> Callable[[str], ModuleType]:
+    """Return a ``__getattr__`` for a package: toynn.formats.gguf needs no import of its own."""
+
+    def __getattr__(name: str) -> ModuleType:
+        if name.startswith("__") or find_spec(f"{package}.{name}") is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return import_module(f"{package}.{name}")
+
+    return __getattr__
