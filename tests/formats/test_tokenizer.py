@@ -396,7 +396,7 @@ def test_no_vocabulary_and_not_bytes(tmp_path, size, got):
         ({"pre": "cuneiform"}, r"pre: expected one of .*llama-bpe.*qwen2.*; got 'cuneiform'"),
         ({"pre": 3}, "pre at byte .*: expected str, got UINT32"),
         ({"model": np.ones(3, np.int32)}, r"model at byte .*: expected str, got \[INT32\]"),
-        ({"model": "t5"}, r"model: expected one of gpt2 .*, llama .*; got 't5'"),
+        ({"model": "rwkv"}, r"model: expected one of gpt2 .*, llama .*; got 'rwkv'"),
         ({"tokens": ["a", "b", "a"]}, r"expected each text once; 'a' is token 0 and token 2"),
         ({"tokens": None}, r"tokens: expected \[STRING\].*; got nothing"),
         ({"tokens": np.arange(3, dtype=np.int32)}, r"tokens: expected \[STRING\].*got \[INT32\]"),

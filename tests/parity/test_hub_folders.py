@@ -339,12 +339,13 @@ def test_sentencepiece_without_tokenizer_json(tmp_path):
 
 
 WRONG = {
-    "unigram": ({"model": {"type": "Unigram"}}, "model: expected BPE.*; got 'Unigram'"),
+    "words only": ({"model": {"type": "WordLevel"}}, "model: expected BPE.*; got 'WordLevel'"),
     "no vocabulary": ({"model": {"type": "BPE", "vocab": [1]}}, "model.vocab: expected ids"),
     "merges": ({"model": {"vocab": {"a": 0}, "merges": [["a"]]}}, "model.merges: expected pairs"),
     "added": ({"added_tokens": [{"id": -1, "content": "x"}]}, "added_tokens: expected id"),
     "far": ({"added_tokens": [{"id": 2**30, "content": "x"}]}, "ids up to 1073741824, the model"),
-    "around": ({"post_processor": {"type": "BertProcessing"}}, "BertProcessing is not known"),
+    "around": ({"post_processor": {"type": "Wreath"}}, "Wreath is not known"),
+    "beside": ({"post_processor": {"type": "BertProcessing"}}, "cls: expected text and id"),
     "step": ({"pre_tokenizer": {"type": "Nobody"}}, "does not make a tokenizer|expected GPT-2"),
     "words": ({"pre_tokenizer": None, "decoder": None}, "expected GPT-2's kind"),
 }

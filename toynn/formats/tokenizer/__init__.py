@@ -4,9 +4,9 @@
     ids = tokenizer.encode("Once upon a time")  # the ids that llama.cpp gives
     tokenizer.decode(ids)
 
-Three kinds are supported: byte-level BPE (`tokenizer.ggml.model` gpt2), SentencePiece (llama), and
-BPE over spaces (gemma4). The file of a byte-level model (no_vocab, 256 tokens) gives a
-ByteTokenizer.
+Five kinds are supported: byte-level BPE (`tokenizer.ggml.model` gpt2), SentencePiece (llama), BPE
+over spaces (gemma4), and for encoders WordPiece (bert) and Unigram (t5). The file of a byte-level
+model (no_vocab, 256 tokens) gives a ByteTokenizer.
 
 **Special tokens.** A text comes from a user: "<|im_end|>" in it must not end a turn. So `encode`
 finds tokens of type CONTROL in a text only with parse_special. The methods for conversations find
@@ -42,8 +42,10 @@ from toynn.formats.tokenizer.pieces import Model, Part, Pieces
 from toynn.formats.tokenizer.pre import Kind
 from toynn.formats.tokenizer.recognized import PROBE
 from toynn.formats.tokenizer.spm import SentencePiece
+from toynn.formats.tokenizer.subwords import engine_of
 from toynn.formats.tokenizer.vocab import (
     SPELLED,
+    SUBWORDS,
     Given,
     Keys,
     TokenType,
@@ -109,9 +111,11 @@ class Tokenizer:
         ):
             return _without_vocab(file)
         vocab = read_vocab(file)
-        model = of_vocab(vocab) if vocab.kind else SentencePiece(vocab)
+        subwords = vocab.model in SUBWORDS
+        make = engine_of if subwords else of_vocab if vocab.kind else SentencePiece
         key = "tokenizer.chat_template"
-        return cls(vocab, model, file.require(key, str) if key in file.metadata else None)
+        template = file.require(key, str) if key in file.metadata else None
+        return cls(vocab, make(vocab), template, whole=subwords)
 
     @classmethod
     def of(cls, file: str | PathLike[str] | Base, rows: int | None = None) -> "Tokenizer":
@@ -134,14 +138,17 @@ class Tokenizer:
             strips_right=frozenset(token.id for token in keys.added if token.rstrip),
             strips_left=frozenset(token.id for token in keys.added if token.lstrip),
             prefix_once=keys.prefix_once,
+            between=tuple(keys.between),
+            second=keys.second,
         )
         model: Model
+        subwords = vocab.model in SUBWORDS
         if keys.data is None:
             model = SentencePiece(vocab)
         else:
-            model = BPE(vocab, keys.data, keys.path / JSON)
+            model = (engine_of if subwords else BPE)(vocab, keys.data, keys.path / JSON)
         template = keys.metadata.get("tokenizer.chat_template")
-        return cls(vocab, model, template, whole=keys.of_bytes and not keys.pre)
+        return cls(vocab, model, template, whole=subwords or (keys.of_bytes and not keys.pre))
 
     @classmethod
     def for_model(cls, model: Base, named: str | PathLike[str] | None = None) -> "Tokenizer":
@@ -234,6 +241,27 @@ class Tokenizer:
         if add_special and self.add_eos and self.eos is not None:
             ids.append(self.eos)
         return ids
+
+    def framed(
+        self, ids: Sequence[int], second: Sequence[int] | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of one text or of two with the tokens that a model expects around them.
+
+        These are BOS and EOS, if the file says so, and separators between two texts. Also return
+        the token types: 0, and for the second text what the tokenizer says, 0 or 1.
+        """
+        vocab = self._vocab
+        before = [vocab.bos] if vocab.add_bos and vocab.bos is not None else []
+        behind = [vocab.eos] if vocab.add_eos and vocab.eos is not None else []
+        if second is None:
+            found = [*before, *ids, *behind]
+            return found, [0] * len(found)
+        first, last = [*before, *ids, *vocab.between], [*second, *behind]
+        return first + last, [0] * len(first) + [vocab.second] * len(last)
+
+    def encode_pair(self, text: str, second: str) -> tuple[list[int], list[int]]:
+        """Return ids and token types of two texts; see ``framed``. Raises what ``encode`` does."""
+        return self.framed(*(self.encode(each, add_special=False) for each in (text, second)))
 
     def encode_array(self, text: str) -> NDArray[np.int32]:
         """Return the ids of a long text, without BOS and EOS, as an array.
@@ -441,7 +469,7 @@ def _without_vocab(file: GGUFFile) -> ByteTokenizer:
     size = file.require(key, int) if key in file.metadata else None
     if size != BYTES:
         raise GGUFError(
-            f"{file.path}: tokenizer.ggml.model: expected gpt2, llama or gemma4, or a model on "
+            f"{file.path}: tokenizer.ggml.model: expected a vocabulary, or a model on "
             f"bytes with {key} = {BYTES}; got no vocabulary and "
             f"{size or 'an unknown number of'} tokens"
         )

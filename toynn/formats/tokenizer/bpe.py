@@ -22,10 +22,10 @@ from toynn.formats.tokenizer.pre import Kind
 from toynn.formats.tokenizer.steps import without_prefix
 from toynn.formats.tokenizer.vocab import SPACE, Vocab
 
-__all__ = ["BPE", "cuts", "described", "of_vocab", "pairs_of", "steps_of"]
+__all__ = ["BPE", "STEPS", "cuts", "described", "of_vocab", "pairs_of", "steps_of"]
 
 MISSING = "\ufdd0"  # a noncharacter for a byte without a token, so that nothing merges across it
-_STEPS = ("normalizer", "pre_tokenizer")
+STEPS = ("normalizer", "pre_tokenizer")
 _SETTINGS = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk")
 SETTINGS = (*_SETTINGS, "byte_fallback", "ignore_merges")  # of a tokenizer.json's model
 _LETTERS: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -35,8 +35,10 @@ class BPE:
     """Turns texts without special tokens into ids.
 
     ``data`` is what a tokenizer.json holds, read from ``path``. Raises ``error``, which says
-    ``wrong``, if it does not make a tokenizer.
+    ``wrong``, if it does not make a tokenizer. Subclasses have other models than merges.
     """
+
+    settings: tuple[str, ...] = SETTINGS
 
     def __init__(
         self,
@@ -48,18 +50,26 @@ class BPE:
     ) -> None:
         library, model = needed("tokenizers"), data["model"]
         self._path, self._error, self._missing = path, error, len(vocab.tokens)
-        settings = {key: model[key] for key in SETTINGS if model.get(key) is not None}
-        steps = {step: data.get(step) for step in _STEPS}
-        bare = without_prefix(data)
+        settings = {key: model[key] for key in self.settings if model.get(key) is not None}
+        steps = {step: data.get(step) for step in STEPS}
+        bare = self.without_prefix(data)
+        merges = [tuple(pair) for pair in model.get("merges") or ()]
         with refused(f"{path}: {wrong}", error):
-            merges = [tuple(pair) for pair in model.get("merges") or ()]
-            made = library.models.BPE(model["vocab"], merges, **settings)
+            made = self.made(library.models, vocab, model["vocab"], merges, settings)
             self._tokenizer = self._continues = steps_of(steps, made)
             if bare != steps:
                 self._continues = steps_of(bare, made)
         said = [steps, settings, [] if vocab.merges else merges]
         #: a SHA-256 of everything that ids depend on, besides the vocabulary
         self.told = hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+    def made(self, models: Any, vocab: Vocab, ids: Any, merges: Any, settings: Any) -> Any:
+        """Return the library's model."""
+        return models.BPE(ids, merges, **settings)
+
+    def without_prefix(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the steps for a text that continues another one."""
+        return without_prefix(data)
 
     def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
         """Return the ids of texts; only a text that continues no other gets a space in front.

@@ -2,6 +2,7 @@
 
     tokenizer.json              tokens, merges, how a text is cut, which tokens are put around it
     tokenizer.model             SentencePiece's tokens and scores, if there is no tokenizer.json
+    vocab.txt                   WordPiece's tokens, if there is neither
     tokenizer_config.json       the tokens that begin and end a text; the chat template
     chat_template.jinja         the chat template in its own file
     generation_config.json      the tokens that end an answer
@@ -10,6 +11,7 @@ Keys are those that llama.cpp's converter writes for such a folder. Source: gith
 tokenizers and transformers, whose files these are; convert_hf_to_gguf.py of ggml-org/llama.cpp.
 """
 
+import base64
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,22 +21,36 @@ import numpy as np
 
 from toynn.errors import DataError
 from toynn.formats.objects import read_object
-from toynn.formats.tokenizer.recognized import name_of_cut
+from toynn.formats.tokenizer.recognized import PROBE, name_of_cut
 from toynn.formats.tokenizer.spm import read_model
 from toynn.formats.tokenizer.steps import added_of, parts_of, put_around
-from toynn.formats.tokenizer.vocab import PREFIX, SPELLED, Given, TokenType, byte_letters
+from toynn.formats.tokenizer.subwords import CONTINUES, engine_of, of_lines, phantom
+from toynn.formats.tokenizer.vocab import (
+    PREFIX,
+    SPELLED,
+    Given,
+    TokenType,
+    byte_letters,
+    read_vocab,
+)
 from toynn.system.reading import read_bytes
 
 __all__ = ["FILES", "JSON", "MODEL", "FolderKeys", "has_tokenizer"]
 
-JSON, MODEL = "tokenizer.json", "tokenizer.model"
+JSON, MODEL, LINES = "tokenizer.json", "tokenizer.model", "vocab.txt"
 _CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 _GENERATION = ("generation_config.json", "config.json")
 #: All files of a tokenizer.
-FILES = (JSON, MODEL, _CONFIG, _MAP, _TEMPLATE, "added_tokens.json", "vocab.json", "merges.txt")
+FILES = (
+    *(JSON, MODEL, LINES, _CONFIG, _MAP, _TEMPLATE, "added_tokens.json", "vocab.json"),
+    *("merges.txt", "sentencepiece.bpe.model", "spiece.model"),
+)
 MAX_IDS = 1 << 24  # most ids without a model's size; ids without a token get names
 #: Named tokens: Hugging Face's key by GGUF's.
-_NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+_NAMED = {
+    "bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep",
+    "mask": "mask",
+}  # fmt: skip
 #: Texts of added tokens that llama.cpp's converter takes for control tokens.
 _SPECIAL = re.compile(
     r"<\|.*\|>|<\uff5c.*\uff5c>|<pad>|<mask>|<2mass>|\[@BOS@\]|<start_of_.*", re.S
@@ -43,7 +59,7 @@ _SPECIAL = re.compile(
 
 def has_tokenizer(folder: Path) -> bool:
     """Return whether a folder has a tokenizer of any kind."""
-    return (folder / JSON).exists() or (folder / MODEL).exists()
+    return any((folder / name).exists() for name in (JSON, MODEL, LINES))
 
 
 class FolderKeys(Given):
@@ -61,8 +77,11 @@ class FolderKeys(Given):
     def __init__(self, folder: Path, rows: int | None = None) -> None:
         super().__init__(folder, {})
         self._config = _object(folder / _CONFIG)
-        self.data = read_object(folder / JSON) if (folder / JSON).exists() else None
+        self.data = read_object(folder / JSON) if (folder / JSON).exists() else self._lines(folder)
         self.pre: str | None = None
+        self.subwords = ""  # tokenizer.ggml.model of WordPiece or Unigram
+        self.of_bytes = self.of_merges = self.prefix_once = False
+        self._old_ends: list[int] = []
         if self.data is not None:
             ids, scores = self._read_json(folder / JSON, self.data)
         elif (folder / MODEL).exists():
@@ -76,7 +95,7 @@ class FolderKeys(Given):
         self._ids = ids | {token.text: token.id for token in self.added}
         self._set_tokens(ids, scores, rows)
         self._set_named()
-        self.ends = frozenset(self._ends())
+        self.ends = frozenset((*self._old_ends, *self._ends()))
         template = self._template()
         if template is not None:
             self._set({"tokenizer.chat_template": (template, "STRING")})
@@ -90,6 +109,8 @@ class FolderKeys(Given):
     @property
     def _kind(self) -> str:
         """The value of tokenizer.ggml.model."""
+        if self.subwords:
+            return self.subwords
         return "gpt2" if self.of_bytes else "gemma4" if self.of_merges else "llama"
 
     def typed(self) -> dict[str, tuple[Any, str]]:
@@ -101,7 +122,28 @@ class FolderKeys(Given):
                 f"{self.path / JSON}: llama.cpp does not know the way in which it cuts texts, "
                 "so a GGUF file would give other ids; use the folder itself"
             )
+        if self.subwords:
+            self._check_filed()
         return {key: (value, self.types[key]) for key, value in self.metadata.items()}
+
+    def _check_filed(self) -> None:
+        """Raise DataError if a GGUF file with these keys would give other ids."""
+        vocab, texts = read_vocab(self), [(PROBE, False), (f" {PROBE.swapcase()}  A", False)]
+        engines = engine_of(vocab, self.data, self.path / JSON), engine_of(vocab)
+        own, filed = (each.encode_all(texts) for each in engines)
+        if own != filed:
+            raise DataError(
+                f"{self.path / JSON}: llama.cpp normalizes or cuts texts in another way (with "
+                "WordPiece it makes all letters small), so a GGUF file would give other ids; use "
+                "the folder itself"
+            )
+
+    def _lines(self, folder: Path) -> dict[str, Any] | None:
+        """Return what a tokenizer.json would hold for a vocab.txt, if there is nothing else."""
+        path = folder / LINES
+        if (folder / MODEL).exists() or not path.exists():
+            return None
+        return of_lines(path, text_of(path), self._config)
 
     def _set(self, typed: Mapping[str, tuple[Any, str]]) -> None:
         self.metadata |= {key: value for key, (value, _) in typed.items()}
@@ -112,14 +154,12 @@ class FolderKeys(Given):
     def _read_json(self, path: Path, data: Mapping[str, Any]) -> tuple[dict[str, int], Any]:
         """Read tokenizer.json; return ids by text, and scores or None."""
         model = data.get("model")
-        if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
-            kind = model.get("type") if isinstance(model, dict) else model
-            raise DataError(
-                f"{path}: model: expected BPE, as language models have it; got {kind!r}"
-            )
-        ids, merges = model.get("vocab"), model.get("merges")
-        if not isinstance(ids, dict) or not all(type(id) is int and id >= 0 for id in ids.values()):
-            raise DataError(f"{path}: model.vocab: expected ids by the texts of tokens")
+        kind = model.get("type", "BPE") if isinstance(model, dict) else model
+        if not isinstance(model, dict) or kind not in ("BPE", "WordPiece", "Unigram"):
+            raise DataError(f"{path}: model: expected BPE, WordPiece or Unigram; got {kind!r:.80}")
+        if kind != "BPE":
+            return self._read_subwords(path, data, model)
+        ids, merges = _ids_of(path, model.get("vocab")), model.get("merges")
         listed = (merges or []) if isinstance(merges, list | None) else [merges]
         pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in listed]
         if not all(
@@ -159,11 +199,46 @@ class FolderKeys(Given):
         given = read_model(sentences) if sentences.exists() else None
         return ids, _scores(ids, pairs, given.scores if given else {})
 
+    def _read_subwords(
+        self, path: Path, data: Mapping[str, Any], model: dict[str, Any]
+    ) -> tuple[dict[str, int], Any]:
+        """Read a WordPiece's or Unigram's tokens; return ids by text, and scores or None."""
+        self.added, self.pairs = added_of(path, data, self._config), []
+        vocab, self.subwords = model.get("vocab"), "bert"
+        if model["type"] == "WordPiece":
+            prefix = model.get("continuing_subword_prefix", CONTINUES)
+            if not isinstance(prefix, str) or not prefix:
+                raise DataError(f"{path}: model: continuing_subword_prefix: got {prefix!r:.80}")
+            self._prefix = prefix
+            return _ids_of(path, vocab), None
+        self.subwords = "t5"
+        pairs: list[Any] = vocab if isinstance(vocab, list) else [vocab]
+        for pair in pairs:
+            kinds = [type(each) for each in pair] if isinstance(pair, list) else []
+            if kinds not in ([str, float], [str, int]):
+                raise DataError(f"{path}: model.vocab: expected texts and scores; got {pair!r:.80}")
+        steps = [*parts_of(data, "normalizer"), *parts_of(data, "pre_tokenizer")]
+        tables = [part.get("precompiled_charsmap") for part in steps]
+        table = next((each for each in tables if isinstance(each, str)), "")
+        try:
+            charsmap = np.frombuffer(base64.b64decode(table, validate=True), np.uint8)
+        except ValueError as error:
+            raise DataError(f"{path}: normalizer: precompiled_charsmap: {error}") from error
+        spaces = [part for part in steps if part["type"] == "Metaspace"]
+        single = any(part["type"] in ("WhitespaceSplit", "Replace") for part in steps)
+        prefix = any(part.get("prepend_scheme", "always") != "never" for part in spaces)
+        self._set({f"{PREFIX}add_space_prefix": (prefix, "BOOL")})
+        self._set({f"{PREFIX}remove_extra_whitespaces": (single, "BOOL")})
+        self._set({f"{PREFIX}precompiled_charsmap": (charsmap, "[UINT8]")} if table else {})
+        scores = {text: float(score) for text, score in pairs}
+        if len(scores) < len(pairs):
+            raise DataError(f"{path}: model.vocab: expected each text once")
+        return {text: id for id, (text, _) in enumerate(pairs)}, scores
+
     def _read_model(self, path: Path) -> tuple[dict[str, int], Any]:
         """Read tokenizer.model; return ids by text, and scores."""
         found = read_model(path)
         self.added = added_of(path, {}, self._config, found.ids)
-        self.of_bytes = self.of_merges = self.prefix_once = False
         self.pairs = []
         self._set({f"{PREFIX}add_space_prefix": (found.prefix, "BOOL")})
         return found.ids, found.scores
@@ -194,7 +269,11 @@ class FolderKeys(Given):
             special = token.special or _SPECIAL.fullmatch(token.text)
             types[token.id] = TokenType.CONTROL if special else TokenType.USER_DEFINED
         unknown = self._id_of("unk", ids)
-        if not self.of_bytes and unknown is not None:
+        if self.subwords == "bert":
+            plain = np.isin(types, (TokenType.NORMAL, TokenType.USER_DEFINED))
+            for id in np.flatnonzero(plain).tolist():
+                tokens[id] = phantom(tokens[id], self._prefix)
+        elif not self.of_bytes and unknown is not None:
             types[unknown] = TokenType.UNKNOWN
         self._set(
             {
@@ -211,7 +290,7 @@ class FolderKeys(Given):
                 self._set({f"{PREFIX}merges": (merges, "[STRING]")})
         else:
             numbers = np.zeros(count, np.float32)
-            for text, score in scores.items():
+            for text, score in (scores or {}).items():
                 numbers[self._ids[text]] = score
             self._set({f"{PREFIX}pre": ("default", "STRING")})
             self._set({f"{PREFIX}scores": (numbers, "[FLOAT32]")})
@@ -220,13 +299,17 @@ class FolderKeys(Given):
 
     def _set_named(self) -> None:
         """Set the ids of named tokens, and whether BOS and EOS are added to a text."""
-        before, behind = put_around(self.path / JSON, self.data or {})
+        before, self.between, behind, self.second = put_around(self.path / JSON, self.data or {})
         for key, spelled in _NAMED.items():
             id = self._id_of(spelled, self._ids)
             if id is None and key in ("bos", "eos"):
                 given = [id for name in _GENERATION for id in self._ids_in(name, f"{key}_token_id")]
                 put = before if key == "bos" else behind
                 id = next(iter((*put, *given)), None)
+            if key == "eos" and len(behind) == 1 and behind != [id]:  # as gguf-py has it
+                self._old_ends, id = [] if id is None else [id], behind[0]
+            if key == "seperator" and self.between:
+                id = self.between[-1]
             if id is not None:
                 self._set({f"{PREFIX}{key}_token_id": (id, "UINT32")})
         told = {key: self._config.get(f"add_{key}_token") for key in ("bos", "eos")}
@@ -238,8 +321,11 @@ class FolderKeys(Given):
             self._expect_known("before", before, "bos")
             self._expect_known("after", behind, "eos")
             adds = {"bos": bool(before), "eos": bool(behind)}
+        if len(self.between) == 2:
+            adds["sep"] = True
         for key, add in adds.items():
-            has = f"{PREFIX}{key}_token_id" in self.metadata
+            name = "seperator" if key == "sep" else key
+            has = f"{PREFIX}{name}_token_id" in self.metadata
             self._set({f"{PREFIX}add_{key}_token": (add and has, "BOOL")})
 
     def _expect_known(self, where: str, put: list[int], name: str) -> None:
@@ -258,6 +344,9 @@ class FolderKeys(Given):
         model = self.data.get("model") if self.data else None
         if text is None and name == "unk" and isinstance(model, dict):
             text = model.get("unk_token")
+            number = model.get("unk_id")
+            if text is None and isinstance(number, int):
+                return number if number in ids.values() else None
         if text is None and name == "unk" and self.data is None:
             text = "<unk>"
         if text is not None and not isinstance(text, str):
@@ -278,10 +367,7 @@ class FolderKeys(Given):
         """Return the chat template or None; of several, the one named default."""
         path = self.path / _TEMPLATE
         if path.exists():
-            try:
-                return read_bytes(path).decode()
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}: expected UTF-8; byte {error.start} is not") from None
+            return text_of(path)
         found = self._config.get("chat_template")
         if isinstance(found, list):
             if not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in found):
@@ -293,6 +379,20 @@ class FolderKeys(Given):
 
     def _refuse(self, what: str) -> NoReturn:
         raise DataError(f"{self.path / _CONFIG}: {what}")
+
+
+def _ids_of(path: Path, ids: Any) -> dict[str, int]:
+    if not isinstance(ids, dict) or not all(type(id) is int and id >= 0 for id in ids.values()):
+        raise DataError(f"{path}: model.vocab: expected ids by the texts of tokens")
+    return ids
+
+
+def text_of(path: Path) -> str:
+    """Return a file's text. Raises DataError unless it is UTF-8."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: expected UTF-8; byte {error.start} is not") from None
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from toynn.errors import DataError
+from toynn.formats.tokenizer import subwords
 from toynn.formats.tokenizer.bpe import cuts, described, pairs_of
 from toynn.formats.tokenizer.folder import FILES, JSON
-from toynn.formats.tokenizer.vocab import SPELLED, TokenType, Vocab, byte_letters
+from toynn.formats.tokenizer.vocab import SPELLED, SUBWORDS, TokenType, Vocab, byte_letters
 
 __all__ = ["copied", "written"]
 
@@ -39,7 +40,11 @@ def written(vocab: Vocab, template: str | None) -> dict[str, bytes]:
         "add_bos_token": vocab.add_bos,
         "add_eos_token": vocab.add_eos,
     }
-    for name, id in (("bos", vocab.bos), ("eos", vocab.eos), ("unk", vocab.unknown)):
+    named = {"bos": vocab.bos, "eos": vocab.eos, "unk": vocab.unknown}
+    if vocab.model in SUBWORDS or vocab.between[1:]:
+        del config["add_bos_token"], config["add_eos_token"]  # the template says it, for two texts
+        named |= {"cls": vocab.bos, "sep": (None, *vocab.between)[-1], "pad": vocab.pad}
+    for name, id in named.items():
         config |= {} if id is None else {f"{name}_token": vocab.tokens[id]}
     config |= {} if template is None else {"chat_template": template}
     files = {JSON: _whole(vocab), "tokenizer_config.json": config}
@@ -57,6 +62,8 @@ def _whole(vocab: Vocab) -> dict[str, Any]:
         data = described(vocab, pairs_of(vocab))
         without = [letter for letter in byte_letters() if letter not in data["model"]["vocab"]]
         data["pre_tokenizer"] = cuts(vocab.kind, removed=without)
+    elif vocab.model in SUBWORDS:
+        data = subwords.described(vocab)
     else:
         if not set(vocab.tokens) >= SPELLED.keys():
             _refuse(vocab, "not every byte has a token")
@@ -68,20 +75,20 @@ def _whole(vocab: Vocab) -> dict[str, Any]:
         [vocab.tokens[id]] if adds and id is not None else []
         for id, adds in ((vocab.bos, vocab.add_bos), (vocab.eos, vocab.add_eos))
     )
+    between, other = [vocab.tokens[id] for id in vocab.between], vocab.second
+    ids = {text: id for id, text in enumerate(vocab.tokens)}
 
-    def around(text: str, kind: int) -> list[dict[str, Any]]:
-        """Return a template: tokens before a text, the text, tokens after it."""
-        names = [("SpecialToken", name) for name in before], [("SpecialToken", n) for n in behind]
-        whole = [*names[0], ("Sequence", text), *names[1]]
-        return [{what: {"id": name, "type_id": kind}} for what, name in whole]
+    def put(names: list[str], kind: int) -> list[dict[str, Any]]:
+        return [{"SpecialToken": {"id": name, "type_id": kind}} for name in names]
 
+    first, second = ({"Sequence": {"id": n, "type_id": k}} for n, k in (("A", 0), ("B", other)))
     processor = {
         "type": "TemplateProcessing",
-        "single": around("A", 0),
-        "pair": around("A", 0) + around("B", 1),
+        "single": [*put(before, 0), first, *put(behind, 0)],
+        "pair": [*put(before, 0), first, *put(between, 0), second, *put(behind, other)],
         "special_tokens": {
-            text: {"id": text, "ids": [data["model"]["vocab"][text]], "tokens": [text]}
-            for text in (*before, *behind)
+            text: {"id": text, "ids": [ids[text]], "tokens": [text]}
+            for text in dict.fromkeys((*before, *between, *behind))
         },
     }
     added = [

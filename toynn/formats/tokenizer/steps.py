@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from toynn.errors import DataError
 
-__all__ = ["Added", "added_of", "parts_of", "put_around", "without_prefix"]
+__all__ = ["Added", "Frame", "added_of", "parts_of", "put_around", "without_prefix"]
 
 #: The key of the list in a step of type Sequence, by step.
 _LISTS = {
@@ -80,24 +80,48 @@ def added_of(
     return added
 
 
-def put_around(path: Path, data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """Return the ids that tokenizer.json puts before and after a text.
+class Frame(NamedTuple):
+    """The ids that are put before, between and after texts, and the second text's token type."""
+
+    before: list[int]
+    between: list[int]
+    behind: list[int]
+    second: int
+
+
+def put_around(path: Path, data: Mapping[str, Any]) -> Frame:
+    """Return what tokenizer.json puts around a text, and around two.
 
     Raises DataError for an unknown step.
     """
-    before: list[int] = []
-    behind: list[int] = []
+    parts: list[list[int]] = [[], [], [], []]  # before A, between, after B; after a single A
+    second = 0
     for part in parts_of(data, "post_processor"):
         kind = part["type"]
         if kind == "TemplateProcessing":
-            seen = False
-            for each in _objects(path, part, "single"):
-                seen = seen or "Sequence" in each
-                if "SpecialToken" in each:
-                    (behind if seen else before).extend(_put(path, part, each["SpecialToken"]))
+            for key, last in (("single", 3), ("pair", 1)):
+                at = 0
+                for each in _objects(path, part, key):
+                    if "Sequence" in each:
+                        at = last if at == 0 else 2
+                        second = each["Sequence"].get("type_id", 0) if at == 2 else second
+                    elif "SpecialToken" in each and (key, at) != ("pair", 0):
+                        parts[at].extend(_put(path, part, each["SpecialToken"]))
+        elif kind in ("RobertaProcessing", "BertProcessing"):
+            cls, sep = (_id_beside(path, part, name) for name in ("cls", "sep"))
+            roberta = kind == "RobertaProcessing"
+            parts, second = [[cls], [sep] * (1 + roberta), [sep], [sep]], int(not roberta)
         elif kind != "ByteLevel":
             raise DataError(f"{path}: post_processor: {kind} is not known to toynn")
-    return before, behind
+    return Frame(parts[0], parts[1], parts[3], int(second))
+
+
+def _id_beside(path: Path, part: Mapping[str, Any], name: str) -> int:
+    """Return the id of a token, which stands beside its text."""
+    found = part.get(name)
+    if not isinstance(found, list) or len(found) != 2 or type(found[1]) is not int:
+        raise DataError(f"{path}: post_processor.{name}: expected text and id; got {found!r:.80}")
+    return found[1]
 
 
 def _objects(path: Path, part: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ __all__ = [
     "PREFIX",
     "SPACE",
     "SPELLED",
+    "SUBWORDS",
     "Given",
     "Keys",
     "TokenType",
@@ -33,7 +34,20 @@ PREFIX = "tokenizer.ggml."
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece spells a space
 #: The texts of byte tokens.
 SPELLED = {f"<0x{byte:02X}>": byte for byte in range(256)}
-MODELS = {"gpt2": "byte-level BPE", "llama": "SentencePiece", "gemma4": "BPE over spaces"}
+MODELS = {
+    "gpt2": "byte-level BPE",
+    "llama": "SentencePiece",
+    "gemma4": "BPE over spaces",
+    "bert": "WordPiece",
+    "t5": "Unigram",
+}
+SUBWORDS = ("bert", "t5")
+#: Ids of named tokens where a file does not say: those of llama.cpp.
+_USUAL = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"bos": 101, "seperator": 102, "unknown": 100, "padding": 0},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
+}
 
 
 def byte_letters() -> list[str]:
@@ -144,6 +158,12 @@ class Vocab:
     strips_right: frozenset[int] = frozenset()  # these strip spaces after them
     strips_left: frozenset[int] = frozenset()  # these strip spaces before them
     prefix_once: bool = False  # a space is added only at a text's start, not after special tokens
+    model: str = "llama"  # the kind, a key of MODELS
+    between: tuple[int, ...] = ()  # what separates two texts
+    second: int = 0  # the token type of the second of two texts
+    pad: int | None = None
+    charsmap: bytes = b""  # of Unigram: the table that normalizes texts
+    single_spaces: bool = False  # of Unigram: white space only separates words
 
     @cached_property
     def specials(self) -> list[tuple[str, int]]:
@@ -174,7 +194,7 @@ def read_vocab(file: Keys, kind: Kind | None = None) -> Vocab:
     if model not in MODELS:
         known = ", ".join(f"{name} ({what})" for name, what in MODELS.items())
         raise GGUFError(f"{file.path}: {PREFIX}model: expected one of {known}; got {model!r}")
-    bpe = model != "llama"
+    bpe = model in ("gpt2", "gemma4")
     kind = (GEMMA4 if model == "gemma4" else kind or _kind(file)) if bpe else None
     texts = _texts(file, "tokens")
     tokens = [text or f"[EMPTY_{id}]" for id, text in enumerate(texts)]
@@ -188,11 +208,21 @@ def read_vocab(file: Keys, kind: Kind | None = None) -> Vocab:
     declared = _numbers(file, "token_type", "i", len(tokens), int(TokenType.NORMAL))
     types = declared.astype(np.int32)
     scores = _numbers(file, "scores", "fi", len(tokens), 0).astype(np.float32)
-    bos = _id(file, "bos", len(tokens), None if bpe else 1)
-    eos = _id(file, "eos", len(tokens), None if bpe else 2)
+    names = ("bos", "eos", "unknown", "seperator", "padding")
+    usual = _USUAL.get(model, {})
+    named = {name: _id(file, name, len(tokens), usual.get(name)) for name in names}
+    bos, eos, sep = named["bos"], named["eos"], named["seperator"]
+    if bos is None or (model == "bert" and f"{PREFIX}bos_token_id" not in file.metadata):
+        bos = _id(file, "cls", len(tokens), bos)  # as old files have it
+    eos = sep if model == "bert" else eos
     eog = _mark_specials(file, ids, types, eos)
-    add_bos = _flag(file, "add_bos_token", kind.add_bos if kind else True)
-    add_eos = _flag(file, "add_eos_token", False)
+    add_bos = _flag(file, "add_bos_token", kind.add_bos if kind else model == "llama")
+    add_eos = _flag(file, "add_eos_token", model == "t5")
+    if model == "bert":
+        add_bos = add_eos = True
+    between = [id for id in (eos if add_eos else None,) if id is not None]
+    if model != "bert" and sep is not None and _flag(file, "add_sep_token", False):
+        between.append(sep)
     for name, add, id in (("bos", add_bos, bos), ("eos", add_eos, eos)):
         if add and id is None:
             raise GGUFError(
@@ -209,13 +239,28 @@ def read_vocab(file: Keys, kind: Kind | None = None) -> Vocab:
         kind=kind,
         bos=bos,
         eos=eos,
-        unknown=_id(file, "unknown", len(tokens), None if bpe else 0),
+        unknown=named["unknown"],
         eog=eog,
         add_bos=add_bos,
         add_eos=add_eos,
-        add_space_prefix=not bpe and _flag(file, "add_space_prefix", True),
+        add_space_prefix=model == "bert" or (not bpe and _flag(file, "add_space_prefix", True)),
         strips_right=_strips_right(file, ids, types),
+        model=model,
+        between=tuple(between),
+        second=int(model == "bert"),
+        pad=named["padding"],
+        charsmap=_table(file) if model == "t5" else b"",
+        single_spaces=model == "t5" and _flag(file, "remove_extra_whitespaces", False),
     )
+
+
+def _table(file: Keys) -> bytes:
+    """Return Unigram's table of characters."""
+    key = f"{PREFIX}precompiled_charsmap"
+    found = file.metadata.get(key, np.empty(0, np.uint8))
+    if not isinstance(found, np.ndarray) or found.dtype.itemsize != 1:
+        raise GGUFError(f"{file.path}: {key}: expected [UINT8]; got {file.types.get(key)}")
+    return found.tobytes()
 
 
 def _kind(file: Keys) -> Kind:
