@@ -1,240 +1,225 @@
-"""The ladder of docs/performance.md: a matrix product, from a triple loop to toynn's kernel.
+"""The ladders of docs/performance.md: from the plainest C to toynn's kernel, an idea a rung.
 
-``python bench/ladder.py`` compiles each rung with the system's C compiler, checks it against a
-float64 product by NumPy, and times it at one shape. The product is C (M,N) = A (M,K) B (K,N), by
-which a linear layer computes dx from dy and w. Each rung adds one idea to the rung before;
-``--show`` prints its C. The last rungs are toynn's kernel at each ISA level of this CPU.
+``python bench/ladder.py`` climbs the product's; ``python bench/ladder.py attention`` (or softmax,
+layernorm, cross_entropy) another one, and ``--svg FILE`` draws it. The C of the rungs is in
+bench/rungs, to be read from the top. The system's C compiler compiles it. Each rung is checked
+against float64, then timed at one shape. The last rungs are toynn's kernel.
 """
 
 import argparse
 import ctypes
 import os
+import re
+import runpy
 import shlex
 import subprocess
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from smallest import smallest
 
 from toynn import _kernels as kernels
+from toynn.testing.cases import CASES
 from toynn.testing.limits import measure
 
-GEMM = Path(__file__).parents[1] / "toynn" / "_kernels" / "gemm"  # gemm.h
+ROOT = Path(__file__).parents[1]
+RUNGS = ROOT / "bench" / "rungs"
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-ffp-contract=fast", "-fopenmp"]
-SHAPE = smallest((252, 1024, 4096), (252, 1024, 512))  # M, N, K: whole tiles fill C at every level
-TOLERANCE = 1e-5  # relative to the largest element: float32 sums of 4096 terms
 
-#: The code that all rungs share: C (M,N) = A (M,K) B (K,N), stored row by row. Whole tiles of
-#: MR x NR fill C, and whole blocks of KC terms fill a sum. V, MR and NR are those of toynn's tile.
-HEAD = r"""
-#include <stdlib.h>
-#include <string.h>
-#include "gemm.h"
-#define MR TN_MR
-#define NR TN_NR
-#define KC 256
-typedef ptrdiff_t size;
-
-/* MR x NR elements of C: sums of K products of a[i * a_row + k * a_k] and b[k * b_k + j]. */
-static void tile(float* c, size ldc, const float* a, size a_row, size a_k, const float* b, size b_k,
-                 size K, int add) {
-    tn_vec sum[MR][2];
-    TN_UNROLL for (int i = 0; i < MR; i++) sum[i][0] = sum[i][1] = (tn_vec){0};
-    for (size k = 0; k < K; k++) {
-        tn_vec b0 = tn_load(b + k * b_k), b1 = tn_load(b + k * b_k + TN_V);
-        TN_UNROLL for (int i = 0; i < MR; i++) {
-            sum[i][0] += a[i * a_row + k * a_k] * b0;
-            sum[i][1] += a[i * a_row + k * a_k] * b1;
-        }
-    }
-    TN_UNROLL for (int i = 0; i < MR; i++)
-        TN_UNROLL for (int v = 0; v < 2; v++) {
-            float* to = c + i * ldc + v * TN_V;
-            tn_store(to, add ? tn_load(to) + sum[i][v] : sum[i][v]);
-        }
-}
-
-/* K terms of MR rows of A, in the order in which the tile reads them. */
-static void pack_a(float* to, const float* a, size K, size terms) {
-    for (size k = 0; k < terms; k++)
-        for (size i = 0; i < MR; i++) to[k * MR + i] = a[i * K + k];
-}
-
-/* The same of NR columns of B. */
-static void pack_b(float* to, const float* b, size N, size terms) {
-    for (size k = 0; k < terms; k++) memcpy(to + k * NR, b + k * N, NR * sizeof(float));
-}
-
-void rung(float* c, const float* a, const float* b, size M, size N, size K, int threads) {
-"""
-
-RUNGS = {
-    "triple loop": r"""
-    for (size m = 0; m < M; m++)
-        for (size n = 0; n < N; n++) {
-            float sum = 0;
-            for (size k = 0; k < K; k++) sum += a[m * K + k] * b[k * N + n];
-            c[m * N + n] = sum;
-        }
-""",
-    "loop order": r"""
-    memset(c, 0, M * N * sizeof(float));
-    for (size m = 0; m < M; m++)
-        for (size k = 0; k < K; k++)
-            for (size n = 0; n < N; n++) c[m * N + n] += a[m * K + k] * b[k * N + n];
-""",
-    "register tile": r"""
-    for (size m = 0; m < M; m += MR)
-        for (size n = 0; n < N; n += NR)
-            tile(c + m * N + n, N, a + m * K, K, 1, b + n, N, K, 0);
-""",
-    "packed panels": r"""
-    float* panels = aligned_alloc(64, M * K * sizeof(float));
-    float* panel = aligned_alloc(64, K * NR * sizeof(float));
-    for (size m = 0; m < M; m += MR) pack_a(panels + m * K, a + m * K, K, K);
-    for (size n = 0; n < N; n += NR) {
-        pack_b(panel, b + n, N, K);
-        for (size m = 0; m < M; m += MR)
-            tile(c + m * N + n, N, panels + m * K, 1, MR, panel, NR, K, 0);
-    }
-    free(panels);
-    free(panel);
-""",
-    "cache blocks": r"""
-    float* panels = aligned_alloc(64, M * KC * sizeof(float));
-    float* panel = aligned_alloc(64, KC * NR * sizeof(float));
-    for (size k = 0; k < K; k += KC) {
-        for (size m = 0; m < M; m += MR) pack_a(panels + m * KC, a + m * K + k, K, KC);
-        for (size n = 0; n < N; n += NR) {
-            pack_b(panel, b + k * N + n, N, KC);
-            for (size m = 0; m < M; m += MR)
-                tile(c + m * N + n, N, panels + m * KC, 1, MR, panel, NR, KC, k > 0);
-        }
-    }
-    free(panels);
-    free(panel);
-""",
-    "threads": r"""
-    float* panels = aligned_alloc(64, M * KC * sizeof(float));
-    for (size k = 0; k < K; k += KC)
-        #pragma omp parallel num_threads(threads)
+#: M, N, K of the product: whole tiles fill C at every level.
+SHAPE = smallest((252, 1024, 4096), (252, 1024, 512))
+T = smallest(1024, 130)
+#: The other ladders: sizes of the op's case, then the rungs as functions of forward and backward.
+LADDERS: dict[str, tuple[dict[str, int], dict[str, tuple[str, str]]]] = {
+    "attention": (
+        {"B": 1, "T": T, "H": 1, "KV": 1, "D": 64, "causal": 1},
         {
-            float panel[KC * NR] __attribute__((aligned(64)));
-            #pragma omp for
-            for (size m = 0; m < M; m += MR) pack_a(panels + m * KC, a + m * K + k, K, KC);
-            #pragma omp for
-            for (size n = 0; n < N; n += NR) {
-                pack_b(panel, b + k * N + n, N, KC);
-                for (size m = 0; m < M; m += MR)
-                    tile(c + m * N + n, N, panels + m * KC, 1, MR, panel, NR, KC, k > 0);
-            }
-        }
-    free(panels);
-""",
+            "plain": ("plain", "plain_backward"),
+            "online softmax": ("online", "online_backward"),
+            "blocks": ("blocks", "blocks_backward"),
+            "packed segments": ("segments", "segments_backward"),
+        },
+    ),
+    "softmax": (
+        {"N": T, "C": T},
+        {
+            "plain": ("softmax_plain", "softmax_plain_backward"),
+            "online": ("softmax_online", ""),
+            "lanes": ("softmax_lanes", ""),
+        },
+    ),
+    "layernorm": (
+        {"N": smallest(256, 9), "C": 768},
+        {"plain": ("layernorm_plain", "layernorm_plain_backward")},
+    ),
+    "cross_entropy": (
+        {"N": smallest(256, 9), "V": smallest(50257, 1025)},
+        {"plain": ("cross_entropy_plain", "cross_entropy_plain_backward")},
+    ),
 }
+ROUNDED = 10  # times the tolerance of a case, whose kernel adds up in 16 partial sums: here one
 
 
-def text(name: str) -> str:
-    """Return the C of a rung."""
-    return f"{HEAD.strip()}\n{RUNGS[name].strip(chr(10))}\n}}\n"
+class Rung(NamedTuple):
+    """A call, what it writes, what that is in float64, and how far it may be off."""
+
+    name: str
+    call: Callable[[], object]
+    found: dict[str, np.ndarray]
+    exact: dict[str, np.ndarray]
+    tolerance: float
+    threads: int = 1
+
+    def check(self) -> None:
+        """Call, and raise SystemExit unless each result is near to the float64 one."""
+        self.call()
+        for name, exact in self.exact.items():
+            error = np.abs(self.found[name] - exact).max() / (1 + np.abs(exact).max())
+            if not error <= self.tolerance:
+                raise SystemExit(f"{self.name}: {name} is off by {error}, over {self.tolerance}")
+
+    def best(self, seconds: float) -> float:
+        """Call for so many seconds; return the seconds of the fastest call."""
+        spent: list[float] = []
+        while sum(spent) < seconds:
+            start = time.perf_counter()
+            self.call()
+            spent.append(time.perf_counter() - start)
+        return min(spent)
 
 
-def compiled(name: str, folder: Path) -> Callable[..., None]:
-    """Compile a rung into a shared library, and load it."""
-    source, library = folder / "rung.c", folder / f"{name.replace(' ', '_')}.so"
-    source.write_text(text(name))
+def compiled(name: str, folder: Path) -> ctypes.CDLL:
+    """Compile the rungs of a file into a shared library in a folder, and load it."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    folders = [f"-I{path}" for path in (GEMM, GEMM.parent / "base")]
-    command = [*compiler, *FLAGS, *folders, "-shared", "-fPIC", source, "-o", library]
-    subprocess.run(command, check=True)
-    function = ctypes.CDLL(str(library)).rung
-    pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
-    function.argtypes = [pointer, pointer, pointer, size, size, size, ctypes.c_int]
-
-    def call(c: np.ndarray, a: np.ndarray, b: np.ndarray, n_threads: int) -> None:
-        (M, K), N = a.shape, b.shape[1]
-        function(c.ctypes.data, a.ctypes.data, b.ctypes.data, M, N, K, n_threads)
-
-    return call
+    kernel = ROOT / "toynn" / "_kernels"
+    paths = [f"-I{path}" for path in (kernel / "gemm", kernel / "base")]
+    library = folder / f"{name}.so"
+    source = [RUNGS / f"{name}.c", "-o", library, "-lm"]
+    subprocess.run([*compiler, *FLAGS, *paths, "-shared", "-fPIC", *source], check=True)
+    return ctypes.CDLL(str(library))
 
 
-def of_toynn(level: str, precision: str) -> Callable[..., None]:
-    """Return toynn's product at an ISA level."""
-    module = kernels.load("matmul", level)
-
-    def call(c: np.ndarray, a: np.ndarray, b: np.ndarray, n_threads: int) -> None:
-        module.backward_input(c, a, b, n_threads=n_threads, precision=precision)
-
-    return call
-
-
-def timed(
-    call: Callable[..., None],
-    a: np.ndarray,
-    b: np.ndarray,
-    exact: np.ndarray,
-    n_threads: int,
-    seconds: float,
-) -> tuple[float, float]:
-    """Call for so many seconds; return the best time and the relative error."""
-    c = np.full(exact.shape, np.nan, np.float32)
-    spent: list[float] = []
-    while sum(spent) < seconds:
-        start = time.perf_counter()
-        call(c, a, b, n_threads)
-        spent.append(time.perf_counter() - start)
-    return min(spent), float(np.abs(c - exact).max() / np.abs(exact).max())
+def parameters(file: str, function: str) -> list[tuple[str, bool]]:
+    """Return name and "it is written" of each parameter of a function in bench/rungs."""
+    text = (RUNGS / f"{file}.c").read_text()
+    found = re.search(rf"^void {function}\((.*?)\) {{", text, re.M | re.S)
+    assert found is not None, f"bench/rungs/{file}.c has no {function}"
+    parts = [part.strip() for part in found[1].split(",")]
+    return [(part.split()[-1], part.startswith("float*")) for part in parts]
 
 
-def climb(n_threads: int, seconds: float) -> None:
-    """Check and time each rung; print GFLOP/s, and the share of the machine's peak."""
-    M, N, K = SHAPE
+def of_c(library: ctypes.CDLL, file: str, function: str, given: dict[str, Any]) -> partial[None]:
+    """Return a call of a function in bench/rungs with what its parameters name."""
+    values = [given[name] for name, _ in parameters(file, function)]
+    passed = [
+        value.ctypes.data_as(ctypes.c_void_p)
+        if isinstance(value, np.ndarray)
+        else ctypes.c_ssize_t(value)
+        for value in values
+    ]
+    return partial(getattr(library, function), *passed)
+
+
+def product(library: ctypes.CDLL, shape: tuple[int, ...], n_threads: int) -> Iterator[Rung]:
+    """C (M,N) = A (M,K) B (K,N), by which a linear layer computes dx from dy and w."""
+    M, N, K = shape
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((M, K), np.float32), rng.standard_normal((K, N), np.float32)
-    exact = a.astype(float) @ b.astype(float)
-    limits = measure(n_threads, seconds, (2**20,))
-    print(
-        f"C ({M},{N}) = A ({M},{K}) B ({K},{N}); best times; peak of one thread, float32: "
-        f"{limits.one.float32 / 1e9:.0f} GFLOP/s, of {n_threads}: {limits.all.float32 / 1e9:.0f}"
-    )
-    print(f"{'rung':32}{'threads':>8}{'ms':>10}{'GFLOP/s':>10}{'of peak':>9}")
+    exact = {"c": a.astype(float) @ b.astype(float)}
+    given = {"a": a, "b": b, "M": M, "N": N, "K": K}
 
-    def show(name: str, call: Callable[..., None], threads: int, tolerance: float) -> None:
-        least, error = timed(call, a, b, exact, threads, seconds)
-        if not error <= tolerance:
-            raise SystemExit(f"{name}: off by {error} of the largest element, over {tolerance}")
-        rate = 2 * M * N * K / least
-        peak = (limits.one if threads == 1 else limits.all).float32
-        figures = f"{1e3 * least:10.2f}{rate / 1e9:10.1f}{rate / peak:9.0%}"
-        print(f"{name:32}{threads:8}{figures}", flush=True)
+    def c() -> dict[str, np.ndarray]:
+        return {"c": np.full((M, N), np.nan, np.float32)}
 
-    with tempfile.TemporaryDirectory() as folder:
-        for name in RUNGS:
-            threads = n_threads if name == "threads" else 1
-            show(name, compiled(name, Path(folder)), threads, TOLERANCE)
-    for level in (name for name in kernels.built_levels() if name in kernels.supported_levels()):
+    for function in ("triple_loop", "loop_order", "register_tile", "packed_panels", "cache_blocks"):
+        call = of_c(library, "product", function, given | (found := c()) | {"threads": 1})
+        yield Rung(function.replace("_", " "), call, found, exact, 1e-5)
+    call = of_c(library, "product", "threads", given | (found := c()) | {"threads": n_threads})
+    yield Rung("threads", call, found, exact, 1e-5, n_threads)
+    levels = [name for name in kernels.built_levels() if name in kernels.supported_levels()]
+    ways = [(f"toynn, {level}", level, "highest", 1e-5) for level in levels]
+    for name, level, precision, near in [
+        *ways,
+        (f"toynn, {kernels.level}, medium", kernels.level, "medium", 1e-2),
+    ]:
+        dx = kernels.load("matmul", level).backward_input
         for threads in sorted({1, n_threads}):
-            show(f"toynn, {level}", of_toynn(level, "highest"), threads, TOLERANCE)
-    for threads in sorted({1, n_threads}):
-        show(f"toynn, {kernels.level}, medium", of_toynn(kernels.level, "medium"), threads, 1e-2)
+            call = partial(dx, (found := c())["c"], a, b, n_threads=threads, precision=precision)
+            yield Rung(name, call, found, exact, near, threads)
+
+
+def rows(op: str, library: ctypes.CDLL) -> Iterator[Rung]:
+    """The rungs of another op: forward, then backward, with the inputs of the op's test case."""
+    file, case, (sizes, rungs) = op if op == "attention" else "rows", CASES[op], LADDERS[op]
+    for name, functions in [*rungs.items(), ("toynn", ("", ""))]:
+        packed = {"segments": 1} if name == "packed segments" else {}
+        calls = {c.entry: c for c in case.calls(np.random.default_rng(0), **sizes | packed)}
+        p = np.zeros((T, T), np.float32)  # attention's plain rung keeps it for the backward
+        for entry, function in zip(("forward", "backward"), functions, strict=True):
+            call, told = calls[entry], f"{name}, {entry}"
+            found = {key: call.arrays[key].copy() for key in call.expected}
+            run: Callable[[], object]
+            if name == "toynn":
+                kernel = getattr(getattr(kernels, op), entry)
+                run = partial(kernel, **call.arrays | found, **call.options, n_threads=1)
+                yield Rung(told, run, found, call.expected, case.tolerance)
+            elif function:
+                given = call.arrays | found | sizes | {"p": p, "go": call.arrays.get("do")}
+                written = {key for key, out in parameters(file, function) if out}
+                exact = {key: call.expected[key] for key in written & {*call.expected}}
+                run = of_c(library, file, function, given)
+                yield Rung(told, run, found, exact, ROUNDED * case.tolerance)
+
+
+def climb(ladder: str, n_threads: int, seconds: float, svg: Path | None) -> None:
+    """Check, time and print each rung; of a product also its rate and share of the peak."""
+    M, N, K = SHAPE
+    limits = measure(n_threads, seconds, (2**20,))
+    sizes = dict(zip("MNK", SHAPE, strict=True)) if ladder == "product" else LADDERS[ladder][0]
+    print(
+        f"{ladder}, {', '.join(f'{name} {size}' for name, size in sizes.items())}; best times; "
+        f"peak of one thread, float32: {limits.one.float32 / 1e9:.0f} GFLOP/s, of {n_threads}: "
+        f"{limits.all.float32 / 1e9:.0f}\n{'rung':32}{'threads':>8}{'ms':>10}",
+        "  GFLOP/s  of peak" if ladder == "product" else "",
+    )
+    times: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        if ladder == "product":
+            rungs = product(compiled("product", Path(folder)), SHAPE, n_threads)
+        else:
+            file = ladder if ladder == "attention" else "rows"
+            rungs = rows(ladder, compiled(file, Path(folder)))
+        for rung in rungs:
+            rung.check()
+            best = rung.best(seconds)
+            row = f"{rung.name:32}{rung.threads:8}{1e3 * best:10.3f}"
+            if ladder == "product":
+                peak = (limits.one if rung.threads == 1 else limits.all).float32
+                rate = 2 * M * N * K / best
+                row += f"{rate / 1e9:10.1f}{rate / peak:9.0%}"
+            print(row, flush=True)
+            times[rung.name if rung.threads == 1 else f"{rung.name}, {rung.threads}"] = 1e3 * best
+    if svg:
+        bars = runpy.run_path(str(ROOT / "docs" / "pictures.py"))["bars"]
+        svg.write_text(bars(f"{ladder}: ms, on a logarithmic scale", times).svg())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--show", choices=RUNGS, help="print the C of a rung, and nothing else")
+    parser.add_argument("ladder", nargs="?", default="product", choices=["product", *LADDERS])
+    parser.add_argument("--threads", type=int, default=2, help="of the product's last rungs")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the times as bars")
     parser.add_argument(
         "--seconds", type=float, default=smallest(0.3, 1e-3), help="for each rung; the best counts"
     )
     options = parser.parse_args()
-    if options.show:
-        print(text(options.show))
-    else:
-        climb(options.threads, options.seconds)
+    climb(options.ladder, options.threads, options.seconds, options.svg)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 Each picture is a function of one Drawing. Colors follow the reader's light or dark setting.
 """
 
+import math
+import re
 import runpy
 import sys
 from html import escape
@@ -196,11 +198,168 @@ def layers():
     return d
 
 
+def bars(title, times):
+    """Draw times by name as bars, on a logarithmic scale."""
+    d = Drawing(760, 26 * len(times) + 40, title)
+    d.text(10, 20, title)
+    ends = [math.log10(time) for time in times.values()]
+    low, high = math.floor(min(ends)), math.ceil(max(ends))
+    for k, (name, end) in enumerate(zip(times, ends, strict=True)):
+        width = round(380 * (end - low) / max(1, high - low))
+        d.text(240, 48 + 26 * k, name, "end", small=True)
+        d.box(250, 34 + 26 * k, max(2, width), 20, kind="a" if "toynn" in name else "c")
+        d.text(258 + width, 48 + 26 * k, f"{times[name]:.4g} ms", small=True)
+    return d
+
+
+def ladder():
+    """Draw the first table of docs/performance.md's ladder."""
+    page = (ROOT / "docs" / "performance.md").read_text()
+    rows = re.search(r"^\| rung, one thread .*\n\|[-|]+\n((?:\|.*\n)+)", page, re.M)[1]
+    cells = [row.split(" | ") for row in rows.splitlines()]
+    times = {row[0].removeprefix("| "): float(row[1]) for row in cells}
+    return bars("One product, ms, on a logarithmic scale: a shorter bar is faster", times)
+
+
 def _grid(d, x, y, rows, columns, side, kinds):
     """Draw a matrix of cells, each of the kind that ``kinds(row, column)`` says."""
     for i in range(rows):
         for j in range(columns):
             d.box(x + j * side, y + i * side, side, side, kind=kinds(i, j))
+
+
+def tile():
+    """Draw one k of a register tile: 14 numbers of A times two vectors of B, added to 28 sums."""
+    d = Drawing(760, 330, "One step of a register tile")
+    d.text(10, 20, "for one k: two vectors of B (32 numbers) and 14 numbers of A are loaded")
+    for v in range(2):
+        d.box(
+            130 + 200 * v, 34, 190, 24, f"row k of B, columns {16 * v} .. {16 * v + 15}", "b", True
+        )
+    for i in range(14):
+        d.box(40, 70 + 17 * i, 60, 15, f"A[{i},k]", "a", small=True)
+        for v in range(2):
+            words = f"sum[{i}][{v}] += A[{i},k] b{v}" if i < 2 or i == 13 else ""
+            d.box(130 + 200 * v, 70 + 17 * i, 190, 15, words, "c", small=True)
+    d.text(545, 90, "28 registers hold the sums", small=True)
+    d.text(545, 108, "of 14 x 32 elements of C,", small=True)
+    d.text(545, 126, "2 hold B, 1 holds a number of A:", small=True)
+    d.text(545, 144, "31 of AVX-512's 32", small=True)
+    d.text(545, 180, "28 multiply-adds of vectors", small=True)
+    d.text(545, 198, "= 448 of numbers,", small=True)
+    d.text(545, 216, "for 46 numbers loaded", small=True)
+    d.text(130, 324, "C is read and written once, after all k", small=True)
+    return d
+
+
+def panels():
+    """Draw the memory of B and A before packing, and a panel of each: numbers tell the order."""
+    d = Drawing(760, 320, "Memory before and after packing")
+    d.text(10, 20, "B as stored: a tile needs 4 of its 12 columns (here), k = 0, 1, 2, ...")
+    for k in range(4):
+        for n in range(12):
+            own = n < 4
+            d.box(
+                10 + 28 * n, 30 + 22 * k, 28, 22, str(4 * k + n) if own else "", "b" if own else "e"
+            )
+    d.text(360, 60, "each k is a jump of a whole row:", small=True)
+    d.text(360, 78, "another line, often another page", small=True)
+    d.text(
+        10, 144, "A as stored: 3 of its rows (here); a step needs one number of each", small=False
+    )
+    for i in range(3):
+        for k in range(12):
+            own = k < 4
+            d.box(
+                10 + 28 * k,
+                154 + 22 * i,
+                28,
+                22,
+                str(3 * k + i) if own else "",
+                "a" if own else "e",
+            )
+    d.text(360, 184, "three streams, a row apart", small=True)
+    d.text(10, 246, "packed: panels in the order of reading, one stream each")
+    for n in range(16):
+        d.box(10 + 28 * n, 256, 28, 22, str(n), "b")
+    d.text(468, 271, "panel of B: k = 0, then 1, ...", small=True)
+    for n in range(12):
+        d.box(10 + 28 * n, 286, 28, 22, str(n), "a")
+    d.text(468, 301, "panel of A: it was transposed", small=True)
+    return d
+
+
+def operands():
+    """Draw A, B and C with panels and a tile, and the cache in which each stays."""
+    d = Drawing(760, 330, "A, B and C, their panels, and the cache that holds each")
+    d.text(10, 20, "A (M,K)")
+    d.box(10, 28, 200, 200, kind="e")
+    d.box(60, 28, 50, 200, kind="a")
+    d.box(60, 100, 50, 28, "panel", "c", small=True)
+    d.text(60, 244, "256 terms", small=True)
+    d.text(250, 20, "B (K,N)")
+    d.box(250, 28, 220, 200, kind="e")
+    d.box(250, 78, 220, 50, kind="b")
+    d.box(330, 78, 32, 50, "panel", "c", small=True)
+    d.text(476, 106, "256", small=True)
+    d.text(520, 20, "C (M,N)")
+    d.box(520, 28, 220, 200, kind="e")
+    d.box(600, 100, 32, 28, "tile", "d", small=True)
+    rows = [
+        ("d", "a tile of C: in registers, 14 x 32 sums, while k goes through 256 terms"),
+        (
+            "c",
+            "a panel of B (32 KB): in L1, while all panels of A meet it, one (14 KB) after another",
+        ),
+        ("a", "all panels of A for these 256 terms: in L2, until all panels of B have met them"),
+        (
+            "b",
+            "B is packed a panel at a time, just before its use; C comes back for the next terms",
+        ),
+    ]
+    for k, (kind, words) in enumerate(rows):
+        d.box(10, 254 + 19 * k, 16, 14, kind=kind)
+        d.text(34, 266 + 19 * k, words, small=True)
+    return d
+
+
+def online():
+    """Draw a row of scores in three blocks, and what online softmax keeps after each."""
+    blocks = [[1, 3], [2, 5], [4, 0]]
+    d = Drawing(760, 250, "Online softmax over three blocks of keys")
+    d.text(10, 20, "one query, six keys in blocks of two; v[j] = j")
+    m, total, a = -math.inf, 0.0, 0.0
+    for k, scores in enumerate(blocks):
+        x = 10 + 250 * k
+        for n, score in enumerate(scores):
+            d.box(x + 62 * n, 32, 60, 26, f"s = {score}", "a", small=True)
+        top = max(m, *scores)
+        shrink = math.exp(m - top)
+        total = total * shrink + sum(math.exp(score - top) for score in scores)
+        a = a * shrink + sum(math.exp(score - top) * (2 * k + n) for n, score in enumerate(scores))
+        told = "begin" if k == 0 else "m stays: 1" if shrink == 1 else f"e^(m - m') = {shrink:.3f}"
+        d.arrow(x + 60, 60, x + 60, 84)
+        d.text(x + 72, 76, told, small=True)
+        d.box(x, 86, 220, 66, f"m = {top:g}\nl = {total:.3f}\na = {a:.3f}", "c", small=True)
+        if k < 2:
+            d.arrow(x + 222, 119, x + 248, 119)
+        m = top
+    weights = [math.exp(s) for block in blocks for s in block]
+    whole = sum(w * j for j, w in enumerate(weights)) / sum(weights)
+    d.text(
+        10,
+        182,
+        f"at the end  o = a / l = {a / total:.3f},  lse = m + log l = {m + math.log(total):.3f}",
+    )
+    d.text(
+        10, 204, f"with all six scores at once  o = sum_j e^s[j] v[j] / sum_j e^s[j] = {whole:.3f}"
+    )
+    d.text(
+        10,
+        230,
+        "where m grows, l and a shrink by e^(m - m'): as if m had been known from the start",
+    )
+    return d
 
 
 def loops_rows():
@@ -364,7 +523,8 @@ def loops_once():
 
 PICTURES = (
     *(step, packing, q4_k, loops, layers, loops_rows, loops_columns, loops_elements),
-    *(loops_sums, loops_attention, loops_scan, loops_chunks, loops_once),
+    *(loops_sums, loops_attention, loops_scan, loops_chunks, loops_once, ladder),
+    *(tile, panels, operands, online),
 )
 
 

@@ -12,6 +12,10 @@
     with sinks:  lse[i] = log (exp(z[h]) + sum_j exp(s[i,j])),
                  dz[h] = - sum_bi exp(z[h] - lse[i]) delta[i]      (backward_sinks)
 
+Read bench/rungs/attention.c first: one head in plain C, then with an online softmax, in blocks and
+in packed segments. Then read forward_block and backward_block in _attention.pxd, which are the
+mathematics, and _visible.pxd. This file deals blocks to threads.
+
 There are B sequences of T rows, and H heads. q and k have D columns per head, v and o have E. Each
 of KV heads of k and v serves H / KV query heads. Scores are computed in blocks of BLOCK x BLOCK,
 which _visible.pxd draws. forward keeps a running maximum and sum per row; backward recomputes p

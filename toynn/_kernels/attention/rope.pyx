@@ -27,7 +27,12 @@ cdef enum:
 
 
 cdef inline void _cos_sin(double angle, float* cosine, float* sine) noexcept nogil:
-    """Within 2e-7 for |angle| to 2^31: angle = k pi/2 + r with |r| <= pi/4, then Taylor series."""
+    """Within 2e-7 for |angle| to 2^31: angle = k pi/2 + r with |r| <= pi/4, then Taylor series.
+
+        k mod 4     0       1       2       3
+        cosine     cos r  -sin r  -cos r   sin r
+        sine       sin r   cos r  -sin r  -cos r
+    """
     cdef double magic = 6755399441055744.0  # 1.5 * 2^52: adding it rounds to the nearest integer
     cdef double quarters = (angle * 0.6366197723675814 + magic) - magic
     cdef float r = <float>(angle - quarters * 1.5707963267948966)

@@ -4,6 +4,11 @@
     backward_input    dx[m,k] = sum_n dy[m,n] w[n,k]
     backward_weight   dw[n,k] = sum_m dy[m,n] x[m,k]
 
+Read from the bottom up. bench/rungs/product.c has the ideas in 100 lines: tile, packing, cache
+blocks. Then come the same in use: tn_tile_body and packing in gemm.c, the loops in _loops.pxd
+(LOOP 1 and 2 first), and in _product.pxd the sides of a product and the table that decides how it
+is computed. This file only calls them.
+
 M rows (B*T flattened), N outputs, K inputs. Saved for backward: pre, if there is an activation.
 _product.pxd says along which axis each operand is read, and how each shape is computed in each
 precision. The loops are in _loops.pxd, packing and the tile of floats in gemm.c. A program may keep

@@ -9,6 +9,7 @@
     dx[n,c] = r[n] (g[n,c] - mean_k g[n,k] - h[n,c] mean_k g[n,k] h[n,k])
     dw[c]   = sum_n dy[n,c] h[n,c]         db[c] = sum_n dy[n,c]
 
+A plain step in C: bench/rungs/rows.c. mean_ counts a row of no channels as 0, here and in rmsnorm.
 N rows (B*T flattened), C channels. float32, C-contiguous; outputs never alias inputs.
 Saved for backward: mean (N,), r (N,). dx is overwritten; dw and db are overwritten, or added to if
 accumulate is set. Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450, section 3.

@@ -6,6 +6,7 @@
     dx[n,c] = r[n] (w[c] dy[n,c] - x[n,c] r[n]^2 mean_k w[k] dy[n,k] x[n,k])
     dw[c]   = sum_n dy[n,c] x[n,c] r[n]
 
+docs/tutorial-kernel.md reads this file line by line.
 N rows (B*T flattened), C channels. float32, C-contiguous; outputs never alias inputs.
 Saved for backward: r (N,). dx is overwritten; dw is overwritten, or added to if accumulate is set.
 Source: Zhang & Sennrich 2019, arXiv:1910.07467.

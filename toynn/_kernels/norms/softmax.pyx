@@ -3,6 +3,7 @@
     y[n,c]  = e^(x[n,c] - max_k x[n,k]) / sum_k e^(x[n,k] - max_j x[n,j])
     dx[n,c] = y[n,c] (dy[n,c] - sum_k dy[n,k] y[n,k])
 
+Plain steps that lead here: bench/rungs/rows.c. Attention and cross_entropy have softmax built in.
 N rows, C channels. float32, C-contiguous; sums in 16 partial sums. dx is overwritten.
 In place: y may be x, dx may be dy. -infinity gives 0. A row of nothing but -infinity, or with a NaN
 or +infinity, gives NaN. The maximum only keeps e^x finite: it cancels from the result.

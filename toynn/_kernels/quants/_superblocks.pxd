@@ -12,6 +12,7 @@ d and m are float16, q[j] is the unsigned code of element j, s its sub-block.
     Q5_K     176  d, m, 12 of scales, 32 high, 128 of low  y[j] = d a[s] q[j] - m b[s]
     Q6_K     210  128 of low, 64 of high, 16 int8 a, d     y[j] = d a[s] (q[j] - 32)
 
+docs/pictures/q4_k.svg draws a block of Q4_K. The code calls d a[s] scale and m b[s] least.
 Sub-blocks have 32 elements in Q4_K and Q5_K, and 16 in the others.
 low: the lower 4 bits of the codes. In Q4_K and Q5_K bits 0..3 of 32 bytes are sub-block s and bits
 4..7 sub-block s + 1 (s even). In Q6_K bits 0..3 of 64 bytes are elements 0..63 of a half block and

@@ -1,0 +1,55 @@
+"""The rungs of bench/ladder.py compute what toynn's kernels do, and the page quotes their C."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "bench"
+SOURCES = sorted((BENCH / "rungs").glob("*.[ch]"))
+PAGE = ROOT / "docs" / "performance.md"
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+@pytest.mark.parametrize(
+    ("ladder", "rungs"),
+    [("product", 9), ("attention", 10), ("softmax", 6), ("layernorm", 4), ("cross_entropy", 4)],
+)
+def test_each_rung_is_right(ladder, rungs, tmp_path, monkeypatch):
+    """``check`` of a rung ends the program; the drawing has a bar for each that has run."""
+    monkeypatch.setenv("BENCH_SMALLEST", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], str(BENCH)]))
+    words = [ladder, "--threads", "1", "--seconds", "1e-4", "--svg", str(tmp_path / "bars.svg")]
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "ladder.py"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "bars.svg").read_text().count("<rect") >= rungs, done.stdout
+
+
+def lines(text):
+    """Return the lines of code, whatever their indentation."""
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def test_the_page_shows_the_code_of_the_rungs():
+    blocks = re.findall(r"^```c\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    sources = {path.name: lines(path.read_text()) for path in SOURCES}
+    for block in blocks:
+        assert 2 <= len(block.splitlines()) <= 15, block
+        assert any(lines(block) in text for text in sources.values()), block
+    quoted = "".join(map(lines, blocks))
+    for path in SOURCES:
+        for name, body in re.findall(
+            r"^void (\w+)\(.*?\) {\n(.*?)^}", path.read_text(), re.M | re.S
+        ):
+            own = [line.strip() for line in body.splitlines() if "=" in line]
+            assert any(line in quoted for line in own), f"{name} of {path.name}: {PAGE.name}"
