@@ -24,7 +24,7 @@ import toynn
 from toynn.data.text import RandomWindows
 from toynn.distributed import LINKS
 from toynn.train import Trainer
-from toynn.train.ranks import RankLoop
+from toynn.train.ranks import Ranks
 
 
 def gpt2(width: int, layers: int, seq: int, batch: int, vocab: int) -> Any:
@@ -68,13 +68,13 @@ def rounds(make: Callable[[], Any], steps: int, count: int, order: str) -> Itera
             recipe, data, steps=steps, eval_every=0, progress=False, allreduce=order, lr=1e-4
         )
         trainer.fit()
-        loop = trainer.loop
-        if not isinstance(loop, RankLoop):
+        ranks = trainer.ranks
+        if not isinstance(ranks, Ranks):
             raise SystemExit("start this under mpiexec: mpiexec -n 2 python bench/ranks.py")
-        cost, spent = loop.cost, loop.spent
+        cost, spent = ranks.cost, ranks.spent
         parts = (spent.whole, spent.sums, spent.waits)
         here = [cost.work + cost.here, *(part / spent.steps for part in parts)]
-        yield [*here, cost.here, cost.work, cost.moved(loop.group.size), cost.nbytes]
+        yield [*here, cost.here, cost.work, cost.moved(ranks.size), cost.nbytes]
 
 
 def main() -> None:

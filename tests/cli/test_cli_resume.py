@@ -94,8 +94,8 @@ def die():
 def begun(name, out, act=die, step=5):
     """A run that is ended by an act behind a step."""
 
-    def on_step(self, on_step=Trainer._step):
-        on_step(self)
+    def on_step(self, event, on_step=Trainer._step):
+        on_step(self, event)
         if self.result.iterations == step:
             act()
 
@@ -337,8 +337,8 @@ def test_a_run_that_is_extended_can_itself_be_resumed(name, here, tmp_path, caps
     assert main(["train", "--resume", str(whole), *more, "--eval-every", "3"]) == 0
     assert "extended    from 6 steps to 11; 6 are done\nrates       " in capsys.readouterr().err
 
-    def on_step(self, on_step=Trainer._step):
-        on_step(self)
+    def on_step(self, event, on_step=Trainer._step):
+        on_step(self, event)
         if self.result.iterations == 9:
             die()
 
@@ -425,8 +425,8 @@ def test_data_that_change_are_noticed(here, tmp_path, capsys):
     try:
         with pytest.MonkeyPatch.context() as patch:
 
-            def on_step(self, on_step=Trainer._step):
-                on_step(self)
+            def on_step(self, event, on_step=Trainer._step):
+                on_step(self, event)
                 if self.result.iterations == 3:
                     tokens.write_bytes(np.frombuffer(before, np.uint16)[::-1].tobytes())
 

@@ -110,7 +110,7 @@ def run(work, folder, what, *resumed):
         if what == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         if what == "stopped in sums":
-            trainer.loop.add = lambda values: os.kill(os.getpid(), signal.SIGSTOP)
+            trainer.ranks.sum = lambda values: os.kill(os.getpid(), signal.SIGSTOP)
         if what == "killed":
             os.kill(os.getpid(), 9)
         if what == "fails":

@@ -51,7 +51,7 @@ def test_what_is_wrong_is_seen(tmp_path):
 from typing import TYPE_CHECKING
 from toynn import jobs, Session
 if TYPE_CHECKING:
-    from toynn.train.loop import Loop
+    from toynn.train.loop import train
 def late():
     import toynn.cli
     return import_module("toynn.testing"), import_module("numpy")

@@ -45,9 +45,9 @@ def learned(request, work):
 def in_turn(name, work, size):
     """What one process learns that computes the gradients of all ranks, and adds them itself."""
     trainer = runs.trainer(name, work, **ranked.options(grad_accum=2 * size))
-    recipe, loop = trainer.recipe, trainer.loop
-    engine, session, feed = recipe.engine, recipe.engine.session, loop.feed
-    session.max_grad_norm = loop.options.max_grad_norm
+    recipe, model = trainer.recipe, trainer.model
+    engine, session, feed = recipe.engine, recipe.engine.session, trainer.feed
+    session.max_grad_norm = trainer.options.max_grad_norm
     losses, norms = [], []
     for k in range(ranked.STEPS):
         batches = [next(feed) for _ in range(2 * size)]
@@ -65,8 +65,8 @@ def in_turn(name, work, size):
         session.wait(rows, total)
         if hasattr(engine, "batches"):
             engine.batches = before + 2 * size
-        hp = loop.optimizer.hp_for_step(k)
-        hp[0] = loop.schedule(k)
+        hp = model.optimizer.hp_for_step(k)
+        hp[0] = model.schedule(k)
         recipe.update(hp, k == 0)
         losses.append(loss / rows)
         norms.append(session.grad_norm)
@@ -168,7 +168,7 @@ def test_a_bad_gradient_is_named_in_the_fast_order_too(work, tmp_path):
 def test_one_process_goes_on_with_a_run_of_three(work, whole, tmp_path):
     done = ranked.start(3, "run", work, tmp_path / "run", "killed")
     trainer = runs.trainer("lora", work, resume=tmp_path / "run", **ranked.options(save_every=3))
-    assert trainer.loop.per_update == 6, done.stderr
+    assert trainer.feed.per_update == 6, done.stderr
     trainer.fit()
     for key, values in ranked.result(trainer).items():
         if key.startswith("weights"):

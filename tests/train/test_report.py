@@ -190,6 +190,19 @@ def test_each_end_of_a_run_has_its_report(tmp_path, capsys):
     for report in trainer(tmp_path / "left"):
         if report.iteration == 4:
             break
+    assert "stopped: GeneratorExit" in read(tmp_path / "left").text
+
+    def full(report):
+        raise OSError("a full <disk>")
+
+    with pytest.raises(OSError, match="full"):
+        trainer(tmp_path / "sink", on_report=[full]).fit()
+    assert not (tmp_path / "sink").exists()  # nothing was trained
+    after = [lambda report: report.iteration == 4 and full(report)]
+    with pytest.raises(OSError, match="full"):
+        trainer(tmp_path / "sink", on_report=after).fit()
+    assert "failed: OSError: a full <disk>" in read(tmp_path / "sink").text
+    assert trainer(None, resume=tmp_path / "sink").fit().iterations == 6
     trainer(tmp_path / "none", report=()).fit()
     assert not (tmp_path / "none" / "report.html").exists()
     assert main(["report", str(tmp_path / "none")]) == 0

@@ -1,6 +1,7 @@
 """Resuming: the same bits as a run that was never stopped, and what is not the same refused."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -68,7 +69,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(name, threads, work, tmp_path, 
         runs.trainer(name, work, folder=out, on_step=stop_at(7)).fit()
     again = runs.trainer(name, work, resume=out)
     result = again.fit()
-    assert (result.iterations, again.loop.recipe.step_index) == (12, 36 // 3)
+    assert (result.iterations, again.recipe.step_index) == (12, 36 // 3)
     assert_same(out, work / name)
 
 
@@ -238,6 +239,23 @@ def test_a_state_that_makes_no_sense_changes_no_file(harm, work, tmp_path):
     after = state_of(out)
     del after[str(out)]  # the lock was there, and went
     assert after == before
+
+
+def test_a_state_that_was_saved_before_parts_had_a_filling_is_resumed(work, tmp_path):
+    """And in which null stood for a loss that is not there yet."""
+    out, options = tmp_path / "out", {"eval_every": 0, "save_every": 1}
+    runs.trainer("gpt2", work, folder=tmp_path / "straight", **options).fit()
+    with pytest.raises(Stop):
+        runs.trainer("gpt2", work, folder=out, on_step=stop_at(2), **options).fit()
+
+    def as_before(state):
+        del state["loop"]["part"]["filling"], state["loop"]["tie_losses"]
+        state["loop"] |= {"val_loss": None, "train_loss": None}
+
+    changed(out / "checkpoint-1", as_before)
+    result = runs.trainer("gpt2", work, resume=out, **options).fit()
+    assert (result.iterations, result.val_loss) == (12, math.inf)
+    assert_same(out, tmp_path / "straight")
 
 
 def changed(path, change):

@@ -10,9 +10,11 @@ import re
 import select
 import signal
 import struct
+import sys
 import threading
 import tomllib
 from contextlib import contextmanager
+from dataclasses import FrozenInstanceError
 from itertools import count
 
 import numpy as np
@@ -23,17 +25,16 @@ from toynn.data.batch import IGNORED, Batch
 from toynn.data.text import RandomWindows, spaced_windows
 from toynn.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from toynn.system.printing import duration
+from toynn.train.feed import Feed
 from toynn.train.folder import RunFolder, to_toml, write_atomically
 from toynn.train.interrupt import Interrupt
-from toynn.train.loop import Loop
+from toynn.train.loop import Best, Learner, Reported, Save, Stepped, train
 from toynn.train.metrics import MetricsFile, Report
 from toynn.train.options import LoopOptions
 from toynn.train.progress import Progress, Reading
+from toynn.train.state import Result
 
 TOKENS = np.frombuffer(b"the cat sat on the mat and the rat sat on the cat " * 20, np.uint8)
-
-
-CALLBACKS = ("on_report", "measure")
 
 
 class Adam:
@@ -48,19 +49,37 @@ class Adam:
         return np.array([1e-3, 0.9, 0.999, 1e-8, 0, c1, c2], np.float32)
 
 
-def make_loop(recipe=None, batches=None, schedule=lambda k: 0.1, valid=True, **options):
+class Loop:
+    """A loop with all that it needs; ``run`` iterates it, and calls a sink with each event."""
+
+    def __init__(self, recipe, batches, schedule, valid, measure, options, sinks):
+        self.recipe, self.optimizer, self.sinks = recipe, Adam(), sinks
+        self.valid, self.options, self.result = valid, LoopOptions(**options), Result()
+        measure = measure or (lambda batch: {"loss": recipe.evaluate(batch)})
+        self.model = Learner(recipe, self.optimizer, schedule, measure)
+        self.feed = Feed(batches, per_update=self.options.grad_accum, valid=valid)
+
+    def run(self):
+        for event in train(self.model, self.feed, self.options, self.result):
+            for kind, act in self.sinks:
+                if isinstance(event, kind):
+                    act(event)
+        return self.result
+
+
+def make_loop(
+    recipe=None, batches=None, schedule=lambda k: 0.1, valid=True, measure=None, **options
+):
     options = {"steps": 20, "log_every": 5, "eval_every": 10} | options
-    callbacks = {name: options.pop(name) for name in CALLBACKS if name in options}
     recipe, kept = recipe or FakeRecipe(), options.pop("kept", [])
     return Loop(
         recipe,
         batches or RandomWindows(TOKENS, batch=2, seq=8, seed=0),
-        Adam(),
         schedule,
-        LoopOptions(**options),
-        valid=spaced_windows(TOKENS, 2, 8, 3) if valid else (),
-        on_best=lambda: kept.append(recipe.engine.weights()),
-        **callbacks,
+        spaced_windows(TOKENS, 2, 8, 3) if valid else (),
+        measure,
+        options,
+        [(Best, lambda _: kept.append(recipe.engine.weights())), *options.pop("sinks", ())],
     )
 
 
@@ -70,7 +89,7 @@ def ignoring(batch):
 
 def test_learns_and_reports():
     seen = []
-    loop = make_loop(steps=23, on_report=[seen.append])
+    loop = make_loop(steps=23, sinks=[(Reported, lambda event: seen.append(event.report))])
     result = loop.run()
     reports = result.reports
     assert seen == reports
@@ -111,7 +130,7 @@ def test_a_measure_adds_the_accuracy_and_its_loss_chooses_the_best(tmp_path):
         Progress(20, stream, unit="images") as progress,
         MetricsFile(tmp_path / "m", "images") as m,
     ):
-        loop.on_report = [progress, m.write]
+        loop.sinks += [(Reported, lambda event: (progress(event.report), m.write(event.report)))]
         result = loop.run()
     assert [r.val_loss for r in result.reports if r.val_loss] == pytest.approx([4, 1, 3])
     assert result.reports[0].val_accuracy == pytest.approx(16 / 35)
@@ -316,6 +335,93 @@ def test_a_signal_within_a_short_evaluation_lets_it_end_and_takes_no_further_ste
     assert result.val_loss == whole.val_loss and result.best_iteration == 10
 
 
+def signalled_at(line, **options):
+    """Run a loop whose ``train`` gets a SIGINT before its line number ``line`` is carried out.
+
+    Return the result, the iterations of the saved states, and the number of lines.
+    """
+    saved, loop, lines = [], make_loop(**options), 0
+    loop.sinks.append((Save, lambda event: saved.append(event.state["loop"]["iterations"])))
+
+    def local(frame, event, argument):
+        nonlocal lines
+        if event == "line" and loop.model.ranks.interrupt._entered:
+            lines += 1
+            if lines == line:
+                signal.raise_signal(signal.SIGINT)
+        return local
+
+    sys.settrace(lambda frame, *_: local if frame.f_code is train.__code__ else None)
+    try:
+        return loop.run(), saved, lines
+    finally:
+        sys.settrace(None)
+
+
+def test_a_signal_between_any_lines_is_followed_by_a_save(capfd):
+    options = {"steps": 4, "log_every": 1, "eval_every": 2, "save_every": 3}
+    whole, _, lines = signalled_at(0, **options)
+    assert whole.iterations == 4 and lines > 60
+    stopped = set()
+    for line in range(1, lines + 1):
+        result, saved, _ = signalled_at(line, **options)
+        if result.interrupted and result.iterations:
+            assert saved[-1] == result.iterations, f"line {line} of {lines}"
+            stopped.add(result.iterations)
+    assert stopped == {1, 2, 3, 4}
+
+
+def test_a_sink_that_fails_or_a_closed_loop_gives_the_signals_back():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    def fail(event):
+        raise OSError("a full disk")
+
+    with pytest.raises(OSError, match="a full disk"):
+        make_loop(sinks=[(Stepped, fail)]).run()
+    loop = make_loop()
+    events = train(loop.model, loop.feed, loop.options, loop.result)
+    assert any(isinstance(event, Stepped) for event in events)
+    assert signal.getsignal(signal.SIGINT) != before[0]
+    events.close()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert loop.result.iterations == 1
+
+
+def test_a_sink_cannot_change_what_the_loop_carries_on():
+    def spoil(event):
+        assert event.state["loop"]["best_losses"]
+        for name in ("best_losses", "window", "part"):
+            event.state["loop"][name].clear()
+        event.state["feed"].clear()
+
+    options = {"save_every": 5, "best_by": "loss,perplexity"}
+    plain, spoiled = make_loop(**options), make_loop(sinks=[(Save, spoil)], **options)
+    assert spoiled.run().state() | {"seconds": 0} == plain.run().state() | {"seconds": 0}
+    assert np.array_equal(plain.recipe.table, spoiled.recipe.table)
+    with pytest.raises(FrozenInstanceError):
+        Stepped(1.0).seconds = 2.0
+
+
+@pytest.mark.parametrize("at", [3, 5, 10])
+def test_a_saved_state_continues_in_another_loop(at):
+    """Through JSON, as a checkpoint has it; the recipe stays as it is."""
+    kept, options = [], {"save_every": at, "log_every": 4, "eval_every": 5, "valid": True}
+    whole = make_loop(**options).run()
+    stop = (Stepped, lambda _: first.result.iterations == at and signal.raise_signal(signal.SIGINT))
+    first = make_loop(sinks=[stop, (Save, lambda event: kept.append(event.state))], **options)
+    first.run()
+    state = json.loads(json.dumps(kept[-1]))
+    second = make_loop(first.recipe, **options)
+    second.feed.state, second.result = state["feed"], Result.of(state["loop"], [])
+    resumed = second.run()
+    assert resumed.val_loss == whole.val_loss and resumed.train_loss == whole.train_loss
+    assert resumed.best_losses == whole.best_losses
+    assert [r.train_loss for r in resumed.reports] == [
+        r.train_loss for r in whole.reports if r.iteration >= at and r.train_loss is not None
+    ]
+
+
 def test_second_signal_is_left_to_the_system(capfd):
     with Interrupt() as interrupt:
         signal.raise_signal(signal.SIGINT)
@@ -355,9 +461,8 @@ def test_metrics_file_has_one_object_per_report(tmp_path):
 def test_plain_lines_where_there_is_no_terminal():
     stream = io.StringIO()
     with Progress(20, stream) as progress:
-        loop = make_loop(on_report=[progress])
-        loop.on_step = progress.step
-        loop.run()
+        shown = (Reported, lambda event: progress(event.report))
+        make_loop(sinks=[shown, (Stepped, lambda event: progress.step())]).run()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 5
     assert lines[0] == "step  0/20  val 5.5452"

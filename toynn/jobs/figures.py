@@ -28,7 +28,7 @@ from toynn.jobs.text import NO_TEXTS
 from toynn.system.printing import Lenient, print_fact
 from toynn.system.reading import open_file
 from toynn.train import classify
-from toynn.train.options import Means
+from toynn.train.state import Means
 
 __all__ = [
     "NO_QUESTIONS",

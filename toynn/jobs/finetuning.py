@@ -31,7 +31,7 @@ from toynn.jobs.made import made
 from toynn.jobs.run import Outcome, carried_out
 from toynn.options import Option
 from toynn.system.printing import lenient
-from toynn.train.options import Result
+from toynn.train.state import Result
 
 __all__ = ["Run", "finetune"]
 

@@ -34,7 +34,7 @@ from toynn.optim import AdamW
 from toynn.options import Option, RecipeOptions
 from toynn.system.printing import fact
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import Figures, Result
+from toynn.train.state import Figures, Result
 
 __all__ = ["Job", "late"]
 

@@ -34,7 +34,7 @@ from toynn.recipes import LoRA, Preference
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
 from toynn.train.folder import RunFolder
-from toynn.train.options import Figures, Result
+from toynn.train.state import Figures, Result
 
 __all__ = ["LoRAJob"]
 

@@ -26,7 +26,7 @@ from toynn.options import Option, RecipeOptions, option, whole
 from toynn.recipes import GPT2, FromScratch, WarmStart
 from toynn.system.platform import in_shell
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import Result
+from toynn.train.state import Result
 
 __all__ = ["FromScratchJob", "GPT2Job", "WarmStartJob", "default_d_ff", "for_tied"]
 

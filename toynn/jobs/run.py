@@ -22,8 +22,9 @@ from toynn.train.boards import BOARDS
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.differences import completed
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import LoopOptions, Result
+from toynn.train.options import LoopOptions
 from toynn.train.plan import Begun, begun_with, length_of, warmup_of
+from toynn.train.state import Result
 from toynn.train.trainer import Trainer, find
 
 __all__ = ["Outcome", "carried_out"]
@@ -104,7 +105,10 @@ def carried_out(job: Job) -> Outcome:
             resumed = "" if found is None else f", resumed from step {found.step}"
             print(f"run folder  {folder.path}{resumed}", flush=True)
         trainer.folder = folder
-        result = trainer.fit()
+        with trainer.running() as events:
+            for event in events:
+                trainer.tell(event)
+        result = trainer.result
         if folder is None:  # only rank 0 has one
             return Outcome(job, result, Path(run.out or "."))
         if not result.iterations:  # stopped before the first step: nothing to keep

@@ -37,8 +37,9 @@ from toynn.jobs.weighted import path_and_weight, source_names, sources
 from toynn.options import RecipeOptions, option, whole
 from toynn.system.printing import counted, fact, harmless, print_line
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import SAVING, Figures, Result
+from toynn.train.options import SAVING
 from toynn.train.progress import Reading
+from toynn.train.state import Figures, Result
 from toynn.train.token_cache import TokenCache
 
 __all__ = [

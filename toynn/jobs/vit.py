@@ -29,7 +29,8 @@ from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
 from toynn.train import classify
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import SAVING, Result
+from toynn.train.options import SAVING
+from toynn.train.state import Result
 
 __all__ = ["ViTJob"]
 

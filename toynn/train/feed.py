@@ -5,7 +5,8 @@ same batches. A source may end; a step then uses the micro-batches that it has. 
 looks one batch ahead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import islice
 from typing import Any
 
 from toynn.data.batch import IGNORED, Batch
@@ -26,10 +27,22 @@ def made(batch: Any) -> Batch:
 
 
 class Feed:
-    """The batches of a source that have loss; at most ``limit`` batches are drawn."""
+    """What a run reads: batches to train on, and batches to evaluate on.
 
-    def __init__(self, source: Iterator[Batch], limit: int | None = None) -> None:
+    Batches without a label with loss are skipped; at most ``limit`` batches are drawn. An update
+    has ``per_update`` of them. ``check`` raises an error if a mapped file has changed.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[Batch],
+        limit: int | None = None,
+        per_update: int = 1,
+        valid: Iterable[Batch] = (),
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
         self._source, self._limit = source, limit
+        self.per_update, self.valid, self.check = per_update, valid, check
         self._drawn, self.empty = 0, 0  # batches drawn, and batches without a label with loss
         self._ahead: Batch | None = None
         self._state: dict[str, Any] | None = None  # before the batch ahead was drawn
@@ -54,6 +67,18 @@ class Feed:
         batch, self._ahead, self._state = self._ahead, None, None
         assert batch is not None
         return batch
+
+    def turns(self, ranks: int) -> Iterator[tuple[int, list[Batch]]]:
+        """Yield the validation batches, one for each rank at a time, after how many of them."""
+        done, rest = 0, iter(self.valid)
+        while batches := [made(batch) for batch in islice(rest, ranks)]:
+            yield done, batches
+            done += len(batches)
+
+    @property
+    def valid_batches(self) -> int:
+        """The number of validation batches; 0 if it is unknown."""
+        return len(self.valid) if isinstance(self.valid, Sized) else 0
 
     def _draw(self) -> Batch | None:
         """Return the next batch with a label with loss."""

@@ -18,7 +18,8 @@ from toynn.formats.files import write_atomically
 from toynn.runs.record import lines_of
 from toynn.system.machine import processor, total_memory
 from toynn.system.printing import size
-from toynn.train.options import METRICS, LoopOptions, Result
+from toynn.train.options import METRICS, LoopOptions
+from toynn.train.state import Result
 
 __all__ = ["Notes"]
 

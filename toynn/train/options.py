@@ -1,22 +1,12 @@
-"""The loop's options (length, intervals, metrics), and the result of a run."""
+"""The loop's options: length, intervals, metrics."""
 
-import math
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from toynn.errors import ConfigError
 from toynn.options import check_ranges, names_of, option, real, whole
-from toynn.runs.chart import short
-from toynn.runs.html import join, table, tag
-from toynn.train.filling import Filling
-from toynn.train.metrics import Report, figures_of
 
-__all__ = ["METRICS", "SAVING", "Figures", "LoopOptions", "Means", "Result"]
-
-#: Figures of a batch by name: a mean over its labels, or (sum, count) over some of them.
-Figures = Mapping[str, float | tuple[float, int]]
+__all__ = ["METRICS", "SAVING", "LoopOptions"]
 
 #: Metrics that can choose the best weights: the figure, and whether more is better.
 METRICS = {
@@ -135,119 +125,3 @@ class LoopOptions:
     def metrics(self) -> tuple[str, ...]:
         """The names of the metrics; the first one chooses the best weights."""
         return tuple(self.best_by.split(","))
-
-
-class Means:
-    """Means of figures over batches; each is weighted by the batch's rows, or its own count."""
-
-    def __init__(self) -> None:
-        self._totals: dict[str, float] = defaultdict(float)
-        self._rows: dict[str, float] = defaultdict(float)
-
-    def add(self, figures: Figures, rows: int) -> None:
-        """Add the figures of ``rows`` rows: means, or pairs (sum, count)."""
-        for name, figure in figures.items():
-            total, own = figure if isinstance(figure, tuple) else (figure * rows, rows)
-            self._totals[name] += total
-            self._rows[name] += own
-
-    def all(self) -> dict[str, float]:
-        """Return the mean of each figure over the batches that had it."""
-        return {name: total / self._rows[name] for name, total in self._totals.items()}
-
-
-@dataclass
-class Window:
-    """The sums since the last report."""
-
-    loss: float = 0.0  # summed over tokens
-    tokens: int = 0
-    seconds: float = 0.0
-    rate: float | None = None  # of the last step, like the norm
-    norm: float | None = None
-    filling: Filling = field(default_factory=Filling)
-    figures: dict[str, list[float]] = field(default_factory=dict)  # by name: sum, count
-
-    def add_figures(self, found: Mapping[str, tuple[float, float]]) -> None:
-        """Add a recipe's figures of a batch."""
-        for name, (total, count) in found.items():
-            before = self.figures.setdefault(name, [0.0, 0.0])
-            self.figures[name] = [before[0] + total, before[1] + count]
-
-    def means(self) -> dict[str, float]:
-        """Return the means of the figures."""
-        return {name: total / count for name, (total, count) in self.figures.items() if count}
-
-
-@dataclass
-class Part:
-    """The sums for the next update."""
-
-    batches: int = 0
-    loss: float = 0.0  # summed over tokens
-    tokens: int = 0
-
-
-@dataclass(repr=False)
-class Result:
-    """The result of a run, and the state of the loop from step to step.
-
-    A notebook shows its reports.
-    """
-
-    iterations: int = 0
-    updates: int = 0  # iterations that were not skipped
-    trained_tokens: int = 0
-    seconds: float = 0.0
-    train_loss: float = math.nan  # mean over the steps of the last report
-    val_loss: float = math.inf  # of the best weights
-    best_iteration: int = 0
-    #: for each validation batch, the metric summed over its rows; less is better
-    best_losses: list[float] = field(default_factory=list)
-    #: and the loss, which decides between equal metrics
-    tie_losses: list[float] = field(default_factory=list)
-    not_better: int = 0  # evaluations in a row without a better one
-    empty_batches: int = 0  # drawn and skipped: they had no loss
-    skipped_updates: int = 0  # because a gradient was not finite
-    window: Window = field(default_factory=Window)
-    part: Part = field(default_factory=Part)
-    due: bool = True  # whether the report of this iteration is still to come
-    sample_due: bool = False  # whether a sample is still to come
-    interrupted: bool = False
-    signal: int | None = None  # the signal that asked to stop
-    stopped_early: bool = False
-    reports: list[Report] = field(default_factory=list)
-
-    def __repr__(self) -> str:
-        held_out = f", validation {self.val_loss:.4f}" if self.val_loss < math.inf else ""
-        best = f", best at step {self.best_iteration}" if self.best_losses else ""
-        return f"Result({self.iterations} steps, training {self.train_loss:.4f}{held_out}{best})"
-
-    def _repr_html_(self) -> str:
-        rows = [figures_of(report) for report in self.reports]
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        cells = [
-            tuple("" if name not in row else short(row[name]) for name in names) for row in rows
-        ]
-        return join(tag("p", repr(self)), table(tuple(names), cells, words=0))
-
-    def state(self) -> dict[str, Any]:
-        """Return the state to resume from, as JSON values."""
-        kept = asdict(self) | {"val_loss": self.val_loss if self.val_loss < math.inf else None}
-        kept["train_loss"] = None if math.isnan(self.train_loss) else self.train_loss
-        for name in ("interrupted", "signal", "stopped_early", "reports"):
-            del kept[name]
-        return kept
-
-    @classmethod
-    def of(cls, state: dict[str, Any], reports: list[Report]) -> "Result":
-        """Return a result from ``state`` and the reports so far."""
-        parts: dict[str, Any] = {
-            "window": Window(
-                **{**state["window"], "filling": Filling(**state["window"]["filling"])}
-            ),
-            "part": Part(**state["part"]),
-            "val_loss": math.inf if state["val_loss"] is None else state["val_loss"],
-            "train_loss": math.nan if state["train_loss"] is None else state["train_loss"],
-        }
-        return cls(**{**state, **parts, "reports": reports})

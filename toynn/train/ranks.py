@@ -1,28 +1,72 @@
-"""The training loop of several processes, as differences from the loop of one.
+"""The processes that train a model: what the loop asks of them.
 
-Rank j mod n computes micro-batch j of an update. All ranks draw the same batches in the same order,
-and each trains on its own. Their gradients are added in the order of the ranks before they are
-clipped. So updates and weights are the same on all ranks. A signal to any rank stops all ranks at
-the end of the step.
+    share     micro-batches of an update: rank j mod n computes micro-batch j
+    add       the gradients and counts of all ranks, in the order of the ranks; then they update
+    agree     on signals: a signal to any rank stops all ranks at the end of the step
+    gather    the figures of evaluated batches
+
+``Alone`` is the one process of most runs: it has nothing to add and nobody to agree with. In
+`Ranks` all processes draw the same batches in the same order, and each trains on its own. Gradients
+are added before they are clipped. So updates and weights are the same on all ranks.
 """
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.data.batch import Batch
 from toynn.distributed import Cost, Group
 from toynn.errors import NonFiniteError
-from toynn.train.feed import made
-from toynn.train.filling import Filling
+from toynn.train.feed import Feed
 from toynn.train.interrupt import Interrupt
-from toynn.train.loop import Loop, State
-from toynn.train.options import Figures
+from toynn.train.state import Filling, Part
 
-__all__ = ["BLOCK", "RankLoop", "Spent"]
+__all__ = ["BLOCK", "Alone", "Ranks", "Spent"]
+
+T = TypeVar("T")
 
 BLOCK = 2**20  # elements of each rank's gradients that are added at once
+
+
+class Alone:
+    """The one process of a run."""
+
+    rank, size = 0, 1
+    interrupt: Interrupt
+
+    def __init__(self) -> None:
+        self.interrupt = Interrupt()
+
+    def share(self, feed: Feed, part: Part) -> Iterator[tuple[Batch, bool]]:
+        """Yield this process's micro-batches of an update; True with the one that updates.
+
+        An update after that one's backward pass is part of the same program.
+        """
+        is_last = False
+        while not is_last:
+            batch = next(feed)
+            part.batches += 1
+            is_last = part.batches == feed.per_update or feed.ended()
+            yield batch, is_last
+
+    def add(self, part: Part, row: NDArray[np.float32], is_first: bool) -> None:
+        """Update by the gradients of all ranks; ``part`` becomes the sums of all ranks.
+
+        A process that is alone has updated already, with its last micro-batch.
+        """
+
+    def agree(self, is_late: bool) -> bool:
+        """Return whether it is late for any rank; all ranks learn of each other's signals."""
+        return is_late
+
+    def gather(self, value: T | None) -> list[T]:
+        """Return the values of all ranks, by rank, without None."""
+        return [] if value is None else [value]
 
 
 @dataclass
@@ -33,6 +77,11 @@ class Spent:
     whole: float = 0.0
     sums: float = 0.0  # adding the gradients of all ranks
     waits: float = 0.0  # waiting until all ranks had their gradients
+
+    def add(self, seconds: float) -> None:
+        """Add a step."""
+        self.steps += 1
+        self.whole += seconds
 
 
 class SharedInterrupt(Interrupt):
@@ -56,96 +105,54 @@ class SharedInterrupt(Interrupt):
             self.requested, self.number, self._since = True, number, time.perf_counter()
 
 
-class RankLoop(Loop):
-    """The loop of one of several ranks; ``order`` of the sums: see distributed/sums.py."""
+class Ranks(Alone):
+    """One of several processes; ``order`` of the sums: see distributed/sums.py."""
 
-    def __init__(self, *given: Any, group: Group, order: str, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.group, self.order, self.add = group, order, group.summing(order)
-        self.ranks = group.size
+    interrupt: SharedInterrupt
+
+    def __init__(self, group: Group, recipe: Any, order: str) -> None:
+        self.rank, self.size = group.rank, group.size
+        self.group, self.recipe, self.order = group, recipe, order
+        self.interrupt, self.sum = SharedInterrupt(group), group.summing(order)
         self.spent, self.cost = Spent(), Cost(0, 0.0)
-        self._interrupt: SharedInterrupt = SharedInterrupt(group)
 
-    @property
-    def share(self) -> int:
-        """The most micro-batches of an update that a rank has."""
-        return -(-self.per_update // self.group.size)
+    def share(self, feed: Feed, part: Part) -> Iterator[tuple[Batch, bool]]:
+        """Yield this rank's micro-batches; none updates before the gradients are added."""
+        for batch, _ in super().share(feed, part):
+            if (part.batches - 1) % self.size == self.rank:
+                yield batch, False
+            else:
+                self.recipe.batches += 1  # each micro-batch has its own dropout masks
 
-    # -- A step --------------------------------------------------------------------------------
+    def add(self, part: Part, row: NDArray[np.float32], is_first: bool) -> None:
+        """Add the gradients and counts of all ranks, and update.
 
-    def _iterate(self) -> bool:
-        """Take one step: an update from the micro-batches of all ranks; it may be skipped."""
+        Raises NonFiniteError, which names the rank with the bad gradient.
+        """
         begin = time.perf_counter()
-        result, part, since = self.result, self.result.part, self.result.window
-        rate, hp = self._row()
-        rows, loss, filling = self._own_batches()
-        own = (filling.examples, filling.tokens, filling.learned, filling.room)
-        waits = time.perf_counter()
-        table = self.group.exchange([self._interrupt.heard, rows, loss, *own])
-        self._interrupt.agree(int(table[:, 0].max()))
-        sums = time.perf_counter()
-        total = [float(sum(column)) for column in table.T[1:].tolist()]  # in the order of the ranks
-        tokens = part.tokens + int(total[0])
-        since.filling.add_counts(*map(int, total[2:]))
-        session: Any = self.recipe.session
-        session.combine(float(tokens), self.add, BLOCK * self.group.size)
-        done = time.perf_counter()
-        with self._update(tokens, rate):
-            self.recipe.update(hp, result.updates == 0)
-            since.loss += part.loss + total[1]
-        end = time.perf_counter()
-        since.seconds += end - begin
-        spent = self.spent
-        spent.steps, spent.whole = spent.steps + 1, spent.whole + end - begin
-        spent.sums, spent.waits = spent.sums + done - sums, spent.waits + sums - waits
-        return True
+        own = (part.tokens, part.loss, *astuple(part.filling))
+        table = self.group.exchange([self.interrupt.heard, *own])
+        self.interrupt.agree(int(table[:, 0].max()))
+        exchanged = time.perf_counter()
+        totals = [float(sum(column)) for column in table.T[1:].tolist()]  # in the ranks' order
+        part.tokens, part.loss = int(totals[0]), totals[1]
+        part.filling = Filling(*map(int, totals[2:]))
+        self.recipe.session.combine(float(part.tokens), self.sum, BLOCK * self.size)
+        self.spent.waits += exchanged - begin
+        self.spent.sums += time.perf_counter() - exchanged
+        try:
+            self.recipe.update(row, is_first)
+        except NonFiniteError as error:
+            culprits = self.group.culprits()
+            whose = f"; it is that of {self.group.name(culprits[0])}" if culprits else ""
+            raise NonFiniteError(f"{error}{whose}") from error
 
-    def _own_batches(self) -> tuple[int, float, Filling]:
-        """Accumulate this rank's batches; return their labels, summed loss and filling."""
-        group, begun = self.group, self.result.part.batches
-        engine: Any = self.recipe
-        masks = engine.batches  # each micro-batch has its own dropout masks
-        rows, loss, filling, index = 0, 0.0, Filling(), begun
-        while True:
-            batch = next(self.feed)
-            if index % group.size == group.rank:
-                engine.batches = masks + index - begun
-                loss += self.recipe.accumulate(batch) * batch.rows
-                rows += batch.rows
-                filling.add(batch)
-            index += 1
-            if index == self.per_update or self.feed.ended():
-                break
-        engine.batches = masks + index - begun
-        return rows, loss, filling
-
-    def _skip(self, error: NonFiniteError) -> None:
-        """Name the rank with the bad gradient. Raises NonFiniteError, as for one process."""
-        culprits = self.group.culprits()
-        whose = f"; it is that of {self.group.name(culprits[0])}" if culprits else ""
-        super()._skip(NonFiniteError(f"{error}{whose}"))
-
-    # -- Evaluation ----------------------------------------------------------------------------
-
-    def _measured(self, begin: float, before: State) -> Iterator[tuple[Figures, int]]:
-        """Evaluate batches in turns, one for each rank; yield the figures of all in order."""
-        group, own, index = self.group, None, 0
-        batches = map(made, self.valid) if self.options.eval_every else ()
-        for index, batch in enumerate(batches, 1):
-            turn = (index - 1) % group.size
-            if turn == 0 and self._all_late(begin, index - 1):
-                if self.result.iterations:
-                    self._save(before)
-                return
-            if turn == group.rank:
-                own = self._figures(batch), batch.rows
-            if turn == group.size - 1:
-                yield from (each for each in group.gather(own) if each is not None)
-                own = None
-        if index % group.size:
-            yield from (each for each in group.gather(own) if each is not None)
-
-    def _all_late(self, begin: float, done: int) -> bool:
-        table = self.group.exchange([self._interrupt.heard, self._is_late(begin, done)])
-        self._interrupt.agree(int(table[:, 0].max()))
+    def agree(self, is_late: bool) -> bool:
+        """Return whether it is late for any rank, and act on the signals of all ranks."""
+        table = self.group.exchange([self.interrupt.heard, is_late])
+        self.interrupt.agree(int(table[:, 0].max()))
         return bool(table[:, 1].any())
+
+    def gather(self, value: T | None) -> list[T]:
+        """Return the values of all ranks, by rank, without None."""
+        return [each for each in self.group.gather(value) if each is not None]

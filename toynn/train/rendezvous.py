@@ -24,7 +24,7 @@ from toynn.engines.snapshot import Snapshot
 from toynn.errors import ConfigError, DataError
 from toynn.system.printing import counted
 from toynn.train.differences import differences
-from toynn.train.ranks import BLOCK, RankLoop
+from toynn.train.ranks import BLOCK, Ranks
 
 __all__ = [
     "agree",
@@ -109,14 +109,14 @@ def share_weights(group: Group, engine: Any) -> None:
         engine.session.upload(tensor, group.share(engine.session.download(tensor)))
 
 
-def measured(loop: RankLoop, first: Batch) -> Cost:
+def measured(ranks: Ranks, first: Batch, per_update: int) -> Cost:
     """Return an estimate of the cost of a step, before the first step.
 
     A forward pass is timed twice, and scaled to a step by the tape's flops. A sum of zeros of the
     gradients' size is timed too. Raises ConfigError if ranks with the same weights get different
     losses of one batch: then their bases differ.
     """
-    group, recipe = loop.group, loop.recipe
+    group, recipe = ranks.group, ranks.recipe
     session: Any = recipe.session
     losses, times = zip(*(_timed(lambda: recipe.evaluate(first)) for _ in range(2)), strict=True)
     found = group.gather(losses[0].hex())
@@ -136,10 +136,11 @@ def measured(loop: RankLoop, first: Batch) -> Cost:
     for _ in range(TIMES):
         memory.append(_timed(lambda: np.add(values, values.copy(), out=values))[1])
         group.barrier("a sum")
-        sums.append(_timed(lambda: loop.add(values))[1])
+        sums.append(_timed(lambda: ranks.sum(values))[1])
     own = [min(times), min(memory) / values.nbytes, min(sums) / values.nbytes]
     forward, copying, here = group.exchange(own).max(axis=0).tolist()
-    return Cost(nbytes, forward * whole * loop.share, copying, here * nbytes)
+    share = -(-per_update // group.size)  # the most micro-batches of an update that a rank has
+    return Cost(nbytes, forward * whole * share, copying, here * nbytes)
 
 
 def _timed(call: Callable[[], T]) -> tuple[T, float]:
@@ -148,23 +149,23 @@ def _timed(call: Callable[[], T]) -> tuple[T, float]:
     return result, time.perf_counter() - start
 
 
-def expected(loop: RankLoop) -> Iterator[str]:
+def expected(ranks: Ranks, per_update: int) -> Iterator[str]:
     """Yield the first lines of a run: the work of each rank and its expected cost."""
-    group, cost = loop.group, loop.cost
+    group, cost = ranks.group, ranks.cost
     places = ", ".join(f"{count} on {host}" for host, count in Counter(group.hosts).items())
-    own = loop.recipe.session.n_threads
+    own = ranks.recipe.session.n_threads
     threads, cpus = get_num_threads(own), len(frozenset().union(*group.local_cpus))
     each = f"{counted(threads, 'thread')} each of {counted(cpus, 'CPU')}"
     yield f"ranks       {group.size}: {places}; here {each}"
     if len(group.local_cpus) * threads > cpus:
         yield f"            more threads than CPUs: more than {cpus} in all do not help"
-    if loop.per_update % group.size:
+    if per_update % group.size:
         yield (
-            f"            an update has {loop.per_update} batches, as at the run's start: of "
+            f"            an update has {per_update} batches, as at the run's start: of "
             f"{group.size} ranks, some have fewer"
         )
     share = cost.here / (cost.here + cost.work)
-    order = "in the order of the ranks" if loop.order == "ordered" else "in any order"
+    order = "in the order of the ranks" if ranks.order == "ordered" else "in any order"
     moved = f"{cost.moved(group.size) / MB:.2f} MB"
     yield f"gradients   {cost.nbytes / MB:.2f} MB, added {order}"
     yield f"            a rank sends {moved} a step, and receives as many"
@@ -177,9 +178,9 @@ def expected(loop: RankLoop) -> Iterator[str]:
             yield f"            {name:10}{row}"
 
 
-def took(loop: RankLoop) -> Iterator[str]:
+def took(ranks: Ranks) -> Iterator[str]:
     """Yield the last lines of a run: the measured cost next to the expected one."""
-    spent, cost = loop.spent, loop.cost
+    spent, cost = ranks.spent, ranks.cost
     if not spent.steps:
         return
     step, here = spent.whole / spent.steps, cost.work + cost.here

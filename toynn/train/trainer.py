@@ -1,15 +1,17 @@
-"""The Trainer: the loop around a recipe, and its run folder.
+"""The Trainer: what is done with the events of a training loop.
 
     trainer = Trainer(recipe, data, steps=1000, lr=3e-4, folder="runs/mine", save_every=100)
     result = trainer.fit()                      or: for report in trainer: ...
 
-``toynn train`` uses it too. With a folder, reports go to metrics.jsonl, and the best model so far
-to its files. Every ``save_every`` steps it saves a checkpoint to ``resume`` from.
+The loop yields events, and the Trainer gives each to its sinks: files of the run folder, boards,
+the bar, the user's functions. With a folder, reports go to metrics.jsonl, and the best model so far
+to its files. Every ``save_every`` steps it saves a checkpoint to ``resume`` from. ``toynn train``
+uses it too.
 """
 
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from os import PathLike
@@ -30,13 +32,24 @@ from toynn.system.critical import Section, uninterrupted
 from toynn.system.platform import in_shell
 from toynn.system.printing import print_line
 from toynn.train import checkpoint
-from toynn.train.boards import BOARDS
+from toynn.train.boards import BOARDS, Board
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.differences import check_alike
+from toynn.train.feed import Feed
 from toynn.train.folder import RunFolder
-from toynn.train.loop import Loop, State
+from toynn.train.loop import (
+    Best,
+    Evaluating,
+    Event,
+    Learner,
+    Reported,
+    Sampled,
+    Save,
+    Stepped,
+    train,
+)
 from toynn.train.metrics import MetricsFile, Report, figures_of, read_reports
-from toynn.train.options import Figures, LoopOptions, Result
+from toynn.train.options import LoopOptions
 from toynn.train.plan import (
     Plan,
     begun_with,
@@ -48,7 +61,7 @@ from toynn.train.plan import (
     source_of,
 )
 from toynn.train.progress import Progress
-from toynn.train.ranks import RankLoop
+from toynn.train.ranks import Alone, Ranks
 from toynn.train.rendezvous import (
     agree,
     check_enough,
@@ -58,10 +71,13 @@ from toynn.train.rendezvous import (
     share_weights,
     took,
 )
+from toynn.train.state import Figures, Part, Result
 
 __all__ = ["Trainer"]
 
 StrPath = str | PathLike[str]
+#: A kind of event, and what is done with each event of that kind.
+Sink = tuple[type[Event], Callable[[Any], object]]
 
 #: A run diverges above WORSE times the loss before training plus NOISE.
 WORSE, NOISE = 1.5, 0.5
@@ -92,9 +108,13 @@ class Trainer:
         may early stopping.
     identity
         What a resumed run must share with the saved one, by name: configuration, hashes of files.
-    measure, on_step, on_report, on_best, check
-        See ``Loop``. ``on_best`` is called after the best model is saved. The default ``check``
-        is that mapped files have not changed.
+    measure
+        Returns the figures of a validation batch: see ``Learner``. The default is the loss.
+    on_step, on_report
+        Called after each step with the result so far, and with each report.
+    check
+        Called before each evaluation and save; raises if a mapped file has changed, by default one
+        of the recipe or of the data.
     sample
         Yields a sample of the model's text, in pieces, every ``sample_every`` steps, for
         samples.jsonl.
@@ -139,7 +159,6 @@ class Trainer:
         measure: Callable[[Any], Figures] | None = None,
         on_step: Callable[[Result], object] = lambda result: None,
         on_report: Sequence[Callable[[Report], object]] = (),
-        on_best: Callable[[], object] = lambda: None,
         sample: Callable[[], Iterable[str]] = tuple,
         check: Callable[[], object] | None = None,
         unit: str = "tokens",
@@ -152,71 +171,50 @@ class Trainer:
     ) -> None:
         group = self.group = distributed.init()
         group.patience = rank_timeout
-        if group.rank:
+        if group.rank:  # rank 0 writes, prints and samples
             folder = resume = None
-            progress, on_report, on_best = False, (), lambda: None
+            progress, on_report, sample = False, (), tuple
         found = find(Path(resume)) if isinstance(resume, str | PathLike) else resume
         begun = self._begun = begun_with(group, found)
-        ranks = begun.ranks
         source, valid = source_of(recipe, data, valid, seed)
         check_enough(group, source)
-        per_update = LoopOptions(**{"steps": 1, **options}).per_update(ranks)
+        per_update = LoopOptions(**{"steps": 1, **options}).per_update(begun.ranks)
         per_epoch = getattr(source, "per_epoch", None)
         self._per_epoch = per_epoch and per_epoch / per_update  # in steps
         steps, batches = length_of(per_epoch, steps, epochs, per_update, begun)
         self.options = LoopOptions(**{"steps": steps, "batches": batches, **options})
-        self.recipe = recipe
         optimizer = recipe.optimizer() if optimizer is None else optimizer
         schedule = rates(schedule, lr, steps, warmup, min_lr_ratio, begun)
         own = {"training": described(self.options, optimizer, schedule)}
         self.identity = {**computed_with(recipe), **(own if identity is None else identity)}
         known = schedule if isinstance(schedule, Schedule) else None
         self._plan = Plan(self.options.steps, self.options.batches, per_update, known)
+        if found is not None:
+            check_alike(found, self.identity, begun, self.options, force)
+        for name in BOARDS.keys() & set(report):
+            BOARDS[name].check()
+        self.ranks = Alone() if group.size == 1 else Ranks(group, recipe, allreduce)
+        measure = measure or (lambda batch: {"loss": recipe.evaluate(batch)})
+        self.recipe, self.result = recipe, Result()
+        self.model = Learner(recipe, optimizer, schedule, measure, sample, self.ranks)
+        check = check or _checks(recipe, data)
+        self.feed = Feed(source, self.options.batches, per_update, valid, check)
         self.folder = folder if isinstance(folder, RunFolder) else None
         self.saved: Path | None = None  # the newest checkpoint
         self._new = None if folder is None or self.folder else Path(str(folder))
-        self._resume = found
-        self._limit = save_total_limit
-        if found is not None:
-            check_alike(found, self.identity, begun, self.options, force)
+        self._resume, self._limit = found, save_total_limit
         self._unit, self._progress = unit, progress
         self._command, self._told = command, report
-        for name in BOARDS.keys() & set(report):
-            BOARDS[name].check()
-        self._on_step, self._on_report, self._on_best = on_step, list(on_report), on_best
-        self._sampler = sample
-        self._diverges = False  # printed once
+        self._on_step, self._on_report = on_step, on_report
+        self._sinks: list[Sink] = []
         self._metrics: MetricsFile | None = None
         self._samples: Log | None = None
-        self._boards: list[Any] = []
         self._bar: Progress | None = None
+        self._diverges = False  # printed once
         self._place: str | None = None  # rank 0's folder
-        alone = group.size == 1
-        self.loop = (Loop if alone else partial(RankLoop, group=group, order=allreduce))(
-            recipe,
-            source,
-            optimizer,
-            schedule,
-            self.options,
-            valid=valid,
-            measure=measure,
-            check=check or _checks(recipe, data),
-            on_step=self._step,
-            on_report=[self._report],
-            on_best=self._best,
-            on_save=self._save,
-            on_sample=self._sample,
-            on_evaluating=self._evaluating,
-        )
-        self.loop.ranks = ranks
 
     def __repr__(self) -> str:
         return f"Trainer({self.recipe!r}, {self.result.iterations} of {self.options.steps} steps)"
-
-    @property
-    def result(self) -> Result:
-        """The result so far."""
-        return self.loop.result
 
     def fit(self) -> Result:
         """Train to the end or until a signal; with a folder, the recipe then has the best weights.
@@ -229,6 +227,18 @@ class Trainer:
 
     def __iter__(self) -> Iterator[Report]:
         """Train as ``fit`` does, and yield each report. Only once."""
+        with self.running() as events:
+            for event in events:
+                self.tell(event)
+                if isinstance(event, Reported):
+                    yield event.report
+
+    @contextmanager
+    def running(self) -> Iterator[Iterator[Event]]:
+        """Open the run, and yield the events of its loop; give each of them to ``tell``.
+
+        An error in the body ends the run as an error of the loop does.
+        """
         with _Exits() as stack:
             found = self._resume
             with Section():  # a signal must not leave the folder locked
@@ -238,89 +248,62 @@ class Trainer:
                     self.folder = stack.enter_context(RunFolder(self._new))
             if found is not None:
                 self._restore(found)
-            if isinstance(self.loop, RankLoop):
-                self._join(self.loop)
+            if isinstance(self.ranks, Ranks):
+                self._join(self.ranks)
             if self.folder is not None:  # a refused run has written nothing
-                self._begin(self.folder, stack, found)
-            if self._progress:
-                bar = Progress(
-                    self.options.steps,
-                    unit=self._unit,
-                    done=self.result.iterations,
-                    per_epoch=self._per_epoch,
-                    eval_every=self.options.eval_every,
-                )
-                self._bar = stack.enter_context(bar)
+                self._begin(self.folder)
+            self._sinks = [*self._opened(stack)]
             try:
-                yield from self.loop.reports()
+                with closing(train(self.model, self.feed, self.options, self.result)) as events:
+                    yield events
             finally:
                 if self.folder is not None:
                     self.folder.notes.ended(self.recipe, self.result)
             if self.folder is not None and self.result.iterations:
                 self._write_last(self.folder)
                 self.recipe.read_run(self.folder.path)
-            if isinstance(self.loop, RankLoop):
-                self._part(self.loop)
+            if isinstance(self.ranks, Ranks):
+                self._part(self.ranks)
+
+    def tell(self, event: Event) -> None:
+        """Give an event to each sink of its kind."""
+        for kind, act in self._sinks:
+            if isinstance(event, kind):
+                act(event)
 
     # -- Several processes ---------------------------------------------------------------------
 
-    def _join(self, loop: RankLoop) -> None:
+    def _join(self, ranks: Ranks) -> None:
         """Check that all ranks agree, start from rank 0's state, and print the expected cost."""
-        group, found = self.group, self._resume
+        group, found, per_update = self.group, self._resume, self.feed.per_update
         share_cores(group.local_cpus, group.local_rank)
         self._place = group.tell(None if self.folder is None else str(self.folder.path))
         state = group.tell(None if found is None else found.state)
         if state is not None and group.rank:
-            loop.resume(state)
-        first = loop.feed.first()
+            self._continue(state)
+            # Rank 0 has the gradients of an update that has begun.
+            self.result.part = Part(self.result.part.batches)
+        first = self.feed.first()
         alike = {"options": asdict(self.options), "plan": asdict(self._plan), **self.identity}
         agree(group, self.recipe, alike, first)
         share_state(group, self.recipe)
         if first is not None:
-            loop.cost = measured(loop, first)
-            self._tell(expected(loop))
+            ranks.cost = measured(ranks, first, per_update)
+            self._print(expected(ranks, per_update))
 
-    def _part(self, loop: RankLoop) -> None:
+    def _part(self, ranks: Ranks) -> None:
         """Copy rank 0's weights, which may be the best ones, to all ranks."""
         if self.group.tell(self.folder is not None and self.result.iterations > 0):
             share_weights(self.group, self.recipe)
-        self._tell(took(loop))
+        self._print(took(ranks))
 
-    def _tell(self, lines: Iterable[str]) -> None:
+    def _print(self, lines: Iterable[str]) -> None:
         """Print lines on stderr, if it can be written."""
         if self._progress:
             for line in lines:
                 print_line(line)
 
-    # -- Resuming ------------------------------------------------------------------------------
-
-    def _begin(self, folder: RunFolder, stack: ExitStack, found: Checkpoint | None) -> None:
-        """Begin to write in a folder: restore it to a checkpoint, and open its logs.
-
-        The logs lose everything after the checkpoint.
-        """
-        if found is not None:
-            checkpoint.restore_best(found, folder.path)
-            checkpoint.sweep(folder.path)
-            shutil.rmtree(folder.last, ignore_errors=True)
-        self._tell(extension(self._begun, self._plan))
-        folder.begin()
-        kept = {} if found is None else found.state
-        folder.reports = "html" in self._told
-        done, sources = self.result.iterations, self.identity.get("base")
-        folder.notes.began(self._command, done, self.options, sources, self.recipe)
-        folder.notes.write()
-        last = self.result.reports[-1].iteration + 1 if self.result.reports else 0
-        self._boards = [
-            stack.enter_context(board(folder.path, last, self.identity))
-            for name, board in BOARDS.items()
-            if name in self._told
-        ]
-        metrics = MetricsFile(folder.metrics, self._unit, kept.get("metrics_bytes"))
-        self._metrics = stack.enter_context(metrics)
-        if self.options.sample_every or folder.samples.exists():
-            log = Log(folder.samples, kept.get("samples_bytes"))
-            self._samples = stack.enter_context(log)
+    # -- Beginning -----------------------------------------------------------------------------
 
     def _restore(self, found: Checkpoint) -> None:
         """Restore recipe, loop and data; the folder is unchanged."""
@@ -329,74 +312,103 @@ class Trainer:
         keep = found.state["metrics_bytes"]
         if self.folder is not None and keep is not None and self.folder.metrics.exists():
             reports = read_reports(self.folder.metrics, self._unit, keep)
-        self.loop.resume(found.state, reports)
+        self._continue(found.state, reports)
         self.saved = found.path
 
-    # -- What the loop calls -------------------------------------------------------------------
+    def _continue(self, state: Mapping[str, Any], reports: Iterable[Report] = ()) -> None:
+        """Continue from a saved state of loop and data. Raises CheckpointError for a bad one."""
+        try:
+            self.feed.state = state["feed"]
+            self.result = Result.of(state["loop"], list(reports))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            why = f"the saved state is bad: {type(error).__name__}: {error}"
+            raise CheckpointError(f"cannot resume: {why}") from error
 
-    def _step(self) -> None:
+    def _begin(self, folder: RunFolder) -> None:
+        """Begin to write in a folder; restore it to the checkpoint of a resumed run."""
+        if self._resume is not None:
+            checkpoint.restore_best(self._resume, folder.path)
+            checkpoint.sweep(folder.path)
+            shutil.rmtree(folder.last, ignore_errors=True)
+        self._print(extension(self._begun, self._plan))
+        folder.begin()
+        folder.reports = "html" in self._told
+        done, sources = self.result.iterations, self.identity.get("base")
+        folder.notes.began(self._command, done, self.options, sources, self.recipe)
+        folder.notes.write()
+
+    # -- Sinks: what is done with an event -----------------------------------------------------
+
+    def _opened(self, stack: ExitStack) -> Iterator[Sink]:
+        """Open logs, boards and bar; yield a kind of event and its sink, in the order of calls.
+
+        A sink cannot change the run's state. The logs lose everything after the checkpoint.
+        """
+        ranks, folder = self.ranks, self.folder
+        if folder is not None:
+            kept = {} if self._resume is None else self._resume.state
+            last = self.result.reports[-1].iteration + 1 if self.result.reports else 0
+            boards = [
+                stack.enter_context(board(folder.path, last, self.identity))
+                for name, board in BOARDS.items()
+                if name in self._told
+            ]
+            metrics = MetricsFile(folder.metrics, self._unit, kept.get("metrics_bytes"))
+            self._metrics = stack.enter_context(metrics)
+            yield Best, lambda _: self.recipe.write_run(folder.path)
+            yield Reported, lambda event: metrics.write(event.report)
+            for board in boards:
+                yield Reported, partial(self._show_on, board)
+            if self.options.sample_every or folder.samples.exists():
+                samples = Log(folder.samples, kept.get("samples_bytes"))
+                self._samples = stack.enter_context(samples)
+                yield Sampled, lambda event: samples.append(vars(event))
+        if self._progress:
+            bar = self._bar = Progress(
+                self.options.steps,
+                unit=self._unit,
+                done=self.result.iterations,
+                per_epoch=self._per_epoch,
+                eval_every=self.options.eval_every,
+            )
+            stack.enter_context(bar)
+            yield Stepped, lambda _: bar.step()
+            yield Evaluating, lambda event: bar.evaluating(event.done, event.of)
+            yield Reported, lambda event: bar(event.report)
+            yield Sampled, lambda event: bar.sample(event.iteration, event.text)
+        if isinstance(ranks, Ranks):
+            yield Stepped, lambda event: ranks.spent.add(event.seconds)
+        yield Stepped, self._step
+        yield Reported, self._call_users
+        yield Reported, self._warn
+        yield Save, self._save
+
+    def _step(self, event: Stepped) -> None:
         if self.folder is not None:
             self.folder.trained = True
-        if self._bar is not None:
-            self._bar.step()
         self._on_step(self.result)
 
-    def _report(self, report: Report) -> None:
-        if self._metrics is not None:
-            self._metrics.write(report)
-        for board in self._boards:
-            board.write(report.iteration, figures_of(report, self._unit))
-        if self._bar is not None:
-            self._bar(report)
+    def _show_on(self, board: Board, event: Reported) -> None:
+        board.write(event.report.iteration, figures_of(event.report, self._unit))
+
+    def _call_users(self, event: Reported) -> None:
         with self._above():
             for tell in self._on_report:
-                tell(report)
-        before, now = self.result.reports[0].val_loss, report.train_loss
-        if not self._diverges and before is not None and now is not None:
-            self._diverges = now > WORSE * before + NOISE
-            if self._diverges:
-                self._say(
-                    f"step {report.iteration}: the loss, {now:.4f}, is far above the {before:.4f} "
-                    "before training: the run diverges; try a lower learning rate"
-                )
+                tell(event.report)
 
-    def _evaluating(self, done: int, of: int) -> None:
-        if self._bar is not None:
-            self._bar.evaluating(done, of)
-
-    def _best(self) -> None:
-        if self.folder is not None:
-            self.recipe.write_run(self.folder.path)
-        self._on_best()
-
-    def _write_last(self, folder: RunFolder) -> None:
-        """Write the last weights if the best ones are others; only print a failure."""
-        if self.result.best_iteration == self.result.iterations:
+    def _warn(self, event: Reported) -> None:
+        """Say once that the run diverges."""
+        report, before = event.report, self.result.reports[0].val_loss
+        now = report.train_loss
+        if self._diverges or before is None or now is None or now <= WORSE * before + NOISE:
             return
-        try:
-            folder.last.mkdir(exist_ok=True)
-            self.recipe.write_run(folder.last)
-        except (CheckpointError, OSError) as error:
-            shutil.rmtree(folder.last, ignore_errors=True)
-            self._say(f"the last weights are not written: {error}")
+        self._diverges = True
+        self._say(
+            f"step {report.iteration}: the loss, {now:.4f}, is far above the {before:.4f} "
+            "before training: the run diverges; try a lower learning rate"
+        )
 
-    def _sample(self) -> bool:
-        """Let the model write a sample; return whether it finished before a signal."""
-        if self.group.rank:
-            return True
-        parts = []
-        for part in self._sampler():
-            if self.loop.stopping:
-                return False
-            parts.append(part)
-        text = "".join(parts)
-        if self._samples is not None:
-            self._samples.append({"iteration": self.result.iterations, "text": text})
-        if self._bar is not None:
-            self._bar.sample(self.result.iterations, text)
-        return True
-
-    def _save(self, state: State) -> None:
+    def _save(self, event: Save) -> None:
         """Save a checkpoint. A failure is printed, and the next checkpoint is tried.
 
         After a signal or the last step there is no next one, so a failure raises.
@@ -414,7 +426,8 @@ class Trainer:
                 self.result.iterations,
                 self.recipe.snapshot(),
                 {
-                    **state,
+                    **event.state,
+                    "ranks": self._begun.ranks,
                     "toynn": release(),
                     "identity": self.identity,
                     "plan": asdict(self._plan),
@@ -426,12 +439,23 @@ class Trainer:
             self.folder.trained = True
             checkpoint.prune(self.folder.path, self.result.iterations, self._limit)
         except CheckpointError as error:
-            if self.loop.stopping:
+            if self.ranks.interrupt.requested:
                 raise
-            if self.loop.is_last():
+            if event.last:
                 best = f"training has ended, and the best weights are in {self.folder.path}"
                 raise CheckpointError(f"{error}; {best}") from error
             self._say(f"{error}; training continues, and the next checkpoint will be tried")
+
+    def _write_last(self, folder: RunFolder) -> None:
+        """Write the last weights if the best ones are others; only print a failure."""
+        if self.result.best_iteration == self.result.iterations:
+            return
+        try:
+            folder.last.mkdir(exist_ok=True)
+            self.recipe.write_run(folder.last)
+        except (CheckpointError, OSError) as error:
+            shutil.rmtree(folder.last, ignore_errors=True)
+            self._say(f"the last weights are not written: {error}")
 
     def _say(self, message: str) -> None:
         with self._above():
