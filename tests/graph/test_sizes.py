@@ -72,9 +72,7 @@ MISFITS = {
     "b[C] needs shape (4,) for C = 4 of x (3, 4); got b (3,)": lambda s, x: ops.layernorm(
         s, x, s.parameter("w", (4,)), s.parameter("b", (3,))
     ),
-    "b[n] needs shape (3, 4), as a has; got b (4, 3)": lambda s, x: ops.add(
-        s, x, s.input("b", (4, 3))
-    ),
+    "equal, or 1; got x (3, 4), b (4, 3)": lambda s, x: ops.add(s, x, s.input("b", (4, 3))),
     "up[n] needs shape (3, 4), as gate has; got up (12,)": lambda s, x: ops.geglu(
         s, x, s.input("up", (12,))
     ),

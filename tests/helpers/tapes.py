@@ -440,6 +440,44 @@ def frozen_experts(net):
     return ops.combine(s, ops.weigh(s, h, routes), routes)
 
 
+def arithmetic(net):
+    """Operators, numbers on either side, and shapes that broadcast in front, inside and behind."""
+    x, y = net.activation(), net.activation()
+    c, rows, one = net.parameter(C), net.parameter(N, 1), net.parameter()
+    z = (2 - x) * y + 0.5 * x / (3 + y**2) - 1 / (2 + x * x) + (x - y) / 2 + (1 + x) - x / 4
+    z = z * c + rows / (2 + c**2) - one * rows + one - x**3
+    return z - c * (rows - one) + (-z) * 0.25
+
+
+def functions(net):
+    x, y = net.activation(), net.activation()
+    mask = net.integers(N * C, 2, (N, C))
+    z = x.exp().sqrt() + (1.5 + x * x).log() + y.tanh() - abs(x) + y.relu() + (1 + y**2) ** 1.5
+    z = z + ops.where(net.s, mask, x * y, y.mean(1, keepdims=True)) - ops.where(net.s, mask, 0, x)
+    return z + ops.where(net.s, mask, y.sum(0), 0) + ops.square(net.s, x)
+
+
+def axes(net):
+    """Sums, other shapes, parts: of computed tensors, of parameters, and of both once more."""
+    x = net.activation().reshape(B, T, 2, C // 2)
+    w = net.parameter(C, N).reshape(2, C // 2, B, -1).transpose(2, 3, 0, 1)
+    x = x * w + x.sum((1, 3), keepdims=True) - x.mean((0, 2)).reshape(1, T, 1, C // 2)
+    x = x + x.mean() * x.sum(-1).transpose(1, 0, 2).reshape(B, T, 2, 1)
+    x = ops.concat(net.s, [x[..., 1:], x[..., 0:1]], -1)
+    x = ops.concat(net.s, [x[:, 1:], x[:, 0:1], w[:, -1].reshape(B, 1, 2, -1)], 1)
+    return (x[:, :T] + x[:, -1].reshape(B, 1, 2, C // 2)).reshape(N, C) * 0.1
+
+
+def products(net):
+    """Products of matrices, in a batch, that broadcast, and with vectors."""
+    x, w = net.activation(), net.parameter(C, 3)
+    heads = x.reshape(B, T, C) @ net.parameter(C, C).transpose()
+    scores = (heads @ heads.transpose(0, 2, 1)).tanh()  # (B, T, T)
+    mixed = (net.parameter(T, T) @ (scores @ heads)).reshape(N, C)
+    ahead = (net.parameter(2, 1, 2, 4) @ net.parameter(3, 4, C)).sum((0, 1, 2))
+    return (mixed + x @ w @ w.transpose() + (x @ net.parameter(C)).reshape(N, 1) * ahead) * 0.3
+
+
 TAPES = {
     **{
         f"linear{'-bias' * bias}-{activation}": (linear, bias, activation)
@@ -451,6 +489,10 @@ TAPES = {
     "linear-twice": (linear_twice,),
     "add-used-twice": (used_twice,),
     "add-residuals": (residuals,),
+    "arithmetic": (arithmetic,),
+    "functions": (functions,),
+    "axes": (axes,),
+    "products": (products,),
     "add-parameters": (add_parameters,),
     "scale": (scale,),
     "dropout": (dropout, 1),

@@ -7,7 +7,7 @@ import pytest
 from tapes import Net, used_twice
 
 from toynn import ops
-from toynn.ops import elementwise
+from toynn.ops import arithmetic, elementwise
 from toynn.testing import gradcheck
 from toynn.testing.cases import CASES
 
@@ -35,7 +35,7 @@ def test_a_forgotten_contribution_is_caught(monkeypatch):
     def forgetful(back, node, dy):
         back.contribute(node.inputs[0], dy)
 
-    monkeypatch.setattr(elementwise, "ADD", replace(ops.ADD, gradient=forgetful))
+    monkeypatch.setattr(arithmetic, "ADD", replace(ops.ADD, gradient=forgetful))
     net = Net()
     s = net.realize(net.loss(used_twice(net)))
     with pytest.raises(AssertionError, match="gradcheck session"):

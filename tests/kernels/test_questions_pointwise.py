@@ -330,3 +330,52 @@ def test_columns_taken_twice():
     dx = run("columns.backward", dy=np.ones((1, 2), np.float32), X=4, K=1).dx
     dy = np.full((1, 2), 2, np.float32)
     assert run("columns.backward", into={"dx": dx}, dy=dy, X=4, K=2).dx.tolist() == [[0, 1, 3, 2]]
+
+
+# -- pointwise
+
+
+def test_pointwise_log_below_zero():
+    """What does the logarithm of a number that is not above 0 give?
+
+    -infinity at 0, and NaN below, in the forward. No error says so then: a kernel does not look at
+    each number. The NaN reaches the norm of the gradients, and the update is refused there. A loss
+    that takes the logarithm of a difference needs a floor of its own.
+    """
+    y = run("pointwise.log", x=np.float32([0, -1, 1, np.inf])).y
+    assert y[0] == -np.inf and np.isnan(y[1]) and y[2:].tolist() == [0, np.inf]
+
+
+def test_pointwise_relu_of_nan():
+    """What breaks if max(x, 0) is written as x if x > 0, else 0?
+
+    A NaN is not above 0, so it would become 0: the error disappears, and training goes on with
+    numbers that mean nothing. The kernel asks whether x is below 0, and NaN stays NaN.
+    """
+    y = run("pointwise.relu", x=np.float32([np.nan, -2, 3])).y
+    assert np.isnan(y[0]) and y[1:].tolist() == [0, 3]
+
+
+def test_pointwise_masked_is_no_product():
+    """Why is a mask not multiplied with x?
+
+    0 times infinity is NaN, and so is 0 times NaN. What is masked is often just that: the logarithm
+    of a 0 that nobody wants. The kernel chooses, so masked elements cannot spoil a sum.
+    """
+    x, mask = np.float32([np.inf, np.nan, 2]), np.array([0, 0, 1])
+    assert run("pointwise.masked", x=x, mask=mask).y.tolist() == [0, 0, 2]
+    with np.errstate(invalid="ignore"):
+        assert np.isnan((x * mask).sum())
+
+
+def test_pointwise_tanh_slope_from_y():
+    """What is lost if the backward of tanh reads y in place of x?
+
+    Nothing near 0. Far out y rounds to 1, and (1 - y)(1 + y) is 0 from x = 9 on, where the slope
+    is 6e-8. In return x need not be kept, and y may overwrite it.
+    """
+    x = np.float32([0.5, 3, 9.1])
+    y = run("pointwise.tanh", x=x).y
+    dx = run("pointwise.tanh_backward", dy=np.ones(3, np.float32), y=y).dx
+    np.testing.assert_allclose(dx[:2], 1 / np.cosh(x[:2].astype(float)) ** 2, rtol=1e-4)
+    assert dx[2] < 1e-6

@@ -604,3 +604,76 @@ def test_altup_rescales_to_the_same_length():
     np.testing.assert_allclose((y**2).mean(1), (x**2).mean(1), rtol=1e-6)
     assert (np.abs((run("altup.rescale_backward", dy=dy, z=z, x=x).dz * z).sum(1)) < 1e-5).all()
     assert (np.abs(run("altup.rescale", z=1e-6 * z, x=x).y) < 1e-2).all()
+
+
+# -- sums
+
+
+def test_sums_of_many_small_numbers():
+    """What breaks if a million numbers are added in float32, one after the other?
+
+    The sum grows until a new number is less than half of its last digit, and stops: to 2^24, no 1
+    can be added. The kernel adds in doubles, and rounds once.
+    """
+    x = np.ones((1, 4097, 1), np.float32)
+    x[0, 0] = 1 << 24
+    assert run("sums.forward", x=x).y.item() == (1 << 24) + 4096
+    assert np.float32(1 << 24) + np.float32(1) == 1 << 24
+
+
+def test_sums_do_not_depend_on_the_threads():
+    """What breaks if each thread adds its own share, and the shares are added at the end?
+
+    The shares are others with another number of threads, and so are the last bits: a run could not
+    be repeated on another machine. Here a thread has whole sums, each in one order.
+    """
+    x = draw(3, 4001, 70)
+    one = run("sums.forward", x=x).y
+    assert all(run("sums.forward", x=x, n_threads=n).y.tobytes() == one.tobytes() for n in (2, 5))
+
+
+def test_sums_and_copies_are_each_others_gradient():
+    """What is the gradient of a tensor that was repeated?
+
+    The sum of the gradients of its copies. And that of a sum is a copy for each summand. So the two
+    kernels are each other's backward: <sum x, dy> = <x, copies of dy>.
+    """
+    x, dy = draw(3, 5, 4), draw(3, 4, seed=1)
+    y = run("sums.forward", x=x, alpha=0.5).y
+    dx = run("sums.expand", x=dy, N=5, alpha=0.5).y
+    assert abs((y * dy).sum() - (x * dx).sum()) < 1e-4
+
+
+# -- transpose
+
+
+def test_transpose_twice():
+    """What is the gradient of a transposed matrix?
+
+    The transposed gradient: every number goes back to where it came from. Two swaps of the same
+    axes are a copy.
+    """
+    x = draw(2, 5, 7, 3)
+    assert np.array_equal(run("transpose.forward", x=run("transpose.forward", x=x).y).y, x)
+
+
+def test_transpose_is_a_copy():
+    """Why does transpose copy, when NumPy's only changes strides?
+
+    Kernels take rows side by side, so that threads cut them anywhere. A tensor is a place and a
+    shape, without strides. reshape needs no copy: the order of the numbers stays.
+    """
+    x = draw(1, 3, 4, 1)
+    y = run("transpose.forward", x=x).y
+    assert y.flags.c_contiguous and not np.shares_memory(x, y)
+    assert x[0, ..., 0].T.strides != y[0, ..., 0].strides
+
+
+def test_transpose_reads_whole_lines():
+    """What breaks if y is written row by row?
+
+    No number, but time. Each number of a row of y is in another row of x, so each fetches a line of
+    64 bytes for 4 of them. The kernel writes 16 rows of y at once, and uses up a line of x.
+    """
+    x = draw(1, 33, 40, 1)  # two whole groups of 16 rows, and a rest
+    assert np.array_equal(run("transpose.forward", x=x).y, x.swapaxes(1, 2))

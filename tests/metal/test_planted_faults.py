@@ -368,6 +368,22 @@ FAULTS = {
         "experts[i] < e",
         "experts[i] <= e",
     ),
+    "expert_rows: even has one offset less": ("expert_rows", 0, "at <= args.E", "at < args.E"),
+    "sums: every thread writes": ("sums", 0, "if (tid == 0) y[at]", "y[at]"),
+    "sums: the first of each run alone": ("sums", 0, "x[n * args.B]", "x[n]"),
+    "transpose: axes not swapped": (
+        "transpose",
+        0,
+        "(a * args.N + n) * args.M + m",
+        "(a * args.M + m) * args.N + n",
+    ),
+    "pointwise: masks the other way round": ("pointwise", 0, "!= 0) == (args", "!= 0) != (args"),
+    "columns: what is placed is behind it": (
+        "columns",
+        0,
+        "y[at] = x[n * args.C + c - args.K]",
+        "y[at] = x[n * args.C + c]",
+    ),
     "altup: weights of predict transposed": (
         "altup",
         0,

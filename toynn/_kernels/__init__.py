@@ -3,9 +3,9 @@
 Each op is one Cython file:
 
     activations/    silu, gelu, swiglu, ..: functions of one element, or of a few
-    elements/       sums, roundings, dropout
+    elements/       arithmetic, roundings, dropout
     norms/          softmax, RMSNorm, LayerNorm, ..: each row is divided by a sum over it
-    rows/           rows are gathered, sent to experts, joined
+    rows/           rows are gathered, sent to experts, joined; axes are summed, swapped
     attention/      attention, and what prepares its queries and keys
     recurrent/      state spaces, the delta rule, short convolutions
     gemm/           products of matrices

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from toynn.backends.protocol import Accumulate
+from toynn.errors import ConfigError
 from toynn.graph import checkpointing
 from toynn.graph.tape import Node, Op, Role, Tape, Tensor
 
@@ -42,7 +43,7 @@ class Backward:
         self._accumulate = accumulate
         self._recompute = recompute
         self._cheap = 0 if recompute_cheap else checkpointing.CHEAP
-        self._active = _reached_by_parameters(tape)
+        self._active = _reached(tape)
         self._behind = {n.outputs[0]: n.inputs[0] for n in tape.nodes if n.op.straight_through}
         self._originals: dict[Tensor, Tensor] = {}  # by recomputed tensor
         self._copies: dict[Tensor, Tensor] = {}  # of cheap tensors, for all their readers
@@ -51,17 +52,27 @@ class Backward:
         self._own: dict[Tensor, Tensor] = {}  # by tensor: a gradient to add to
 
     def run(self, loss: Tensor, seed: Tensor) -> dict[Tensor, Tensor]:
-        """Record phase B and return the gradient of each tensor that has one."""
+        """Record phase B and return the gradient of each tensor that has one.
+
+        Raises ConfigError if the loss does not depend on a tensor whose gradient is asked for.
+        """
         forward = list(self.tape.nodes)
         self.tape.phase = "B"
-        self._parts[loss] = [seed]
-        makers = {node.outputs[0]: node for node in forward}
+        self._parts[loss] = [seed.view(loss.shape)]
+        makers: dict[Tensor | None, Node] = {
+            node.output.whole: node for node in forward if node.outputs[0]
+        }
         for block, nodes in groupby(reversed(forward), lambda node: node.block):
             if block is not None and self._recompute:
                 self._again(list(nodes)[::-1])
             else:
                 for node in nodes:
                     self._sparing(node, makers)
+        for tensor, gradient in self.tape.wanted.items():
+            if tensor not in self._parts:
+                raise ConfigError(f"gradient_of: the loss does not depend on {tensor.name}")
+            self.tape.record(self._accumulate, {"g": gradient, "x": self._sum(tensor)})
+            self._parts[tensor] = [gradient]
         gradients = {tensor: parts[0] for tensor, parts in self._parts.items()}
         return gradients | {tensor: self._gradient_of(tensor) for tensor in self._written}
 
@@ -69,10 +80,12 @@ class Backward:
         """Record the backward of nodes; each comes with the node whose tensors it reads."""
         try:
             for node, read in nodes:
-                output = node.outputs[0]
-                if output in self._parts and output in self._active and node.op.gradient:
+                if node.outputs[0] is None or not node.op.gradient:
+                    continue
+                output = node.output.whole
+                if output in self._parts and output in self._active:
                     self.tape.current_block = node.block  # of the backward, too
-                    node.op.gradient(self, read, self._sum(output))
+                    node.op.gradient(self, read, self._sum(output).view(node.output.shape))
         finally:
             self.tape.current_block = None
 
@@ -89,9 +102,7 @@ class Backward:
         fresh = self._copies | {tensor: copy for copy, tensor in originals.items()}
         read = checkpointing.reading(node, fresh)
         for copy in self._back_from(copies, originals, [(node, read)]):
-            (output,) = copy.outputs
-            assert output is not None
-            self._copies[originals[output]] = output
+            self._copies[originals[copy.output.root]] = copy.output.root
 
     def _back_from(
         self,
@@ -121,6 +132,7 @@ class Backward:
         tensor = self._meant(tensor)
         if not self.wants(tensor):
             return
+        gradient = gradient.view(tensor.shape)
         if tensor.role is not Role.PARAMETER:
             self._parts.setdefault(tensor, []).append(gradient)
             return
@@ -145,15 +157,16 @@ class Backward:
         recorded. A kernel with one gradient adds it to what an earlier node wrote for the same
         tensor, if it can. Gradients of parameters go directly to the session's buffers if the
         kernel can accumulate, else through an activation. The kernel gets a null pointer for the
-        gradient of a frozen weight.
+        gradient of a frozen weight. Of a tensor in another shape, it writes the gradient in that.
         """
+        shapes = {name: tensor.shape for name, tensor in wrt.items() if tensor is not None}
         wrt = {name: tensor and self._meant(tensor) for name, tensor in wrt.items()}
         if not any(self.wants(tensor) for tensor in wrt.values()):
             return
         if op.adds:
             (name, tensor), *_ = wrt.items()
             if tensor in self._own:
-                tensors = {name: self._own[tensor], **inputs}
+                tensors = {name: self._own[tensor].view(shapes[name]), **inputs}
                 self.tape.record(op, tensors, like=node, accumulate=Accumulate.ALWAYS, **given)
                 return
         weights = [wrt[name] for name in op.weights]
@@ -171,9 +184,10 @@ class Backward:
             if tensor is None or (weight and not self.wants(tensor)):
                 outputs[name] = None
             elif weight and direct and tensor.role is Role.PARAMETER:
-                outputs[name] = self._gradient_of(tensor)
+                outputs[name] = self._gradient_of(tensor).view(shapes[name])
             else:
-                outputs[name] = gradient = self.new(tensor)
+                gradient = self.new(tensor)
+                outputs[name] = gradient.view(shapes[name])
                 detours.append((tensor, gradient))
         policy = self._policy(parameters) if direct else Accumulate.NEVER
         self.tape.record(op, {**outputs, **inputs}, like=node, accumulate=policy, **given)
@@ -186,7 +200,7 @@ class Backward:
 
     def _meant(self, tensor: Tensor) -> Tensor:
         """Return the tensor whose gradient is meant when a rule names this one."""
-        tensor = self._originals.get(tensor, tensor)
+        tensor = self._originals.get(tensor.whole, tensor.whole)
         return self._behind.get(tensor) or tensor
 
     def _policy(self, parameters: Sequence[Tensor]) -> Accumulate:
@@ -206,9 +220,9 @@ class Backward:
         return total
 
 
-def _reached_by_parameters(tape: Tape) -> set[Tensor]:
-    """Return the parameters that the nodes read, and all tensors computed from them."""
-    active: set[Tensor] = set()
+def _reached(tape: Tape) -> set[Tensor]:
+    """Return the parameters that nodes read, ``tape.wanted``, and all that is computed of them."""
+    active: set[Tensor] = set(tape.wanted)
     for node in tape.nodes:
         roots = [t.root for t in node.inputs if t is not None]
         active.update(t for t in roots if t.role is Role.PARAMETER)

@@ -5,7 +5,7 @@ when the region is allocated. A persistent tensor has its own region, allocated 
 mapped tensor stays in the caller's memory; a whole mapped file is one buffer.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,8 @@ REGIONS = {
 class Storage:
     """Regions of a backend's memory, and the places of tensors in them."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, owner: Callable[[], Any] | None = None) -> None:
+        self._backend, self._owner = backend, owner
         self.buffers: dict[str, Buffer] = {}
         self.nbytes = dict.fromkeys(REGIONS.values(), 0)
         self.places: dict[Tensor, Place] = {}
@@ -48,7 +48,7 @@ class Storage:
 
         Raises LifecycleError once its region is allocated.
         """
-        tensor, region = Tensor(name, shape, role, dtype), REGIONS[role]
+        tensor, region = Tensor(name, shape, role, dtype, owner=self._owner), REGIONS[role]
         if region in self.buffers:
             raise LifecycleError(f"{name}: too late, the {region} of this session are allocated")
         self.places[tensor] = Place(region, self.nbytes[region])
@@ -73,7 +73,7 @@ class Storage:
             self.buffers[buffer] = self._backend.wrap(memory)
             self._memories.append(memory)
         offset = array.ctypes.data - memory.ctypes.data
-        tensor = Tensor(name, shape, Role.CONSTANT, dtype)
+        tensor = Tensor(name, shape, Role.CONSTANT, dtype, owner=self._owner)
         self.places[tensor] = Place(buffer, offset)
         self.hold(tensor, self.buffers[buffer], offset)
         self.mapped.add(tensor)
@@ -81,7 +81,7 @@ class Storage:
 
     def keep(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return a persistent tensor of zeros in its own memory."""
-        tensor = Tensor(name, shape, Role.PERSISTENT)
+        tensor = Tensor(name, shape, Role.PERSISTENT, owner=self._owner)
         buffer = self._backend.allocate(tensor.nbytes)
         self.places[tensor] = Place(f"persistent {name}", 0)
         self.buffers[f"persistent {name}"] = buffer

@@ -209,6 +209,8 @@ class Tape(Shown):
     inputs: dict[str, Tensor] = field(default_factory=dict)
     checks: dict[Tensor, list[Check]] = field(default_factory=dict)  # of uploads
     kept: set[Tensor] = field(default_factory=set)  # outputs: kept until the next run
+    #: Inputs and activations whose gradients are asked for, and the tensors that will hold them.
+    wanted: dict[Tensor, Tensor] = field(default_factory=dict)
     loss: Tensor | None = None
     gradients: dict[Tensor, Tensor] | None = None  # by tensor, after backward is recorded
     written: set[Tensor] = field(default_factory=set)  # by the nodes so far
@@ -217,6 +219,7 @@ class Tape(Shown):
     places: Mapping[Tensor, Place] = field(default_factory=dict)  # of all roots, after compilation
     #: The session's function that keeps other threads out of a call.
     exclusively: Callable[[str], AbstractContextManager[object]] = nullcontext
+    owner: Callable[[], Any] | None = None  # returns the session of the tensors made here
 
     @property
     def sealed(self) -> bool:
@@ -244,7 +247,8 @@ class Tape(Shown):
             raise ConfigError(f"input {name}: dtype must be f32 or i32; got {dtype!r}")
         if name in self.inputs:
             raise ConfigError(f"input {name}: this tape has one already")
-        tensor = Tensor(name, checks.dimensions(name, shape), Role.INPUT, dtype)
+        shape = checks.dimensions(name, shape)
+        tensor = Tensor(name, shape, Role.INPUT, dtype, owner=self.owner)
         if count is not None:
             if count.shape or count.dtype != "i32" or not tensor.shape:
                 raise ShapeError(f"input {name}: needs rows, and a count () of i32; got {count!r}")
@@ -350,8 +354,10 @@ class Tape(Shown):
             self.current_block = None
 
     def _check_input(self, op: Op, tensor: Tensor) -> None:
-        """Raise ConfigError for a tensor of another tape."""
+        """Raise ConfigError for a tensor of another tape or session."""
         root = tensor.root
+        if root.owner and self.owner and root.owner != self.owner:
+            raise ConfigError(f"{op.kernel}: {root.name} belongs to another session")
         if root in self.written or root.role not in _OF_A_TAPE:
             return
         if root not in self.inputs.values():
@@ -395,7 +401,8 @@ class Tape(Shown):
         self, name: str, shape: tuple[int, ...], dtype: str = "f32", valid: ValidRows | None = None
     ) -> Tensor:
         """Return a new activation; a number makes its name unique."""
-        return Tensor(f"{name}.{len(self.nodes)}", shape, Role.ACTIVATION, dtype, valid=valid)
+        name = f"{name}.{len(self.nodes)}"
+        return Tensor(name, shape, Role.ACTIVATION, dtype, valid=valid, owner=self.owner)
 
     @property
     def roots(self) -> set[Tensor]:
@@ -490,7 +497,9 @@ def _called(node: Node) -> str:
 
 def _cells(number: int, node: Node, places: Mapping[Tensor, Place]) -> tuple[str, ...]:
     """Return a node's cells in a printed tape."""
-    outputs, saved = ([t for t in part if t is not None] for part in (node.outputs, node.saved))
+    outputs, saved, read = (
+        [t.whole for t in part if t is not None] for part in (node.outputs, node.saved, node.inputs)
+    )
     stored = _stored([*outputs, *saved], places) if places else []
     written, kept = (", ".join(part) for part in (stored[: len(outputs)], stored[len(outputs) :]))
     names = _names(saved)
@@ -501,7 +510,7 @@ def _cells(number: int, node: Node, places: Mapping[Tensor, Place]) -> tuple[str
         _names(outputs) + (names and f"; {names}"),
         str(outputs[0].shape) if outputs else "",
         written + (kept and f"; {kept}"),
-        _names(node.inputs),
+        _names(read),
         "<" * node.at_most + _figure(node.flops / 1e6, 3),
         _figure(node.nbytes / 1e3, 1),
     )
@@ -541,11 +550,11 @@ def _line(row: Iterable[str], widths: Iterable[int]) -> str:
     return "  ".join(cells).rstrip()
 
 
-def _names(tensors: Iterable[Tensor | None]) -> str:
+def _names(tensors: Iterable[Tensor]) -> str:
     """Join the names of tensors; a name that continues the one before is shortened."""
     shown: list[str] = []
     stem = None
-    for name in (tensor.name for tensor in tensors if tensor is not None):
+    for name in (tensor.name for tensor in tensors):
         rest = name.removeprefix(stem or "")
         if stem is not None and rest.startswith(("+", ".")):
             shown.append(rest)

@@ -1,12 +1,14 @@
 """Tensors: handles on what the nodes of a tape read and write; they have no memory."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
+from typing import Any
 
 from toynn.backends.protocol import Place
-from toynn.errors import ShapeError
+from toynn.errors import ConfigError, ShapeError
+from toynn.graph.operators import Operators
 from toynn.numerics import dtypes
 
 __all__ = ["Role", "Tensor", "ValidRows", "place_of"]
@@ -37,13 +39,13 @@ class ValidRows:
 
 
 @dataclass(eq=False)
-class Tensor:
+class Tensor(Operators):
     """A handle: a name, a shape and a role. The planner gives it a place in memory.
 
     ``dtype`` is "f32", "i32" or, for frozen weights, one of ``dtypes.QUANTIZED``; what an
     activation is narrowed to has "bf16".
     A tensor with a ``base`` is the part of that tensor which starts ``offset`` elements in.
-    ``valid`` says how many of its rows a run computes; None: all.
+    ``valid`` says how many of its rows a run computes; None: all. ``owner`` returns its session.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Tensor:
     base: "Tensor | None" = None
     offset: int = 0
     valid: ValidRows | None = None
+    owner: Callable[[], Any] | None = None
 
     @property
     def size(self) -> int:
@@ -77,6 +80,25 @@ class Tensor:
             return valid
         return ValidRows(valid.count, valid.first + self.offset // prod(self.shape[1:]))
 
+    @property
+    def whole(self) -> "Tensor":
+        """The tensor that owns the memory, if this is all of it in another shape; else itself."""
+        return self.root if self.offset == 0 and self.size == self.root.size else self
+
+    def view(self, shape: tuple[int, ...]) -> "Tensor":
+        """Return a handle on the same elements in another shape of as many elements.
+
+        Raises ConfigError if only some rows are valid: no count says which elements that are.
+        """
+        for known in (self, self.whole):
+            if shape == known.shape:
+                return known
+        if self.root.valid is not None:
+            count = self.root.valid.count.name
+            raise ConfigError(f"{self.name}: another shape needs all rows; {count} says how many")
+        name = f"{self.whole.name}:{'x'.join(map(str, shape))}"
+        return replace(self, name=name, shape=shape, base=self.root, valid=None)
+
     def rows(self, first: int, last: int) -> "Tensor":
         """Return a handle on rows ``first`` to ``last - 1``; itself if these are all rows.
 
@@ -88,7 +110,14 @@ class Tensor:
             raise ShapeError(f"{self.name} is a part already; take a part of {self.base.name}")
         shape = (last - first, *self.shape[1:])
         offset = first * prod(self.shape[1:])
-        return Tensor(f"{self.name}[{first}:{last}]", shape, self.role, self.dtype, self, offset)
+        return replace(
+            self,
+            name=f"{self.name}[{first}:{last}]",
+            shape=shape,
+            base=self,
+            offset=offset,
+            valid=None,
+        )
 
     def at(self, offset: int) -> "Tensor":
         """Return a handle on the elements from ``offset`` on, with the same shape and row stride.
@@ -99,7 +128,7 @@ class Tensor:
         """
         if self.base is not None:
             raise ShapeError(f"{self.name} is a part already; take a part of {self.base.name}")
-        return Tensor(f"{self.name}+{offset}", self.shape, self.role, self.dtype, self, offset)
+        return replace(self, name=f"{self.name}+{offset}", base=self, offset=offset, valid=None)
 
     def __repr__(self) -> str:
         return f"{self.name} {self.shape}"

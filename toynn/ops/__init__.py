@@ -14,10 +14,28 @@ kernel computes. A multiply-add is two flops, and an exponential counts as its p
 from importlib import import_module
 from pkgutil import iter_modules
 
+from toynn.graph.operators import RECORDERS
 from toynn.graph.tape import Op
 from toynn.ops._shape import Recorder
 from toynn.ops.altup import correct, gaussian_topk, predict, rescale
+from toynn.ops.arithmetic import (
+    abs,
+    add,
+    div,
+    exp,
+    log,
+    masked,
+    mul,
+    power,
+    relu,
+    sqrt,
+    square,
+    sub,
+    tanh,
+    where,
+)
 from toynn.ops.attention import KVCache, attention
+from toynn.ops.axes import concat, matmul, mean, part, reshape, sum, transpose
 from toynn.ops.dora import dora, dora_norms
 from toynn.ops.dropout import dropout
 from toynn.ops.elementwise import (
@@ -26,7 +44,6 @@ from toynn.ops.elementwise import (
     NARROW,
     SCALE,
     WIDEN,
-    add,
     columns,
     geglu,
     gelu,
@@ -60,6 +77,7 @@ __all__ = [
     "KVCache",
     "Recorder",
     "Routes",
+    "abs",
     "absorbed",
     "adamw_step",
     "add",
@@ -68,16 +86,19 @@ __all__ = [
     "class_token",
     "columns",
     "combine",
+    "concat",
     "correct",
     "cross_entropy",
     "decay",
     "delta",
     "dispatch",
+    "div",
     "dora",
     "dora_norms",
     "dpo",
     "dropout",
     "embedding",
+    "exp",
     "expanded",
     "experts",
     "gated",
@@ -92,12 +113,21 @@ __all__ = [
     "layernorm",
     "linear",
     "linear_cross_entropy",
+    "log",
+    "masked",
+    "matmul",
+    "mean",
+    "mul",
     "orpo",
+    "part",
     "placed",
+    "power",
     "predict",
     "queries",
+    "relu",
     "relu2",
     "rescale",
+    "reshape",
     "rmsnorm",
     "rope",
     "rounded",
@@ -108,13 +138,20 @@ __all__ = [
     "silu",
     "softcap",
     "softmax",
+    "sqrt",
+    "square",
     "ssd",
+    "sub",
+    "sum",
     "swiglu",
     "swiglu_halves",
+    "tanh",
     "token_losses",
     "token_sums",
+    "transpose",
     "valid_rows",
     "weigh",
+    "where",
 ]
 
 #: Each op by its kernel: "rmsnorm.forward".
@@ -124,6 +161,10 @@ TABLE: dict[str, Op] = {
     for op in vars(module).values()
     if isinstance(op, Op)
 }
+
+#: The operators of tensors record by these functions: see graph/operators.py.
+_WORDS = "abs add div exp log matmul mean mul part power relu reshape scale sqrt sub sum tanh"
+RECORDERS.update({name: globals()[name] for name in (*_WORDS.split(), "transpose")})
 
 
 def __dir__() -> list[str]:

@@ -141,7 +141,7 @@ def attention(
 
 def _attention_gradient(back: Backward, node: Node, do: Tensor) -> None:
     q, k, v = node["q"], node["k"], node["v"]
-    dq = back.new(q.root) if back.wants(q) else None
+    dq = back.new(q.root).view(q.shape) if back.wants(q) else None
     dk, dv = (_gradient_of_keys(back, x, dq) for x in (k, v))
     if dq or dk or dv:
         delta = back.tape.new("delta", node["lse"].shape) if dq or dk else None
@@ -152,13 +152,13 @@ def _attention_gradient(back: Backward, node: Node, do: Tensor) -> None:
     read = {"do": do, "o": node["o"], "lse": node["lse"], "sinks": sinks}
     back.emit(ATTENTION_BACKWARD_SINKS, {"dsinks": sinks}, read, node)
     for x, dx in ((q, dq), (k, dk), (v, dv)):
-        if dx and not x.base:
+        if dx and not x.whole.base:
             back.contribute(x, dx)
 
 
 def _gradient_of_keys(back: Backward, x: Tensor, dq: Tensor | None) -> Tensor | None:
     """Return the tensor for the gradient of k or v, perhaps columns of dq; None: not wanted."""
-    if x.base:
+    if x.whole.base:
         return dq and dq.at(x.offset)
     return back.new(x) if back.wants(x) else None
 

@@ -20,12 +20,12 @@ from toynn.ops._shape import (
 __all__ = [
     "ACCUMULATE",
     "ADD",
+    "COLUMNS",
     "GELU_BACKWARD",
     "GELU_FORMS",
     "NARROW",
     "SCALE",
     "WIDEN",
-    "add",
     "columns",
     "geglu",
     "gelu",
@@ -43,11 +43,6 @@ __all__ = [
 #: The two forms of GELU by name, with the value of the kernel's switch "exact".
 GELU_FORMS = {"gelu_tanh": 0, "gelu_exact": 1}
 _ROUNDED = {"f16": 0, "bf16": 1}
-
-
-def add(s: Recorder, a: Tensor, b: Tensor) -> Tensor:
-    """Record y = a + b, shapes equal."""
-    return s.tape.record(ADD, {"a": a, "b": b}).output
 
 
 def _add_gradient(back: Backward, node: Node, dy: Tensor) -> None:

@@ -25,7 +25,16 @@ from toynn.ops._shape import (
     require,
 )
 
-__all__ = ["Routes", "combine", "dispatch", "experts", "route", "weigh"]
+__all__ = [
+    "EXPERTS_BACKWARD_INPUT",
+    "MOST_ROWS",
+    "Routes",
+    "combine",
+    "dispatch",
+    "experts",
+    "route",
+    "weigh",
+]
 
 MOST_ROWS = 2**31 - 1  # copies of rows: their indices are int32
 MOST_GROUPS = 64  # of experts
@@ -117,6 +126,13 @@ def _experts_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     back.emit(EXPERTS_BACKWARD_INPUT, {"dx": x}, rows | {"w": w}, node)
 
 
+def _batch_gradient(back: Backward, node: Node, dy: Tensor) -> None:
+    """Record the gradients of y (E M, N) = a (E M, K) b (E, K, N), which ``matmul`` records."""
+    a, b, rows = node["dy"], node["w"], {"offsets": node["offsets"]}
+    back.emit(EXPERTS_BACKWARD_WEIGHT, {"dw": b}, {"dy": a, "x": dy, **rows}, node)
+    back.emit(EXPERTS, {"y": a}, {"x": dy, "w": b, **rows}, node)
+
+
 def _dispatch_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     _transposed(back, COMBINE, node, dy)
 
@@ -172,7 +188,7 @@ WEIGH = Op(
 )
 EXPERTS_BACKWARD_BIAS = Op("experts.backward_bias", flops(1, "M", "N"), rows="M dy")
 EXPERTS_BACKWARD_INPUT = Op(
-    "experts.backward_input", _PRODUCT, nbytes=_used, adds=True, rows="M dy"
+    "experts.backward_input", _PRODUCT, _batch_gradient, nbytes=_used, adds=True, rows="M dy"
 )
 EXPERTS_BACKWARD_WEIGHT = Op("experts.backward_weight", _PRODUCT, rows="M dy")
 EXPERTS = Op("experts.forward", _PRODUCT, _experts_gradient, nbytes=_used, rows="M x")

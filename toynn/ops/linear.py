@@ -9,7 +9,7 @@ from toynn.numerics import checks, dtypes
 from toynn.ops._shape import Recorder, Sizes, by_names, flops, matrix, product_precision
 from toynn.ops.elementwise import GELU, GELU_BACKWARD, GELU_FORMS
 
-__all__ = ["embedding", "linear"]
+__all__ = ["LINEAR_BACKWARD_INPUT", "embedding", "linear"]
 
 
 def embedding(s: Recorder, w: Tensor, ids: Tensor) -> Tensor:
@@ -55,6 +55,13 @@ def _linear_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     back.emit(LINEAR_BACKWARD_INPUT, {"dx": x}, {"dy": dy, "w": w}, node)
 
 
+def _plain_gradient(back: Backward, node: Node, dy: Tensor) -> None:
+    """Record the gradients of y (M, N) = a (M, K) b (K, N), which ``matmul`` records."""
+    a, b = node["dy"], node["w"]
+    back.emit(LINEAR_BACKWARD_WEIGHT, {"dw": b}, {"dy": a, "x": dy}, node)
+    back.emit(LINEAR, {"y": a}, {"x": dy, "w": b}, node)
+
+
 def _activation(node: Node) -> Node | None:
     """Return a node that computes y from the saved sum before the activation; or None."""
     form = node.sizes["activation"]
@@ -84,7 +91,9 @@ EMBEDDING = Op(
     nbytes=_gathered,
     rows="N ids",
 )
-LINEAR_BACKWARD_INPUT = Op("matmul.backward_input", _PRODUCT, adds=True, rows="M dy")
+LINEAR_BACKWARD_INPUT = Op(
+    "matmul.backward_input", _PRODUCT, _plain_gradient, adds=True, rows="M dy"
+)
 LINEAR_BACKWARD_WEIGHT = Op("matmul.backward_weight", _PRODUCT, rows="M dy")
 LINEAR = Op(
     "matmul.forward", _PRODUCT, _linear_gradient, recompute=_activation, rows="M x", name="linear"

@@ -10,7 +10,8 @@ from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Role, Tensor, ValidRows
 from toynn.numerics import checks
 from toynn.ops._shape import EXP, Recorder, by_names, flops, matrix, require
-from toynn.ops.elementwise import SOFTCAP, SOFTCAP_BACKWARD, add, softcap
+from toynn.ops.arithmetic import add
+from toynn.ops.elementwise import SOFTCAP, SOFTCAP_BACKWARD, softcap
 from toynn.ops.linear import (
     BIAS_BACKWARD,
     LINEAR,
@@ -106,6 +107,7 @@ def linear_cross_entropy(
     """
     (N, C), (V, columns) = matrix("linear_cross_entropy", x=x), matrix("linear_cross_entropy", w=w)
     require(columns == C, "linear_cross_entropy", f"w (V, {C})", x=x, w=w)
+    require(x.base is None, "linear_cross_entropy", "x as it was computed, not reshaped", x=x)
     require(b is None or b.shape == (V,), "linear_cross_entropy", f"b ({V},)", x=x, w=w, b=b)
     fits = labels.shape == (N,) and labels.dtype == "i32"
     require(fits, "linear_cross_entropy", f"labels ({N},) of i32", x=x, labels=labels)

@@ -3,15 +3,18 @@
     declare -> finalize_weights -> upload -> record ops -> set_loss -> build_backward
             -> opt_step_adamw ... -> realize -> upload inputs -> run -> download
 
-``finalize_weights`` may come as late as before ``realize``. Any other wrong order raises
+``gradient_of``, for gradients of inputs, comes before ``build_backward``. ``finalize_weights`` may
+come as late as before ``realize``. Any other wrong order raises
 LifecycleError, which names the call that is missing. The short form of the same:
 
     declare, with values -> record ops -> step = minimize(loss) -> step(x=..., labels=...)
 """
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import Any, NoReturn, TypeVar
@@ -121,9 +124,10 @@ class Session:
                 "here. Choose medium"
             )
         self._busy = threading.RLock()  # a thread uses the session
+        self._self = weakref.ref(self)  # for tensors: they do not keep the session alive
         self.tape = self._new_tape()
         self.trained: Tape | None = None  # the tape of the last step or micro-batch
-        self._storage = Storage(self.backend)
+        self._storage = Storage(self.backend, self._self)
         self._updates = Updates(
             self._storage,
             checkpointing=checkpointing,
@@ -243,9 +247,9 @@ class Session:
     def output(self, tensor: Tensor) -> Tensor:
         """Keep an activation until the next run, so that it can be downloaded."""
         self._check_recording("output()")
-        if tensor not in self.tape.written:
+        if tensor.whole not in self.tape.written:
             raise ConfigError(f"output: {tensor!r} is not computed on this tape")
-        self.tape.kept.add(tensor)
+        self.tape.kept.add(tensor.whole)
         return tensor
 
     def _check_new(self, name: str) -> None:
@@ -289,17 +293,25 @@ class Session:
 
     @exclusive
     def set_loss(self, loss: Tensor) -> None:
-        """Set the scalar that the backward pass starts from. Raises ShapeError if not a scalar."""
+        """Set the loss, from which the backward pass starts: one number, in any shape.
+
+        Raises ShapeError for more numbers.
+        """
         self._check_recording("set_loss()")
         if loss.size != 1:
-            raise ShapeError(f"set_loss: the loss is a scalar; got {loss!r}")
+            raise ShapeError(
+                f"set_loss: the loss is a scalar; got {loss!r}: take its .mean() or .sum()"
+            )
         if self.tape.loss is not None:
             _refuse("set_loss()", f"once a tape: the loss is {self.tape.loss.name} already")
-        self.tape.loss = self.output(loss)
+        self.tape.loss = self.output(loss).whole
 
     @exclusive
     def build_backward(self) -> None:
-        """Record the gradients of all parameters that the loss depends on."""
+        """Record the gradients of the parameters that the loss depends on, and of ``gradient_of``.
+
+        Raises ConfigError if the loss does not depend on a tensor of ``gradient_of``.
+        """
         self._check_recording("build_backward()")
         if self.tape.loss is None:
             _refuse("build_backward()", "before set_loss()")
@@ -307,10 +319,39 @@ class Session:
             _refuse("build_backward()", "once a tape: it has been called already")
         self._updates.build_backward(self.tape, self.tape.loss)
 
+    @exclusive
+    def gradient_of(self, tensor: Tensor) -> Tensor:
+        """Ask for the gradient of an input or activation; return the tensor that will hold it.
+
+        It is kept until the next run, for ``download``. Gradients of parameters need not be asked
+        for: see ``grad``. Raises ConfigError for any other tensor, and for integers. Raises
+        LifecycleError after ``build_backward``.
+        """
+        self._check_recording("gradient_of()")
+        if self.tape.gradients is not None:
+            _refuse(f"gradient_of({tensor.name})", "after build_backward(): ask for it before")
+        tensor = tensor.whole
+        if (
+            tensor not in self.tape.written.union(self.tape.inputs.values())
+            or tensor.dtype != "f32"
+        ):
+            raise ConfigError(
+                f"gradient_of: needs an input or activation of this tape, in f32; got {tensor!r}"
+            )
+        if tensor not in self.tape.wanted:
+            gradient = replace(self.tape.new("", tensor.shape), name=f"d_{tensor.name}")
+            self.tape.wanted[tensor] = gradient
+            self.tape.kept.add(gradient)
+        return self.tape.wanted[tensor]
+
     def grad(self, tensor: Tensor) -> Tensor:
         """Return the gradient of a tensor with respect to the loss."""
+        tensor = tensor.whole
         if self.tape.gradients is None:
             _refuse("grad()", "before build_backward()")
+        if tensor not in self.tape.gradients and tensor.role is Role.INPUT:
+            why = "before build_backward(), to have its gradient"
+            raise ConfigError(f"grad: {tensor.name} is an input: call gradient_of() {why}")
         if tensor not in self.tape.gradients:
             raise ConfigError(f"grad: the loss does not depend on {tensor.name}, or it is frozen")
         return self.tape.gradients[tensor]
@@ -480,8 +521,9 @@ class Session:
 
         Gradients of several micro-batches are returned as their weighted mean.
         """
+        tensor, shape = tensor.whole, tensor.shape
         self._check_held(tensor, "download")
-        values = self._storage.read(tensor)
+        values = self._storage.read(tensor).reshape(shape)
         zeros = (Role.MOMENT, Role.STATE, Role.PERSISTENT)
         if tensor not in self._known and tensor.role not in zeros:
             before = "run()" if tensor.role in _COMPUTED else f"upload({tensor.name})"
@@ -592,7 +634,7 @@ class Session:
         return _section(self._busy, call, self._forget, signals)
 
     def _new_tape(self) -> Tape:
-        return Tape(exclusively=partial(_section, self._busy))  # does not keep the session alive
+        return Tape(exclusively=partial(_section, self._busy), owner=self._self)
 
     def _forget(self) -> None:
         """Undo the step in which the device failed.

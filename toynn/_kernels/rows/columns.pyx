@@ -4,6 +4,8 @@
 
     dx[n,K+c]  = dy[n,c], and 0 elsewhere; if accumulate is set: dx[n,K+c] += dy[n,c]
 
+    place: y[n,K+c] = x[n,c], and elsewhere y stays as it is; its gradient is forward
+
 N rows of X columns, of which C from column K on are copied. float32, C-contiguous. dx is
 overwritten. If accumulate is set, its C columns are added to, and the others are not touched.
 """
@@ -28,6 +30,12 @@ cdef inline void backward_row(
         dx[K + c] += dy[c]
 
 
+cdef inline void place_row(
+    float* y, const float* x, Py_ssize_t C, Py_ssize_t K
+) noexcept nogil:
+    memcpy(y + K, x, C * sizeof(float))
+
+
 def _columns_fit(where, arrays, sizes, options):
     X, C, K = (sizes[name] for name in "XCK")
     if not 0 <= K <= X - C:
@@ -36,3 +44,4 @@ def _columns_fit(where, arrays, sizes, options):
 
 forward = entry("rows N: y[N C] <- x[N X] | K", _columns_fit)
 backward = entry("rows N: dx[N X]+ <- dy[N C] | K", _columns_fit)
+place = entry("rows N: y[N X]! <- x[N C] | K", _columns_fit)

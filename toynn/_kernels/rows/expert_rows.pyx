@@ -2,6 +2,7 @@
 
     offsets[e]   = how many (n,j) have experts[n,j] < e                     e = 0..E
     slots[n,j]   = offsets[e] + how many (n',j') before (n,j) go to e       e = experts[n,j]
+    even: offsets[e] = M e, for a batch of products: expert e has rows M e .. M (e + 1) - 1
 
 N rows, each sent to K of E experts. All arrays are i32: experts and slots (N,K), offsets (E+1,). So
 expert e has rows offsets[e] .. offsets[e+1] - 1, in their original order. slots and offsets are
@@ -37,4 +38,11 @@ cdef inline void forward_once(
         offsets[e + 1] += 1
 
 
+cdef inline void even_once(int* offsets, Py_ssize_t E, Py_ssize_t M) noexcept nogil:
+    cdef Py_ssize_t e
+    for e in range(E + 1):
+        offsets[e] = <int>(M * e)
+
+
 forward = entry("once: i32 slots[N K] i32 offsets[E+1] <- i32 experts[N K]<E")
+even = entry("once: i32 offsets[E+1] <- | M")

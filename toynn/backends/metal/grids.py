@@ -227,6 +227,7 @@ PASSES: dict[str, Passes] = {
     ],
     "ssd.cached": _each("B", "V", "E"),
     "ssd.forward": _each("B", "V", "E"),
+    "sums.forward": lambda s: [rows(s["A"] * s["B"])],
     "swiglu.halves_backward": _each("N", "F"),
     "token_sums.forward": lambda s: [rows(2 * s["S"])],
     "valid_rows.forward": _one_group,

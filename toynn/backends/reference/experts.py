@@ -79,6 +79,12 @@ def expert_rows(experts: Array, E: int) -> Outputs:
     return {"slots": slots.reshape(experts.shape), "offsets": offsets}
 
 
+@kernel("expert_rows.even")
+def even(M: int, E: int) -> Outputs:
+    """Compute offsets[e] = M e."""
+    return {"offsets": M * np.arange(E + 1)}
+
+
 @kernel("dispatch.forward")
 def dispatch(x: Array, slots: Array) -> Outputs:
     """y[slots[n, j]] = x[n]."""

@@ -1,4 +1,4 @@
-"""Pointwise kernels: sums, roundings, activations, dropout."""
+"""Pointwise kernels: arithmetic, functions of one number, roundings, activations, dropout."""
 
 import math
 
@@ -33,6 +33,126 @@ def bias_backward(dy: Array) -> Outputs:
     return {"db": dy.sum(axis=0)}
 
 
+@kernel("pointwise.sub")
+def sub(a: Array, b: Array) -> Outputs:
+    """Compute y = a - b."""
+    return {"y": a - b}
+
+
+@kernel("pointwise.mul")
+def mul(a: Array, b: Array) -> Outputs:
+    """Compute y = a b."""
+    return {"y": a * b}
+
+
+@kernel("pointwise.div")
+def div(a: Array, b: Array) -> Outputs:
+    """Compute y = a / b."""
+    return {"y": a / b}
+
+
+@kernel("pointwise.div_backward")
+def div_backward(dy: Array, y: Array, b: Array) -> Outputs:
+    """Compute db = -dy y / b."""
+    return {"db": -dy * y / b}
+
+
+@kernel("pointwise.affine")
+def affine(x: Array, alpha: float, beta: float) -> Outputs:
+    """Compute y = alpha x + beta."""
+    return {"y": alpha * x + beta}
+
+
+@kernel("pointwise.square")
+def square(x: Array) -> Outputs:
+    """Compute y = x^2."""
+    return {"y": x**2}
+
+
+@kernel("pointwise.square_backward")
+def square_backward(dy: Array, x: Array) -> Outputs:
+    """Compute dx = 2 x dy."""
+    return {"dx": 2 * x * dy}
+
+
+@kernel("pointwise.power")
+def power(x: Array, p: float) -> Outputs:
+    """Compute y = x^p."""
+    return {"y": x**p}
+
+
+@kernel("pointwise.power_backward")
+def power_backward(dy: Array, x: Array, p: float) -> Outputs:
+    """Compute dx = p x^(p-1) dy."""
+    return {"dx": p * x ** (p - 1) * dy}
+
+
+@kernel("pointwise.exp")
+def exp(x: Array) -> Outputs:
+    """Compute y = e^x."""
+    return {"y": np.exp(x)}
+
+
+@kernel("pointwise.log")
+def log(x: Array) -> Outputs:
+    """Compute y = ln x."""
+    return {"y": np.log(x)}
+
+
+@kernel("pointwise.sqrt")
+def sqrt(x: Array) -> Outputs:
+    """Compute y = x^(1/2)."""
+    return {"y": np.sqrt(x)}
+
+
+@kernel("pointwise.sqrt_backward")
+def sqrt_backward(dy: Array, y: Array) -> Outputs:
+    """Compute dx = dy / (2 y)."""
+    return {"dx": dy / (2 * y)}
+
+
+@kernel("pointwise.tanh")
+def tanh(x: Array) -> Outputs:
+    """Compute y = tanh x."""
+    return {"y": np.tanh(x)}
+
+
+@kernel("pointwise.tanh_backward")
+def tanh_backward(dy: Array, y: Array) -> Outputs:
+    """Compute dx = (1 - y^2) dy."""
+    return {"dx": (1 - y**2) * dy}
+
+
+@kernel("pointwise.abs")
+def absolute(x: Array) -> Outputs:
+    """Compute y = |x|."""
+    return {"y": np.abs(x)}
+
+
+@kernel("pointwise.abs_backward")
+def abs_backward(dy: Array, x: Array) -> Outputs:
+    """Compute dx = sign(x) dy."""
+    return {"dx": np.sign(x) * dy}
+
+
+@kernel("pointwise.relu")
+def relu(x: Array) -> Outputs:
+    """Compute y = max(x, 0)."""
+    return {"y": np.maximum(x, 0)}
+
+
+@kernel("pointwise.relu_backward")
+def relu_backward(dy: Array, y: Array) -> Outputs:
+    """Compute dx = dy where y > 0."""
+    return {"dx": np.where(y > 0, dy, 0)}
+
+
+@kernel("pointwise.masked")
+def masked(x: Array, mask: Array, keep: int) -> Outputs:
+    """Compute y = x where the mask is 0 (keep 0), or is not 0 (keep 1)."""
+    return {"y": np.where((mask != 0) == keep, x, 0)}
+
+
 @kernel("columns.forward")
 def columns(x: Array, C: int, K: int) -> Outputs:
     """Compute y = C columns of x, from column K on."""
@@ -45,6 +165,14 @@ def columns_backward(dy: Array, X: int, K: int) -> Outputs:
     dx = np.zeros((len(dy), X))
     dx[:, K : K + dy.shape[1]] = dy
     return {"dx": dx}
+
+
+@kernel("columns.place")
+def place(y: Array, x: Array, K: int) -> Outputs:
+    """Compute y = x in columns from K on; other columns stay."""
+    found = y.copy()
+    found[:, K : K + x.shape[1]] = x
+    return {"y": found}
 
 
 @kernel("relu2.forward")

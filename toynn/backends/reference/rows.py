@@ -231,3 +231,21 @@ def dora(x: Array, m: Array, r: Array, bias: Array | None) -> Outputs:
 def dora_backward(dy: Array, x: Array, m: Array, r: Array) -> Outputs:
     """Compute dx = dy m r, dm = sum dy x r, with r as a constant."""
     return {"dx": dy * m * r, "dm": (dy * x * r).sum(axis=0)}
+
+
+@kernel("sums.forward")
+def sums(x: Array, alpha: float) -> Outputs:
+    """Compute y[a,b] = alpha sum_n x[a,n,b]."""
+    return {"y": alpha * x.sum(axis=1)}
+
+
+@kernel("sums.expand")
+def expand(x: Array, N: int, alpha: float) -> Outputs:
+    """Compute y[a,n,b] = alpha x[a,b]."""
+    return {"y": alpha * x[:, None].repeat(N, axis=1)}
+
+
+@kernel("transpose.forward")
+def transpose(x: Array) -> Outputs:
+    """Compute y[a,m,n,b] = x[a,n,m,b]."""
+    return {"y": x.swapaxes(1, 2)}

@@ -9,7 +9,10 @@ def _calls(rng: np.random.Generator, N: int, K: int, E: int) -> list[Call]:
     """Choose among every second expert, so that some have no rows."""
     some = np.arange(0, E, 2)
     chosen = some[rng.integers(0, some.size, (N, K))].astype(np.int32)
-    return [derived("expert_rows.forward", {"experts": chosen}, {"E": E})]
+    return [
+        derived("expert_rows.forward", {"experts": chosen}, {"E": E}),
+        derived("expert_rows.even", {}, {"E": E, "M": N}),
+    ]
 
 
 CASE = OpCase(

@@ -2,6 +2,7 @@
 //
 //   offsets[e]   = how many (n,j) have experts[n,j] < e                     e = 0..E
 //   slots[n,j]   = offsets[e] + how many (n',j') before (n,j) go to e       e = experts[n,j]
+//   even: offsets[e] = M e
 //
 // N rows, each sent to K of E experts. A thread for each expert, and one for the end. It goes over all copies to
 // find where its expert begins, and once more to number its expert's copies.
@@ -22,4 +23,12 @@ kernel void expert_rows_forward(
     for (uint i = 0; i < copies; ++i) {
         if (experts[i] == e) slots[i] = slot++;
     }
+}
+
+kernel void expert_rows_even(
+    device int*               offsets [[buffer(ExpertRowsEven::offsets)]],
+    constant ExpertRowsEven&  args    [[buffer(ExpertRowsEven::args)]],
+    uint at [[thread_position_in_grid]])
+{
+    if (at <= args.E) offsets[at] = int(at * args.M);
 }
