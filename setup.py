@@ -103,7 +103,7 @@ DIRECTIVES = {
     "wraparound": False,
     "cdivision": True,
     "embedsignature": True,
-    "freethreading_compatible": True,  # docs/kernels.md says why
+    "freethreading_compatible": True,  # docs/kernel-rules.md says why
 }
 
 PLAIN = "int main(void) { return 0; }"

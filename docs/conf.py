@@ -43,6 +43,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"toynn(\.\w+)+\.[A-Z]\w*"),
 ]
 
+KERNELS = runpy.run_path(str(ROOT / "docs" / "kernel_pages.py"))
+
 #: Where pages are made from files that are not in docs.
 MADE = "_pages"
 LINK = re.compile(r"(\]\()(?!https?:|#|/)([^)#\s]+)")
@@ -85,18 +87,9 @@ def make_pages(app: Sphinx) -> None:
     """Write a page for each file outside of docs to which a page of the site links."""
     made = Path(app.srcdir) / MADE
     shutil.rmtree(made, ignore_errors=True)
-    kernels = runpy.run_path(str(ROOT / "docs" / "kernel_pages.py"))
-    folder = Path(app.srcdir) / kernels["FOLDER"]
-    folder.mkdir(parents=True)
-    for op, picture in kernels["pictures"]().items():
-        (folder / f"{op}.svg").write_text(picture)
-    linked: set[str] = set()
-    for name, text in kernels["pages"]().items():  # with links as pages in docs have them
-        linked |= targets("docs/kernels.md", text)
-        page = redirected(text, "docs/kernels.md", f"{kernels['FOLDER']}/{name}")
-        (folder / f"{name}.md").write_text(page)
-    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/notebooks/*.md")]
-    todo = sorted({str(page.relative_to(ROOT)) for page in pages} | linked)
+    folders = ("docs", "docs/notebooks", "docs/kernels")
+    pages = [page for folder in folders for page in ROOT.glob(f"{folder}/*.md")]
+    todo = sorted(str(page.relative_to(ROOT)) for page in pages)
     seen = set(todo)
     while todo:
         path = todo.pop()
@@ -123,8 +116,10 @@ def redirected(text: str, path: str, docname: str) -> str:
 
 
 def redirect(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Turn a page's links to files into links to their pages on the site."""
+    """Turn a page's links to files into links to their pages; add the code to a kernel's page."""
     path = origin(docname)
+    if docname.startswith("kernels/") and docname != "kernels/index":
+        source[0] += "\n" + KERNELS["code_of"](posixpath.basename(docname))
     if path.endswith(".md") and (ROOT / path).exists():
         source[0] = redirected(source[0], path, docname)
 

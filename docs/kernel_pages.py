@@ -1,8 +1,8 @@
-"""Make a page of the site for each op, from what is said elsewhere.
+"""Make a page for each op: ``python docs/kernel_pages.py`` writes docs/kernels.
 
-The formula is the docstring of the kernel, the derivation a section of docs/kernels.md, cost and
-shapes are those of the op table and of the case, the code is the kernel's. The questions and
-answers are the docstrings of tests/kernels/test_questions_*.py. docs/conf.py writes the pages.
+The formula is the docstring of the kernel, the derivation a section of the tour or of the pages
+that follow it. Cost and shapes are those of the op table and of the case. The questions and answers
+are the docstrings of tests/kernels/test_questions_*.py. The site adds the code of the kernel.
 
     toynn bench --threads 1 --json figures.json && python docs/kernel_pages.py figures.json
 
@@ -28,62 +28,83 @@ from toynn._kernels.base.loops import written
 from toynn.testing.cases import CASES
 
 ROOT = Path(__file__).parents[1]
-TOUR = ROOT / "docs" / "kernels.md"
-#: Where the site has these pages, in docs.
-FOLDER = "_pages/kernels"
+FOLDER = ROOT / "docs" / "kernels"
+#: The pages that derive ops, and their titles.
+TOLD = {
+    "kernels.md": "The tour",
+    "beyond-gpt2.md": "What GPT-2 has not",
+    "fewer-bits.md": "Products in fewer bits",
+}
 ROOFLINE = ROOT / "docs" / "roofline.json"
 OPS = sorted({kernel.partition(".")[0] for kernel in ops.TABLE})
 
 #: What a function is called that serves the backward alone.
 BACKWARD = r"backward|_columns_d|_sum_over|slope|_gradient"
-#: The sections of the tour that derive an op: several with | between them.
+#: The ops in the order in which to read them, and the sections that derive each: several with |
+#: between them.
 SECTIONS = {
+    # On GPT-2's way, in the order of a byte
     "embedding": "Gather and scatter-add: embedding",
-    "class_token": "Pictures: class_token",
-    "layernorm": "LayerNorm",
-    "rmsnorm": "RMSNorm",
-    "gatednorm": "RMSNorm",
-    "dora": "Magnitudes: DoRA",
-    "shortconv": "A short convolution",
-    "decay": "A gated delta rule",
-    "softmax": "Softmax",
-    "rope": "RoPE",
-    "routing": "A mixture of experts",
-    "dispatch": "A mixture of experts",
-    "gated": "A gated delta rule",
-    "columns": "A selective state space",
-    "latent": "Over latents",
-    "gaussian_topk": "Gaussian top-k",
-    "altup": "Streams: AltUp",
+    "valid_rows": "Valid rows: valid_rows",
     "elementwise": "elementwise.add, elementwise.scale",
-    "pointwise": "Arithmetic, and sums over axes",
-    "sums": "Arithmetic, and sums over axes",
-    "transpose": "Arithmetic, and sums over axes",
-    "rounding": "Weights of 16 bits",
-    "dropout": "Dropout, with a mask that is never stored",
+    "layernorm": "LayerNorm",
+    "matmul": "Three products | The tile: why a product can be fast",
+    "softmax": "Softmax",
+    "attention": "Online softmax | Backward | Causal, packed, fused | Windows, caps, sinks, groups",
     "gelu": "GELU",
-    "silu": "SiLU and SwiGLU",
-    "relu2": "SiLU and SwiGLU",
-    "swiglu": "SiLU and SwiGLU",
-    "geglu": "SiLU and SwiGLU",
-    "sigmoid": "The slope without cancellation",
-    "softcap": "A soft cap",
-    "adamw": "AdamW",
     "cross_entropy": "6. The loss",
     "chunked_cross_entropy": "6. The loss",
     "grad_norm": "Norm and clipping: grad_norm",
-    "matmul": "Three products | The tile: why a product can be fast",
-    "experts": "A mixture of experts",
-    "attention": "Online softmax | Backward | Causal, grouped, fused",
+    "adamw": "AdamW",
+    # Norms, positions, inputs
+    "rmsnorm": "RMSNorm",
+    "gatednorm": "Gated RMSNorm",
+    "rope": "RoPE",
+    "class_token": "Pictures: class_token",
+    # Activations
+    "silu": "SiLU and SwiGLU",
+    "swiglu": "SiLU and SwiGLU",
+    "geglu": "SiLU and SwiGLU",
+    "relu2": "SiLU and SwiGLU",
+    "sigmoid": "The slope without cancellation",
+    "softcap": "A soft cap",
+    "gaussian_topk": "Gaussian top-k",
+    "dropout": "Dropout, with a mask that is never stored",
+    # Attention and states
     "cached_attention": "Over a cache: generation",
+    "latent": "Over latents",
+    "gated": "A gated delta rule",
+    "shortconv": "A short convolution",
     "delta": "A gated delta rule",
+    "decay": "A gated delta rule",
     "ssd": "A selective state space",
-    "valid_rows": "Valid rows: valid_rows",
+    # Rows and experts
+    "columns": "A selective state space",
+    "routing": "A mixture of experts",
     "expert_rows": "A mixture of experts",
+    "dispatch": "A mixture of experts",
+    "experts": "A mixture of experts",
+    "altup": "Streams: AltUp",
+    # Adapters, rounding, preferences
+    "pointwise": "Arithmetic, and sums over axes",
+    "sums": "Arithmetic, and sums over axes",
+    "transpose": "Arithmetic, and sums over axes",
+    "dora": "Magnitudes: DoRA",
+    "rounding": "Weights of 16 bits",
     "token_sums": "Preferences: losses of whole completions",
     "dpo": "Preferences: losses of whole completions",
-    "kto": "Preferences: losses of whole completions",
     "orpo": "Preferences: losses of whole completions",
+    "kto": "Preferences: losses of whole completions",
+}
+#: The first op of each part of the index.
+PARTS = {
+    "embedding": "On GPT-2's way, in the order of a byte",
+    "rmsnorm": "Norms, positions, inputs",
+    "silu": "Activations",
+    "cached_attention": "Attention and states",
+    "columns": "Rows and experts",
+    "pointwise": "Losses of your own",
+    "dora": "Adapters, rounding, preferences",
 }
 #: The drawing of an op's loops, in docs/pictures, where the signatures do not tell: see kind.
 DRAWN = {
@@ -138,10 +159,23 @@ def formula(op: str) -> str:
     parts = [_text(title)]
     for shown, lines in groupby(_paragraphs(rest), lambda part: part.startswith("    ")):
         if shown:
-            parts.append("```text\n" + dedent("\n\n".join(lines)) + "\n```")
+            parts.append("```text\n" + one_a_line(dedent("\n\n".join(lines))) + "\n```")
         else:
             parts += map(_text, lines)
     return "\n\n".join(parts)
+
+
+def one_a_line(shown: str) -> str:
+    """Return formulas with one on each line: a second one beside the first goes below it."""
+    lines = []
+    for line in shown.split("\n"):
+        margin = " " * len(re.match(r" *(\w+: +)?", line)[0])  # type: ignore[index]
+        first, *others = re.split(r" {4,}(?=\S+ += )", line[len(margin) :])
+        both = others and "=" in first
+        lines += (
+            [line[: len(margin)] + first, *(margin + each for each in others)] if both else [line]
+        )
+    return "\n".join(lines)
 
 
 def _paragraphs(text: str) -> Iterator[str]:
@@ -155,13 +189,14 @@ def _text(part: str) -> str:
     return re.sub(r"([*_<>`|\[\]])", r"\\\1", part)
 
 
-def section(heading: str) -> str:
-    """Return a section of the tour without its heading, up to the next one."""
-    text = TOUR.read_text()
-    match = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|^---$)", text, re.M | re.S)
-    if match is None:
-        raise ValueError(f"docs/kernels.md has no section {heading!r}, which an op's page shows")
-    return re.sub(r"\]\(#", "](kernels.md#", match[1].strip())
+def section(heading: str) -> tuple[str, str]:
+    """Return the page that has a section, and the section without its heading, up to the next."""
+    for page in TOLD:
+        text = (ROOT / "docs" / page).read_text()
+        match = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|^---$|\Z)", text, re.M | re.S)
+        if match is not None:
+            return page, re.sub(r"\]\(#", f"]({page}#", match[1].strip())
+    raise ValueError(f"{', '.join(TOLD)}: no section {heading!r}, which an op's page shows")
 
 
 def measured() -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -233,17 +268,13 @@ def kind(op: str) -> str:
 def page(op: str, asked: list[Question]) -> str:
     """Return the page of an op, with links as a page in docs has them."""
     drawing = kind(op)
-    headings = SECTIONS[op].split(" | ")
     source = source_of(op).relative_to(ROOT)
-    forward, backward = code(op)
-    both = [f"```{{code-block}} cython\n{part}\n```" for part in (forward, backward) if part]
+    derived = [section(heading) for heading in SECTIONS[op].split(" | ")]
     shapes = "; ".join(
         ", ".join(f"{name} {size}" for name, size in sizes.items()) for sizes in CASES[op].shapes
     )
     said = [
-        f"### {each.asked}\n\n{each.answer}\n\n"
-        f"    python -m pytest {each.file} -k {each.test}\n\n"
-        f"```{{code-block}} python\n{each.code}\n```"
+        f"### {each.asked}\n\n{each.answer}\n\n    python -m pytest {each.file} -k {each.test}"
         for each in asked
     ]
     place = "[the machine that was measured](measured.md#roofline-of-each-kernel)"
@@ -252,43 +283,61 @@ def page(op: str, asked: list[Question]) -> str:
         [
             f"# {op}",
             formula(op),
-            f"## Derivation\n\nFrom [the tour](kernels.md): {', '.join(headings)}.",
-            *map(section, headings),
+            f"The code: [{source.name}](../{source}). `python -m toynn._kernels.base.loops {op}` "
+            "prints the loops that are written from its signatures.",
+            "## Derivation",
+            *(f"From [{TOLD[name]}]({name}).\n\n{text}" for name, text in derived),
             f"## Loops and blocks\n\n![The loops of {op}](pictures/{drawing}.svg)",
-            f"## Cost, and its place on the roofline\n\n![{op}](/{FOLDER}/{op}.svg)",
-            f"Times are of one thread of {place}. The limit is what sets the least possible time: "
-            "multiply-adds, or memory.",
+            f"## Cost, and its place on the roofline\n\n![{op}](kernels/{op}.svg)",
+            "A dark dot is an entry of this op at a shape of the table, a pale dot any other "
+            "kernel. No dot can be above the lines: the slanted ones are memory and cache, the "
+            f"level one is arithmetic. Times are of one thread of {place}.",
             cost_table(op),
             f"Tests call the kernel with these sizes: {shapes}. Results may be off by "
             f"{CASES[op].tolerance:g} ({_text(CASES[op].reason)}). {case} has the inputs.",
-            f"## The code: forward beside backward\n\n[All of the file](../{source}).",
-            "````{container} beside\n" + "\n\n".join(both) + "\n````",
-            "Written from the signatures, structs and loops, as `python -m "
-            f"toynn._kernels.base.loops {op}` prints them:",
-            f"```{{code-block}} cython\n{written(op)}```",
             "## Questions",
             *said,
         ]
     )
 
 
-def pages() -> dict[str, str]:
-    """Return the text of each page by its name; "index" lists the others."""
-    asked = questions()
-    listed = "\n".join(OPS)
-    index = (
-        "# Each kernel\n\n"
-        "A page for each op: formula, derivation, loops, cost, code, and three questions with the "
-        "tests that answer them. [The tour](kernels.md) tells how they work together.\n\n"
-        f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```"
+def code_of(op: str) -> str:
+    """Return what the site adds to the page of an op: the code, forward above backward."""
+    forward, backward = code(op)
+    both = [f"```cython\n{part}\n```" for part in (forward, backward) if part]
+    return "\n\n".join(
+        [
+            "## The code: forward, then backward",
+            *both,
+            "<details><summary>Written from the signatures: structs and loops</summary>",
+            f"```cython\n{written(op)}```",
+            "</details>\n",
+        ]
     )
-    return {op: page(op, asked[op]) for op in OPS} | {"index": index}
 
 
-def pictures() -> dict[str, str]:
-    """Return for each op the drawing of its place on the roofline."""
+def files() -> dict[str, str]:
+    """Return the text of each file of docs/kernels by its name."""
+    asked = questions()
+    index = [
+        "# Each kernel\n",
+        "A page for each op: formula, derivation, loops, cost, and three questions with the tests",
+        "that answer them. Read the first part from the top: it is the way of a byte through",
+        "[the tour](../kernels.md).",
+    ]
+    for op in SECTIONS:
+        if op in PARTS:
+            index.append(f"\n## {PARTS[op]}\n")
+        title = formula(op).partition("\n")[0]
+        index.append(f"- [{op}]({op}.md): {title}")
+    index.append("\n```{toctree}\n:hidden:\n")
+    made = {"index.md": "\n".join([*index, *SECTIONS, "```\n"])}
     Drawing = runpy.run_path(str(ROOT / "docs" / "pictures.py"))["Drawing"]
-    return {op: roofline(op, Drawing).svg() for op in OPS}
+    for op in SECTIONS:
+        text = re.sub(r"\]\((?!https?:)", "](../", page(op, asked[op]))
+        made[f"{op}.md"] = text.replace("](../kernels/", "](") + "\n"
+        made[f"{op}.svg"] = roofline(op, Drawing).svg()
+    return made
 
 
 def roofline(op: str, Drawing: Any) -> Any:
@@ -316,16 +365,24 @@ def roofline(op: str, Drawing: Any) -> Any:
         middle = at(0.3, 0.3 * rate)
         d.text(middle[0] - 4, middle[1] - 6, f"{name}, {rate / 1e9:.0f} GB/s", "end", small=True)
     d.text(580, at(1, peak)[1] - 6, f"float32, {peak / 1e9:.0f} GFLOP/s", "end", small=True)
-    for own in (False, True):
-        for row in rows:
-            if row["flops"] and (row["kernel"].partition(".")[0] == op) == own:
-                x, y = at(max(0.05, row["flops"] / row["nbytes"]), row["flops"] / row["seconds"])
-                style = 'class="tip" r="4"' if own else 'class="e" stroke="#8b949e" r="2.5"'
-                d.parts.append(f'<circle {style} cx="{x}" cy="{y}"/>')
+    dots: dict[bool, list[str]] = {True: ["M72 36"], False: ["M72 54"]}
+    for row in rows:
+        if row["flops"]:
+            x, y = at(max(0.05, row["flops"] / row["nbytes"]), row["flops"] / row["seconds"])
+            dots[row["kernel"].partition(".")[0] == op].append(f"M{x} {y}")
+    for own, width in ((False, 5), (True, 8)):  # a line of no length with round ends is a dot
+        style = f'stroke-width="{width}" stroke-linecap="round" opacity="{1 if own else 0.35}"'
+        d.parts.append(f'<path {style} d="{"h0".join(dots[own])}h0"/>')
+    d.text(82, 40, op, small=True)
+    d.text(82, 58, "other kernels", small=True)
     if not any(row["flops"] and row["kernel"].startswith(f"{op}.") for row in rows):
         d.text(320, 130, "no flops: it moves bytes, or counts", "middle")
     return d
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]))
+    if sys.argv[1:]:
+        keep(Path(sys.argv[1]))
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in files().items():
+        (FOLDER / name).write_text(text)

@@ -24,7 +24,7 @@ from toynn.jobs.peers import COMMANDS, FLAGS
 ROOT = Path(__file__).parents[2]
 PAGES = [
     page
-    for folder in ("", "docs", "docs/notebooks")
+    for folder in ("", "docs", "docs/notebooks", "docs/kernels")
     for page in sorted((ROOT / folder).glob("*.md"))
     if page.name != "CHANGELOG.md"  # which tells of the past
 ]
@@ -142,6 +142,17 @@ def test_the_tutorial_of_a_kernel_prints_what_it_shows(tmp_path):
     found, by_difference = map(float, got[1].split())
     assert abs(found - by_difference) < 1e-6 and wanted[1].startswith(f"{found:.5f}")
     assert got[2:] == wanted[2:]
+
+
+def test_the_tour_shows_the_tape_that_its_program_prints(tmp_path):
+    page = ROOT / "docs" / "kernels.md"
+    (code,) = python_blocks(page)
+    again = code.replace("toynn.RecipeOptions()", "toynn.RecipeOptions(checkpointing=True)")
+    blocks = re.findall(r"^```text\n(.*?)^```", page.read_text(), re.M | re.S)
+    for shown, program in zip(blocks, (code, again), strict=True):
+        printed = {line.strip() for line in run(program, tmp_path).splitlines()}
+        lines = [line.strip() for line in shown.splitlines() if line != "..."]
+        assert len(lines) >= 5 and not [line for line in lines if line not in printed]
 
 
 CHATML = (

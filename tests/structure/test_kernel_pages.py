@@ -1,5 +1,6 @@
-"""Each op has a page of the site, whose questions are tests. docs/kernel_pages.py makes it."""
+"""Each op has a page in docs/kernels, whose questions are tests. docs/kernel_pages.py makes it."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -25,6 +26,33 @@ def test_an_op_has_a_page_with_three_questions(op):
     page = MADE["page"](op, ASKED[op])
     assert all(f"-k {each.test}" in page for each in ASKED[op])
     assert f"| `{op}." in page, "docs/roofline.json lacks the op: see docs/kernel_pages.py"
-    assert "entry(" in page.split("forward beside backward")[1]
-    assert "cdef struct " in page.split("Written from the signatures")[1]
+    shown, written = MADE["code_of"](op).split("Written from the signatures")
+    assert "entry(" in shown and "cdef struct " in written
     assert (ROOT / "docs" / "pictures" / f"{MADE['kind'](op)}.svg").exists()
+
+
+def test_the_pages_are_made_anew_where_a_kernel_or_a_derivation_changes():
+    """Docstrings, the tour, questions, cases and figures: ``python docs/kernel_pages.py``."""
+    made = MADE["files"]()
+    folder = MADE["FOLDER"]
+    assert {path.name for path in folder.iterdir()} == {*made}
+    stale = [name for name, text in made.items() if (folder / name).read_text() != text]
+    assert not stale, f"python docs/kernel_pages.py writes {', '.join(stale)} again"
+
+
+@pytest.mark.parametrize("page", [*MADE["TOLD"], "kernel-rules.md", "tutorial-kernel.md"])
+def test_a_formula_has_its_own_line_on_a_page(page):
+    """Beside each other, two do not fit on a phone."""
+    blocks = re.findall(r"^    +\S.*$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    assert [line for line in blocks if MADE["one_a_line"](line) != line] == []
+
+
+def test_a_formula_has_its_own_line():
+    beside = "y = a b        z = a + b\n  dy = 1      da = b"
+    assert MADE["one_a_line"](beside).split("\n") == [
+        "y = a b",
+        "z = a + b",
+        "  dy = 1",
+        "  da = b",
+    ]
+    assert MADE["one_a_line"]("y = a b      the product") == "y = a b      the product"

@@ -1,8 +1,8 @@
 """The list of what an op has, found by its name: whatever of it is there says what is missing.
 
 What must run is five files: the kernel, its case, its shader, and in modules of others its rule and
-its reference. What explains it is in four more: docs/kernels.md, docs/kernel_pages.py, its figures,
-its questions.
+its reference. What explains it is in four more: docs/kernels.md or docs/beyond-gpt2.md,
+docs/kernel_pages.py, its figures, its questions.
 """
 
 import re
@@ -20,6 +20,10 @@ NO_OPS = {
     "quants": "its functions dequantize files",
     "random": "its functions draw weights",
 }
+
+
+#: Where ops are derived.
+PAGES = ("kernels", "beyond-gpt2", "fewer-bits")
 
 
 def entries_of(pattern, folder, suffix):
@@ -67,7 +71,8 @@ def missing():
 def unexplained(root):
     """Return a line for each op of which an explanation is missing in a checkout."""
     pages = (root / "docs/kernel_pages.py").read_text(encoding="utf-8")
-    tour = re.findall("^#+ (.*)", (root / "docs/kernels.md").read_text(encoding="utf-8"), re.M)
+    told = "".join((root / f"docs/{page}.md").read_text("utf-8") for page in PAGES)
+    tour = re.findall("^#+ (.*)", told, re.M)
     figures = (root / "docs/roofline.json").read_text(encoding="utf-8")
     files = [path.read_text() for path in root.glob("tests/kernels/test_questions_*.py")]
     lines = []
@@ -76,7 +81,11 @@ def unexplained(root):
         sections = named[1].split(" | ") if named else []
         asked = len(re.findall(rf"^def test_{op}_", "\n".join(files), re.MULTILINE))
         lacks = [] if named else [f'its sections, a line "{op}" of docs/kernel_pages.py']
-        lacks += [f"a section {each!r} of docs/kernels.md" for each in sections if each not in tour]
+        lacks += [
+            f"a section {each!r} of docs/kernels.md or beyond-gpt2.md"
+            for each in sections
+            if each not in tour
+        ]
         lacks += (
             [] if f'"{op}.' in figures else ["figures in docs/roofline.json: docs/kernel_pages.py"]
         )
