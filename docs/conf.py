@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 project = "toynn"
 version = release = toynn.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc", "sphinx.ext.viewcode"]
-exclude_patterns = ["requirements.txt", "notebooks/*.ipynb"]
+exclude_patterns = ["requirements.txt", "notebooks/*.ipynb", "notebooks/shown"]
 nb_execution_mode = "cache"  # -D nb_execution_mode=off: notebooks are shown and not run
 nb_execution_raise_on_error = nb_execution_show_tb = True
 nb_execution_timeout = 120  # seconds for each
@@ -55,7 +55,7 @@ LANGUAGES |= {".m": "objective-c", ".metal": "c++"}
 def page_of(path: str) -> str:
     """Return where the site has a file of the repository, beside docs' own pages and pictures."""
     if path.startswith("docs/") and path.endswith((".md", ".png", ".svg")):
-        return path.removeprefix("docs/")
+        return path.removeprefix("docs/").replace("notebooks/shown/", "notebooks/")  # it runs them
     return f"{MADE}/{path}" if path.endswith(".md") else f"{MADE}/{path}.md"
 
 

@@ -163,7 +163,7 @@ def q4_k():
 
 
 def loops():
-    """Draw the five loops of a matrix product, from the outside in, and where each operand lies."""
+    """Draw the five loops of a matrix product, from the outside in, and the cache of each piece."""
     d = Drawing(760, 300, "The five loops of a matrix product")
     rows = [
         ("LOOP 5", "slices of the resident side", "a packed slice stays in L3"),

@@ -13,6 +13,7 @@ plt.rcParams.update(
         "figure.constrained_layout.use": True,
         "savefig.transparent": True,
         "svg.hashsalt": "toynn",
+        "svg.fonttype": "none",
         "axes.prop_cycle": plt.cycler(color=COLORS),
         "axes.grid": True,
         "grid.alpha": 0.25,

@@ -334,3 +334,18 @@ def test_each_notebook_opens_in_jupyter():
     for notebook in notebooks:
         head = notebook.read_text("utf-8").split("---\n")[1]
         assert all(f"\n  {key}: " in head for key in ("name", "language", "display_name")), notebook
+
+
+def test_the_notebooks_are_shown_as_they_are():
+    """With what they print and draw, for GitHub; the site's build runs them and their asserts."""
+    made = runpy.run_path(str(ROOT / "docs" / "notebooks.py"))
+    folder = made["SHOWN"]
+    names = {path.stem for path in made["FOLDER"].glob("*.md")}
+    assert {path.stem for path in folder.glob("*.md")} == names
+    pictures = set()
+    for name in names:
+        shown, cells = (folder / f"{name}.md").read_text(), made["page"](name)
+        again = f"python docs/notebooks.py {name}"
+        assert made["OUTPUT"].sub("", shown) == made["OUTPUT"].sub("", cells), again
+        pictures |= {*re.findall(r"^!\[\]\((.*)\)$", shown, re.MULTILINE)}
+    assert pictures == {path.name for path in folder.glob("*.svg")} and len(pictures) > 20
