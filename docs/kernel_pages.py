@@ -290,8 +290,8 @@ def page(op: str, asked: list[Question]) -> str:
             f"## Loops and blocks\n\n![The loops of {op}](pictures/{drawing}.svg)",
             f"## Cost, and its place on the roofline\n\n![{op}](kernels/{op}.svg)",
             "A dark dot is an entry of this op at a shape of the table, a pale dot any other "
-            "kernel. No dot can be above the lines: the slanted ones are memory and cache, the "
-            f"level one is arithmetic. Times are of one thread of {place}.",
+            "kernel. A dot above memory's slope had its data in a cache; none can be above the "
+            f"level line, the rate of arithmetic. Times are of one thread of {place}.",
             cost_table(op),
             f"Tests call the kernel with these sizes: {shapes}. Results may be off by "
             f"{CASES[op].tolerance:g} ({_text(CASES[op].reason)}). {case} has the inputs.",
@@ -359,13 +359,11 @@ def roofline(op: str, Drawing: Any) -> Any:
         d.text(x, 266, f"{10.0**power:g}", "middle", small=True)
     d.text(320, 288, "flops a byte", "middle", small=True)
     d.text(60, 14, "GFLOP/s on one thread", small=True)
-    for rate, name in ((memory, "memory"), (cache, "cache")):
+    for rate in (memory, cache):
         (x1, y1), (x2, y2) = at(0.05, 0.05 * rate), at(peak / rate, peak)
         d.parts.append(f'<path d="M{x1} {y1} L{x2} {y2} L580 {y2}"/>')
-        middle = at(0.3, 0.3 * rate)
-        d.text(middle[0] - 4, middle[1] - 6, f"{name}, {rate / 1e9:.0f} GB/s", "end", small=True)
     d.text(580, at(1, peak)[1] - 6, f"float32, {peak / 1e9:.0f} GFLOP/s", "end", small=True)
-    dots: dict[bool, list[str]] = {True: ["M72 36"], False: ["M72 54"]}
+    dots: dict[bool, list[str]] = {True: ["M372 176"], False: ["M372 194"]}
     for row in rows:
         if row["flops"]:
             x, y = at(max(0.05, row["flops"] / row["nbytes"]), row["flops"] / row["seconds"])
@@ -373,8 +371,9 @@ def roofline(op: str, Drawing: Any) -> Any:
     for own, width in ((False, 5), (True, 8)):  # a line of no length with round ends is a dot
         style = f'stroke-width="{width}" stroke-linecap="round" opacity="{1 if own else 0.35}"'
         d.parts.append(f'<path {style} d="{"h0".join(dots[own])}h0"/>')
-    d.text(82, 40, op, small=True)
-    d.text(82, 58, "other kernels", small=True)
+    slopes = f"slopes: cache, {cache / 1e9:.0f} GB/s, and memory, {memory / 1e9:.0f} GB/s"
+    for k, words in enumerate((op, "other kernels", slopes)):
+        d.text(382, 180 + 18 * k, words, small=True)
     if not any(row["flops"] and row["kernel"].startswith(f"{op}.") for row in rows):
         d.text(320, 130, "no flops: it moves bytes, or counts", "middle")
     return d
