@@ -368,3 +368,13 @@ def test_without_a_device_it_says_so(device):
     assert "metal" not in backends.available()
     with pytest.raises(BackendUnavailable, match=r"no Metal device.*backend=\"cpu\""):
         Session("metal")
+
+
+def test_a_function_of_numpy_is_refused():
+    with Session(backend="metal") as s:
+        x, w = s.input("x", (2,)), s.parameter("w", (2,))
+        s.set_loss(ops.numpy(s, np.sin, None, [x], (2,)).sum() + w.sum())
+        s.build_backward()
+        s.finalize_weights()
+        with pytest.raises(BackendUnavailable, match=r"'metal': numpy.sin is a function of NumPy"):
+            s.realize()

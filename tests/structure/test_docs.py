@@ -238,6 +238,14 @@ def test_the_tutorial_of_an_op_has_all_files_of_one(tmp_path, monkeypatch):
     assert not test_new_op.missing()
 
 
+def test_the_tutorial_of_an_op_begins_in_numpy(tmp_path):
+    page = ROOT / "docs" / "tutorial-op.md"
+    shown = re.search(r"^    True ([\d.]+) ([\d.]+)$", page.read_text(), re.MULTILINE)
+    checked, *losses = run(python_blocks(page)[0], tmp_path).split()
+    assert checked == "True"
+    assert [float(each) for each in losses] == pytest.approx([*map(float, shown.groups())], 1e-3)
+
+
 def run(code, folder):
     """Return what a program prints; it must end well."""
     done = subprocess.run(

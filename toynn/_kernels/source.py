@@ -4,13 +4,17 @@ Nothing is written twice: the docstring at the top of each .pyx file has the for
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from inspect import getsource, unwrap
 from pathlib import Path
+from textwrap import dedent
+from typing import Any
 
 from toynn._kernels import find
 
-__all__ = ["Source", "source_of"]
+__all__ = ["Source", "function_source", "source_of"]
 
 _NAME = re.compile(r"^(?:cdef|cpdef|def|ctypedef)\b[^(=]*?(\w+)\s*\(|^(\w+) = ")
 _FORMULA = re.compile(r"(?:    |\w+:\s).*=")  # prose starts at the margin
@@ -44,6 +48,15 @@ def source_of(kernel: str) -> Source:
     called += [f"{entry}_{what}" for c in signature.cuts for what in (c.what, c.what.rstrip("s"))]
     code = tuple(sorted(_code(lines, about, called)))
     return Source(path.relative_to(folder.parents[1]).as_posix(), text, formula, code, about)
+
+
+def function_source(kernel: str, function: Callable[..., Any]) -> Source:
+    """Return the source of a function of Python, or a line that says that there is none."""
+    try:
+        text = dedent(getsource(unwrap(function)))
+    except (OSError, TypeError):  # of a prompt, or of a compiled module
+        text = f"# {kernel}: no file has its source"
+    return Source(kernel, text, (), tuple(range(text.count("\n") + 1)), 0)
 
 
 def _formula(about: list[str], entry: str, written: list[str]) -> tuple[int, ...]:

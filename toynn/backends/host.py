@@ -1,16 +1,32 @@
-"""Memory of this process as a buffer."""
+"""Memory of this process as a buffer, and functions of NumPy in place of kernels."""
 
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import toynn._kernels as kernels
+from toynn._kernels.base.signature import Signature
 from toynn.backends.protocol import ALIGNMENT, ELEMENTS
+from toynn.errors import BackendError, ShapeError
 from toynn.numerics.dtypes import DTYPES
 
-__all__ = ["HostBuffer", "dequantized"]
+__all__ = ["HostBuffer", "HostFunction", "Layout", "View", "dequantized"]
+
+
+class Layout(NamedTuple):
+    """How a kernel sees a tensor: its type, its shape, and how many elements apart its rows are."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    row: int | None  # None: the rows are contiguous
+
+
+#: Returns a tensor by name in a layout, writable; None for a tensor that is left out.
+View = Callable[[str, Layout], NDArray[Any] | None]
 
 
 def dequantized(raw: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -80,3 +96,56 @@ class HostBuffer:
         except (TypeError, ValueError) as error:  # NumPy raises either
             where = f"{tuple(shape)} of {dtype} at byte {offset}"
             raise ValueError(f"{where} is not within {self.nbytes} bytes") from error
+
+
+@dataclass(frozen=True, eq=False)
+class HostFunction:
+    """A function of NumPy arrays that a program calls in place of a kernel; see ``ops.numpy``.
+
+    ``compute`` takes the inputs of the signature, whose extents are numbers, and returns an array
+    for each output. ``pure``: from the same arrays it computes the same bits.
+    """
+
+    name: str
+    signature: Signature
+    compute: Callable[..., Sequence[Any]]
+    pure: bool
+
+    def run(self, view: View, *_: Mapping[str, float] | bool) -> None:
+        """Call the function, and copy what it returns.
+
+        Raises ShapeError for an array of another shape. Raises BackendError if the function raises,
+        or keeps an array that it got: the memory under it will have other numbers.
+        """
+        names = self.signature.inputs
+        # Over a memoryview, so that a slice that is kept refers to the array.
+        views: list[Any] = [self._view(view, name) for name in names]
+        arrays = [np.asarray(memoryview(each).toreadonly()) for each in views]
+        before = [sys.getrefcount(array) for array in arrays]
+        try:
+            results = self.compute(*arrays)
+            for name, result in zip(self.signature.outputs, results, strict=True):
+                target = self._view(view, name)
+                if np.shape(result) != target.shape:
+                    raise ShapeError(
+                        f"{self.name}: {name} must have the shape {target.shape}; got "
+                        f"{np.shape(result)}"
+                    )
+                np.copyto(target, result, casting="same_kind")
+        except ShapeError:
+            raise
+        except Exception as error:
+            raise BackendError(f"{self.name} raised {type(error).__name__}: {error}") from error
+        del results, result
+        after = [sys.getrefcount(array) for array in arrays]
+        kept = [name for name, x, y in zip(names, before, after, strict=True) if y > x]
+        if kept:
+            raise BackendError(
+                f"{self.name} keeps its array {kept[0]}: keep a copy, {kept[0]}.copy()"
+            )
+
+    def _view(self, view: View, name: str) -> NDArray[Any]:
+        spec = self.signature[name]
+        array = view(name, Layout(spec.kind, spec.shape({}), None))
+        assert array is not None, name
+        return array

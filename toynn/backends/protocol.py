@@ -104,6 +104,7 @@ class Launch:
     nbytes: int
     limit: RowLimit | None = None  # None: all rows
     frozen: frozenset[str] = frozenset()  # names of tensors that no run writes: frozen weights
+    function: Any = None  # a HostFunction (host.py) in place of a kernel
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ class Backward:
     def run(self, loss: Tensor, seed: Tensor) -> dict[Tensor, Tensor]:
         """Record phase B and return the gradient of each tensor that has one.
 
-        Raises ConfigError if the loss does not depend on a tensor whose gradient is asked for.
+        Raises ConfigError if the loss does not depend on a tensor whose gradient is asked for, and
+        for functions in recomputed blocks that are not pure.
         """
         forward = list(self.tape.nodes)
         self.tape.phase = "B"
@@ -91,6 +92,12 @@ class Backward:
 
     def _again(self, block: Sequence[Node]) -> None:
         """Record a block's backward, after recomputing what it reads of the block's forward."""
+        for node in block:
+            if node.op.function and not node.op.function.pure:
+                raise ConfigError(
+                    f"{node.op.function.name} is in a block that is recomputed: record it with "
+                    "pure=True, if the same arrays always give the same result"
+                )
         copies, originals = checkpointing.repeated(block)
         self._back_from(copies, originals, zip(reversed(block), reversed(copies), strict=True))
 

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Any, TypeAlias
 
-from toynn._kernels.source import source_of
+from toynn._kernels.source import function_source, source_of
 from toynn.backends.protocol import Place, aligned
 from toynn.graph.tensor import Role, Tensor, place_of
 from toynn.numerics.precision import ALL_PRECISIONS
@@ -102,8 +102,9 @@ def sources(tape: Tape) -> dict[str, Any]:
     and the number of lines of the docstring (``about``). ``files`` are texts by path.
     """
     kernels, files = {}, {}
-    for kernel in sorted({node.op.kernel for node in tape.nodes}):
-        told = asdict(source_of(kernel))
+    functions = {node.op.kernel: node.op.function for node in tape.nodes}
+    for kernel, function in sorted(functions.items()):
+        told = asdict(function_source(kernel, function.compute) if function else source_of(kernel))
         files[told["path"]] = told.pop("text")
         kernels[kernel] = told
     return {"kernels": kernels, "files": files}

@@ -150,6 +150,7 @@ def _launches(tape: Tape, places: Mapping[Tensor, Place]) -> list[Launch]:
             node.nbytes,
             valid_rows(node),
             frozenset(name for name, t in node.named.items() if t and t.root.role is Role.CONSTANT),
+            node.op.function,
         )
 
     def valid_rows(node: Node) -> RowLimit | None:

@@ -7,6 +7,7 @@ rule and the bounds.
 Source: Chen et al. 2021, ActNN, arXiv:2104.14129, stores activations in 2 bits; here they have 16.
 """
 
+from toynn.errors import ConfigError
 from toynn.graph.checkpointing import reading
 from toynn.graph.tape import Node, Op, Role, Tape, Tensor
 
@@ -19,7 +20,12 @@ def narrow_kept(tape: Tape, narrow: Op, widen: Op) -> None:
     These are the float32 matrices (N, C) that a forward node of a block (``Tape.block``) reads, or
     writes as its output, and that the backward pass reads. What a node saves, such as a statistic
     of each row, and rounded weights stay as they are.
+
+    Raises ConfigError if a node is a function of NumPy.
     """
+    for node in tape.nodes:
+        if node.op.function:
+            raise ConfigError(f"{node.op.function.name} needs activations in float32, not bfloat16")
     nodes, tape.nodes = tape.nodes, []
     kept = _kept(nodes)
     last = {root: i for i, n in enumerate(nodes) if n.phase in "FE" for root in _roots(n, kept)}

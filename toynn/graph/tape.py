@@ -19,6 +19,7 @@ from typing import Any
 
 import toynn._kernels as kernels
 from toynn._kernels.base.signature import Signature
+from toynn.backends.host import HostFunction
 from toynn.backends.protocol import Accumulate, Place
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.described import described
@@ -68,6 +69,8 @@ class Op:
         A tensor that splits rows into segments: ``flops`` is then an upper bound, for one segment.
     name
         The name of its output on a tape; "": the kernel's module.
+    function
+        A HostFunction that is called in place of a kernel: the program is cut there.
     grouped
         A row of x[N C] may hold several rows of the kernel, as wide as w[C]: heads.
     """
@@ -84,6 +87,7 @@ class Op:
     segments: str = ""
     name: str = ""
     grouped: bool = False
+    function: HostFunction | None = None
 
     @cached_property
     def solved(self) -> dict[tuple[Any, ...], Solved]:
@@ -93,7 +97,7 @@ class Op:
     @cached_property
     def signature(self) -> Signature:
         """The kernel's signature: its tensors, sizes and options."""
-        return kernels.find(self.kernel).signature
+        return self.function.signature if self.function else kernels.find(self.kernel).signature
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -491,6 +495,8 @@ class Tape(Shown):
 
 def _called(node: Node) -> str:
     """Return a kernel's name, with its precision unless that is "highest"."""
+    if node.op.function:
+        return f"{node.op.kernel} (Python)"
     exactness = ALL_PRECISIONS[node.sizes.get("precision", 0)]
     return node.op.kernel if exactness == "highest" else f"{node.op.kernel} ({exactness})"
 

@@ -57,6 +57,7 @@ from toynn.ops.elementwise import (
     swiglu_halves,
 )
 from toynn.ops.experts import Routes, combine, dispatch, experts, route, weigh
+from toynn.ops.host import numpy
 from toynn.ops.latent import absorbed, expanded, head_columns, joined, placed
 from toynn.ops.linear import embedding, linear
 from toynn.ops.loss import chunk_rows, cross_entropy, linear_cross_entropy, valid_rows
@@ -118,6 +119,7 @@ __all__ = [
     "matmul",
     "mean",
     "mul",
+    "numpy",
     "orpo",
     "part",
     "placed",

@@ -585,6 +585,9 @@ class Session:
         values of any tensor of the tape at that moment. Such a run takes a Python call for each
         node. If ``look`` raises, micro-batches are forgotten, and an update may be half done.
         Raises ConfigError for a backend that runs only whole phases.
+
+        If a function of ``ops.numpy`` raises, or returns another shape, no weight has changed, and
+        micro-batches are forgotten. Raises BackendError or ShapeError, which names the function.
         """
         tape = tape or self.tape
         compiled = self._check_realized("run()", tape)
@@ -606,15 +609,15 @@ class Session:
             self.trained = tape
         if to != "loss" and tape.gradients is not None:
             self._updates.begin(weight, to)
-        if look is None:
-            compiled.program.run(compiled.phases[to], accumulate)
-        else:
-            buffers = {**self._storage.buffers, "arena": compiled.arena}
-            try:
+        try:
+            if look is None:
+                compiled.program.run(compiled.phases[to], accumulate)
+            else:
+                buffers = {**self._storage.buffers, "arena": compiled.arena}
                 run_looking(compiled.program, tape, compiled.phases[to], accumulate, buffers, look)
-            except BaseException:  # of look
-                self._forget()
-                raise
+        except BaseException:  # of look, or of a function of NumPy
+            self._forget()
+            raise
         self.changes += to in ("update", "apply")
         self._known |= compiled.written[to]
         if self._updates.norm in compiled.written[to] and (why := self._updates.refused()):

@@ -51,4 +51,4 @@ def _run(node: Node, known: dict[Tensor, Array]) -> None:
         rows = max(0, min(leader.shape[0], int(known[valid.count]) - valid.first))
         sizes = {**sizes, name: sizes[name] // leader.shape[0] * rows}
     adds = node.accumulate is Accumulate.ALWAYS
-    KERNELS[node.op.kernel].run(view, sizes, node.options, adds)
+    (node.op.function or KERNELS[node.op.kernel]).run(view, sizes, node.options, adds)

@@ -1,7 +1,9 @@
 """The CPU backend: aligned memory, and programs of Cython kernels."""
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +15,9 @@ from toynn.backends.cpu.precision import automatic, multiplies_in
 from toynn.backends.cpu.prepacked import Prepacked, Prepacks
 from toynn.backends.cpu.program import CompiledProgram
 from toynn.backends.cpu.squares import Squares
-from toynn.backends.host import HostBuffer
+from toynn.backends.host import HostBuffer, Layout, View
 from toynn.backends.protocol import (
+    ELEMENTS,
     Accumulate,
     Backend,
     Buffer,
@@ -45,11 +48,14 @@ class CPUProgram:
         squares: Squares,
         phases: str,
         computing: frozenset[str],
+        functions: Mapping[int, Callable[[], None]],
     ) -> None:
         self._backend, self._compiled, self.workspace = backend, compiled, workspace
         self._prepacked, self._squares = prepacked, squares
         self._phases = phases  # the letter of each launch
         self._computing = computing  # the phases that compute parameter gradients
+        self._functions = functions  # of Python, by the numbers of their launches
+        self._called = {i: (0, 0) for i in functions}  # calls, nanoseconds
 
     @property
     def scratch(self) -> int:
@@ -66,16 +72,28 @@ class CPUProgram:
         for each in self._prepacked:
             each.refresh(threads)
         self._squares.before(self._backend.computed)
-        self._compiled.run(
-            phases, accumulate, threads, first, len(self._phases) if end is None else end
-        )
-        self._backend.computed += not self._computing.isdisjoint(phases)
+        last = len(self._phases) if end is None else end
+        try:
+            for i in self._functions:
+                if first <= i < last and self._phases[i] in phases:
+                    self._compiled.run(phases, accumulate, threads, first, i)
+                    self._call(i)
+                    first = i + 1
+            self._compiled.run(phases, accumulate, threads, first, last)
+        finally:
+            self._backend.computed += not self._computing.isdisjoint(phases)
         self._squares.after(self._backend.computed)
         warn_of_refusal()
 
+    def _call(self, i: int) -> None:
+        start = time.perf_counter_ns()
+        self._functions[i]()
+        calls, spent = self._called[i]
+        self._called[i] = calls + 1, spent + time.perf_counter_ns() - start
+
     def times(self) -> list[tuple[int, int]]:
         """Return (calls, nanoseconds) per launch since the program was compiled."""
-        return self._compiled.times()
+        return [self._called.get(i, each) for i, each in enumerate(self._compiled.times())]
 
     def notes(self) -> Mapping[str, int]:
         """Return for how long kernels had fewer threads than their work pays (thread_count.pyx)."""
@@ -113,6 +131,8 @@ class CPU(Backend):
         return aligned(max((self._scratch(launch) for launch in launches), default=0))
 
     def _scratch(self, launch: Launch) -> int:
+        if launch.function:
+            return 0
         sizes = tuple(launch.sizes.items())
         return _scratch_of(launch.kernel, sizes, self._worth(launch), launch.limit)
 
@@ -145,7 +165,12 @@ class CPU(Backend):
         kept |= squares.kept(launches, buffers)
         held = [workspace, *buffers.values(), *prepacked.values(), squares]
         program = CompiledProgram(len(launches), workspace.address, held)
+        functions = {}
         for i, launch in enumerate(launches):
+            if launch.function:
+                functions[i] = partial(launch.function.run, _view(launch, buffers))
+                program.skip(launch.kernel)
+                continue
             entry = _entry(launch)
             names = entry.signature
             limit = launch.limit
@@ -170,7 +195,8 @@ class CPU(Backend):
         )
         each = list(dict.fromkeys(prepacked.values()))
         letters = "".join(launch.phase for launch in launches)
-        return CPUProgram(self, program, workspace, each, squares, letters, computing)
+        parts = (workspace, each, squares, letters, computing, functions)
+        return CPUProgram(self, program, *parts)
 
     def _worth(self, launch: Launch) -> int:
         return min(self.threads(), worth(_seconds(launch)))
@@ -197,6 +223,19 @@ class CPU(Backend):
     def automatic_precision(self) -> tuple[str, str]:
         """Return medium if this CPU multiplies bfloat16 faster than float32, else highest."""
         return automatic()
+
+
+def _view(launch: Launch, buffers: Mapping[str, Buffer]) -> View:
+    """Return a function that gives the tensors of a launch as arrays, by their names."""
+
+    def view(name: str, layout: Layout) -> NDArray[Any]:
+        place = launch.tensors[name]
+        assert place is not None
+        buffer = buffers[place.buffer]
+        assert isinstance(buffer, HostBuffer)
+        return buffer.view(place.offset, layout.shape, ELEMENTS[layout.dtype])
+
+    return view
 
 
 def _seconds(launch: Launch) -> float:

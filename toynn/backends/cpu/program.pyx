@@ -2,7 +2,8 @@
 
 Each call is a function pointer and its arguments. The loop also reads the clock once per call, at
 about 25 ns, so that every run is profiled. With these times it also adapts the number of threads
-while other processes want the cores (thread_count.pyx).
+while other processes want the cores (thread_count.pyx). Where ops.numpy has a function, the loop is
+left, and begun again behind it.
 """
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdlib cimport calloc, free
@@ -110,6 +111,15 @@ cdef class CompiledProgram:
         step.count = <const int*>count
         step.size, step.first, step.rows = size, first, rows
         step.per_row = step.args.n[size] // rows
+
+    def skip(self, str name):
+        """Add a call that no run makes: a function of Python is called in its place."""
+        if self._size == self._capacity:
+            raise IndexError(f"program is full at {self._capacity} kernel calls")
+        memset(&self._steps[self._size], 0, sizeof(Step))
+        self._steps[self._size].phase = b"-"
+        self._names.append(name.encode())
+        self._size += 1
 
     def run(self, str phases, bint accumulate, int n_threads, Py_ssize_t first=0, end=None):
         """Run the calls of these phases, in order. A phase is an ASCII letter.

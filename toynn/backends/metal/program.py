@@ -43,6 +43,11 @@ class Planned(NamedTuple):
 
 def _plan(launch: Launch) -> Planned:
     op, _, entry = launch.kernel.partition(".")
+    if launch.function:
+        raise BackendUnavailable(
+            f"backend 'metal': {launch.kernel} is a function of NumPy: use the backend cpu or "
+            "reference, or write a kernel (docs/tutorial-op.md)"
+        )
     signature = entries(op).get(entry)
     if signature is None or not has(op):
         raise BackendUnavailable(f"backend 'metal': has no kernel {launch.kernel}")

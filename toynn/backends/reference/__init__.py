@@ -42,7 +42,7 @@ class ReferenceProgram:
 
     def __init__(self, launches: Sequence[Launch], buffers: Mapping[str, HostBuffer]) -> None:
         for launch in launches:
-            if launch.kernel not in KERNELS:
+            if launch.kernel not in KERNELS and launch.function is None:
                 raise BackendUnavailable(f"backend 'reference': has no kernel {launch.kernel}")
         self._launches, self._buffers = list(launches), buffers
         self._times = [(0, 0)] * len(launches)
@@ -70,7 +70,7 @@ class ReferenceProgram:
         if limit is not None:
             count = self._view(limit.count, Layout("i32", (), None))
             sizes = limit.sizes(sizes, int(count))
-        KERNELS[launch.kernel].run(view, sizes, launch.options, bool(adds))
+        (launch.function or KERNELS[launch.kernel]).run(view, sizes, launch.options, bool(adds))
 
     def _view(self, place: Place, layout: Layout) -> Array:
         """Return a view of a tensor, or its dequantized copy."""

@@ -12,13 +12,14 @@ of the kernel says which shapes the tensors have, and to which of them the kerne
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import toynn._kernels as kernels
 from toynn._kernels.base.signature import Signature
+from toynn.backends.host import Layout, View
 from toynn.backends.protocol import ELEMENTS
 from toynn.numerics import dtypes
 
@@ -28,18 +29,6 @@ Array = NDArray[Any]
 Outputs = dict[str, Array]
 
 _NAMED = {dtype.ggml: name for name, dtype in dtypes.DTYPES.items()}
-
-
-class Layout(NamedTuple):
-    """How a kernel sees a tensor: its type, its shape, and how many elements apart its rows are."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    row: int | None  # None: the rows are contiguous
-
-
-#: Returns a tensor by name in a layout, writable; None for a tensor that is left out.
-View = Callable[[str, Layout], Array | None]
 
 
 @dataclass(frozen=True)
