@@ -413,7 +413,7 @@ def test_a_saved_state_continues_in_another_loop(at):
     first.run()
     state = json.loads(json.dumps(kept[-1]))
     second = make_loop(first.recipe, **options)
-    second.feed.state, second.result = state["feed"], Result.of(state["loop"], [])
+    second.feed.state, second.result = state["feed"], Result.of(state["loop"])
     resumed = second.run()
     assert resumed.val_loss == whole.val_loss and resumed.train_loss == whole.train_loss
     assert resumed.best_losses == whole.best_losses

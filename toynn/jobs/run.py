@@ -215,17 +215,8 @@ def _complete(found: Checkpoint, identity: Mapping[str, Any], job: Job) -> None:
 def _finish(job: Job, result: Result, folder: RunFolder, seconds: float) -> None:
     """Print the result of a run. The recipe has the best weights."""
     folder.notes |= job.notes()
-    more = job.show(folder, result)
+    more = job.show(folder, result)  # about the best weights
     by = job.take(LoopOptions).metrics[0]
-    _print_result(result, more, folder, seconds, job.items, by)
-    for line in job.epilogue(folder, result):
-        print(line)
-
-
-def _print_result(
-    result: Result, more: str, folder: RunFolder, seconds: float, items: str, by: str
-) -> None:
-    """Print the result; ``more`` is about the best weights, which the metric ``by`` chose."""
     if result.interrupted:
         print(f"stopped     after {result.iterations} steps; the best weights are saved")
         print(f"            continue with: toynn train --resume {in_shell(folder.path)}")
@@ -242,7 +233,9 @@ def _print_result(
         said = f"no evaluation has a better {by}: the weights are those from before training"
         said += f"; {folder.last} has the last ones" if folder.last.is_dir() else ""
         print(fact("warning", said))
-    print(f"time        {duration(seconds)}, {result.trained_tokens:,} {items} trained")
+    print(f"time        {duration(seconds)}, {result.trained_tokens:,} {job.items} trained")
     if folder.reports:
         print(f"report      {folder.report}")
     print(f"run folder  {folder.path}")
+    for line in job.epilogue(folder, result):
+        print(line)

@@ -1,7 +1,7 @@
 """The plan of a Trainer: batches, length and learning rates for the loop."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import Any
 
@@ -19,9 +19,11 @@ from toynn.options import compared
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.feed import Cycle, made
 from toynn.train.options import LoopOptions
+from toynn.train.state import Result
 
 __all__ = [
     "Begun",
+    "Data",
     "Plan",
     "begun_with",
     "computed_with",
@@ -34,6 +36,9 @@ __all__ = [
 ]
 
 EVAL_BATCHES = 16
+
+#: What a Trainer trains on.
+Data = Dataset | PreferenceData | Mixture | Iterator[Batch] | list[Any]
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,8 @@ class Begun:
         Updates done; batches that these updates used.
     not_better
         Evaluations in a row without a better one.
+    result, feed
+        The state of the loop, and the position in the data; None for a new run.
     """
 
     ranks: int
@@ -77,14 +84,16 @@ class Begun:
     done: int = 0
     drawn: int = 0
     not_better: int = 0
+    result: Result = field(default_factory=Result)
+    feed: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, found: Checkpoint) -> "Begun":
         """Read it from a checkpoint. Raises CheckpointError for an invalid one."""
         try:
             state, plan = found.state, found.state["plan"]
-            loop, rates, batches = state["loop"], plan["schedule"], plan["batches"]
-            ranks = int(state["ranks"])
+            feed, rates, batches = state["feed"], plan["schedule"], plan["batches"]
+            result, ranks = Result.of(state["loop"]), int(state["ranks"])
             if ranks < 1:
                 raise ValueError(f"ranks: expected at least 1; got {ranks}")
             return cls(
@@ -95,9 +104,11 @@ class Begun:
                     int(plan["per_update"]),
                     None if rates is None else Schedule(**rates),
                 ),
-                int(loop["iterations"]),
-                int(state["feed"]["drawn"]) - int(loop["part"]["batches"]),
-                int(loop["not_better"]),
+                int(result.iterations),
+                int(feed["drawn"]) - int(result.part.batches),
+                int(result.not_better),
+                result,
+                feed,
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             why = f"the saved state is bad: {type(error).__name__}: {error}"
@@ -105,27 +116,26 @@ class Begun:
 
 
 def source_of(
-    recipe: Any,
-    data: Dataset | PreferenceData | Mixture | Iterator[Batch] | list[Any],
-    valid: Iterable[Batch] | None,
-    seed: int,
+    recipe: Any, data: Data, valid: Iterable[Batch] | None, seed: int
 ) -> tuple[Iterator[Batch], Iterable[Batch]]:
     """Return training batches and validation batches. Raises TypeError for other objects."""
     if isinstance(valid, list | tuple):
         valid = [made(batch) for batch in valid]
     if isinstance(data, Dataset | PreferenceData | Mixture):
         rows = data.rows_for(recipe.t_batch, recipe.t_seq)
-        own: Iterable[Batch] = data.valid_batches(rows, EVAL_BATCHES)
-        return data.batches(rows, seed), own if valid is None else valid
-    if isinstance(data, list):
-        data = Cycle(data)
-    if hasattr(data, "__next__"):
-        return data, () if valid is None else valid
-    if not isinstance(data, Iterable) or isinstance(data, Mapping | str):
+        source: Iterator[Batch] = data.batches(rows, seed)
+        valid = data.valid_batches(rows, EVAL_BATCHES) if valid is None else valid
+    elif isinstance(data, list):
+        source = Cycle(data)
+    elif hasattr(data, "__next__"):
+        source = data
+    elif isinstance(data, Iterable) and not isinstance(data, Mapping | str):
+        source = iter(data)
+    else:
         raise TypeError(
             f"data: expected a Dataset, a list or an iterator of batches; got {type(data).__name__}"
         )
-    return iter(data), () if valid is None else valid
+    return source, () if valid is None else valid
 
 
 def begun_with(group: Group, found: Checkpoint | None) -> Begun:

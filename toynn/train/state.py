@@ -137,8 +137,8 @@ class Result(State):
         return asdict(State(*(getattr(self, each.name) for each in fields(State))))
 
     @classmethod
-    def of(cls, state: dict[str, Any], reports: list[Report]) -> "Result":
-        """Return a result from ``state`` and the reports so far.
+    def of(cls, state: dict[str, Any]) -> "Result":
+        """Return a result from what ``state`` returned.
 
         An older state has None for numbers that are not finite, and counts the filling of waiting
         micro-batches in the window.
@@ -153,7 +153,7 @@ class Result(State):
             "val_loss": math.inf if state["val_loss"] is None else state["val_loss"],
             "train_loss": math.nan if state["train_loss"] is None else state["train_loss"],
         }
-        return cls(**state | nested, reports=reports)
+        return cls(**state | nested)
 
     def report(self, figures: Mapping[str, float]) -> Report:
         """Return a report of the window, with the figures of an evaluation; begin a new window."""

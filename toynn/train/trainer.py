@@ -51,6 +51,7 @@ from toynn.train.loop import (
 from toynn.train.metrics import MetricsFile, Report, figures_of, read_reports
 from toynn.train.options import LoopOptions
 from toynn.train.plan import (
+    Data,
     Plan,
     begun_with,
     computed_with,
@@ -140,7 +141,7 @@ class Trainer:
     def __init__(
         self,
         recipe: Any,
-        data: Dataset | PreferenceData | Mixture | Iterator[Batch] | list[Any],
+        data: Data,
         *,
         steps: int | None = None,
         epochs: float | None = None,
@@ -195,12 +196,11 @@ class Trainer:
             BOARDS[name].check()
         self.ranks = Alone() if group.size == 1 else Ranks(group, recipe, allreduce)
         measure = measure or (lambda batch: {"loss": recipe.evaluate(batch)})
-        self.recipe, self.result = recipe, Result()
+        self.recipe, self.result = recipe, begun.result
         self.model = Learner(recipe, optimizer, schedule, measure, sample, self.ranks)
         check = check or _checks(recipe, data)
         self.feed = Feed(source, self.options.batches, per_update, valid, check)
         self.folder = folder if isinstance(folder, RunFolder) else None
-        self.saved: Path | None = None  # the newest checkpoint
         self._new = None if folder is None or self.folder else Path(str(folder))
         self._resume, self._limit = found, save_total_limit
         self._unit, self._progress = unit, progress
@@ -246,8 +246,8 @@ class Trainer:
                     self.folder = stack.enter_context(RunFolder.resume(found.path.parent))
                 elif self._new is not None:
                     self.folder = stack.enter_context(RunFolder(self._new))
-            if found is not None:
-                self._restore(found)
+            if self._begun.feed is not None:
+                self._restore(found, self._begun.feed)
             if isinstance(self.ranks, Ranks):
                 self._join(self.ranks)
             if self.folder is not None:  # a refused run has written nothing
@@ -275,13 +275,10 @@ class Trainer:
 
     def _join(self, ranks: Ranks) -> None:
         """Check that all ranks agree, start from rank 0's state, and print the expected cost."""
-        group, found, per_update = self.group, self._resume, self.feed.per_update
+        group, per_update = self.group, self.feed.per_update
         share_cores(group.local_cpus, group.local_rank)
         self._place = group.tell(None if self.folder is None else str(self.folder.path))
-        state = group.tell(None if found is None else found.state)
-        if state is not None and group.rank:
-            self._continue(state)
-            # Rank 0 has the gradients of an update that has begun.
+        if group.rank:  # rank 0 has the gradients of an update that has begun
             self.result.part = Part(self.result.part.batches)
         first = self.feed.first()
         alike = {"options": asdict(self.options), "plan": asdict(self._plan), **self.identity}
@@ -305,21 +302,18 @@ class Trainer:
 
     # -- Beginning -----------------------------------------------------------------------------
 
-    def _restore(self, found: Checkpoint) -> None:
-        """Restore recipe, loop and data; the folder is unchanged."""
-        self.recipe.restore(found.snapshot)
-        reports: list[Report] = []
-        keep = found.state["metrics_bytes"]
-        if self.folder is not None and keep is not None and self.folder.metrics.exists():
-            reports = read_reports(self.folder.metrics, self._unit, keep)
-        self._continue(found.state, reports)
-        self.saved = found.path
+    def _restore(self, found: Checkpoint | None, position: dict[str, Any]) -> None:
+        """Restore rank 0's recipe and reports, and the data of all ranks; no file is changed.
 
-    def _continue(self, state: Mapping[str, Any], reports: Iterable[Report] = ()) -> None:
-        """Continue from a saved state of loop and data. Raises CheckpointError for a bad one."""
+        Raises CheckpointError for a bad position.
+        """
+        if found is not None:
+            self.recipe.restore(found.snapshot)
+            keep = found.state["metrics_bytes"]
+            if self.folder is not None and self.folder.metrics.exists():
+                self.result.reports = read_reports(self.folder.metrics, self._unit, keep)
         try:
-            self.feed.state = state["feed"]
-            self.result = Result.of(state["loop"], list(reports))
+            self.feed.state = position
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             why = f"the saved state is bad: {type(error).__name__}: {error}"
             raise CheckpointError(f"cannot resume: {why}") from error
@@ -421,7 +415,7 @@ class Trainer:
             self._metrics.sync()
             if self._samples is not None:
                 self._samples.sync()
-            self.saved = checkpoint.save(
+            checkpoint.save(
                 self.folder.path,
                 self.result.iterations,
                 self.recipe.snapshot(),
