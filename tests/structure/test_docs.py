@@ -144,6 +144,17 @@ def test_the_tutorial_of_a_kernel_prints_what_it_shows(tmp_path):
     assert got[2:] == wanted[2:]
 
 
+def test_the_rules_of_kernels_have_an_example_that_runs(tmp_path):
+    page = ROOT / "docs" / "kernel-rules.md"
+    (code,) = python_blocks(page)
+    assert run(code, tmp_path) == ""
+    refused = code.replace("(2, 3)", "(4, 6)").replace("np.ones(3", "np.ones(5")
+    said = "rmsnorm.forward: w[C] needs shape (6,) for C = 6 of x (4, 6); got w (5,)"
+    assert said in " ".join(page.read_text().split())
+    with pytest.raises(AssertionError, match=re.escape(said)):
+        run(refused.replace("np.empty(2", "np.empty(4"), tmp_path)
+
+
 def test_the_tour_shows_the_tape_that_its_program_prints(tmp_path):
     page = ROOT / "docs" / "kernels.md"
     (code,) = python_blocks(page)
