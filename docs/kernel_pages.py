@@ -286,7 +286,10 @@ def page(op: str, asked: list[Question]) -> str:
             f"The code: [{source.name}](../{source}). `python -m toynn._kernels.base.loops {op}` "
             "prints the loops that are written from its signatures.",
             "## Derivation",
-            *(f"From [{TOLD[name]}]({name}).\n\n{text}" for name, text in derived),
+            *(
+                f"From [{TOLD[name]}]({name}).\n\n" + "\n\n".join(text for _, text in those)
+                for name, those in groupby(derived, lambda found: found[0])
+            ),
             f"## Loops and blocks\n\n![The loops of {op}](pictures/{drawing}.svg)",
             f"## Cost, and its place on the roofline\n\n![{op}](kernels/{op}.svg)",
             "A dark dot is an entry of this op at a shape of the table, a pale dot any other "
