@@ -249,6 +249,18 @@ def test_the_tutorial_of_an_op_has_all_files_of_one(tmp_path, monkeypatch):
     assert not test_new_op.missing()
 
 
+def test_the_programs_of_own_loss_print_what_the_page_shows(tmp_path):
+    """The losses; tests/parity/test_own_loss.py has the same programs in PyTorch."""
+    pytest.importorskip("sklearn", reason="scikit-learn, the images extra, is not installed")
+    page = ROOT / "docs" / "own-loss.md"
+    shown = re.findall(r"^    ([\d.]+) ([\d.e-]+)", page.read_text(), re.MULTILINE)
+    blocks = python_blocks(page)
+    assert len(blocks) == len(shown) == 5
+    printed = [line.split()[:2] for line in run("\n".join(blocks), tmp_path).splitlines()]
+    for losses, expected in zip(printed, shown, strict=True):
+        assert [*map(float, losses)] == pytest.approx([*map(float, expected)], rel=0.05, abs=1e-6)
+
+
 def test_the_tutorial_of_an_op_begins_in_numpy(tmp_path):
     page = ROOT / "docs" / "tutorial-op.md"
     shown = re.search(r"^    True ([\d.]+) ([\d.]+)$", page.read_text(), re.MULTILINE)
