@@ -195,7 +195,7 @@ def section(heading: str) -> tuple[str, str]:
         text = (ROOT / "docs" / page).read_text()
         match = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|^---$|\Z)", text, re.M | re.S)
         if match is not None:
-            return page, re.sub(r"\]\(#", f"]({page}#", match[1].strip())
+            return page, re.sub(r"\]\(#", f"]({page}#", match[1].strip("\n"))
     raise ValueError(f"{', '.join(TOLD)}: no section {heading!r}, which an op's page shows")
 
 
@@ -366,7 +366,7 @@ def roofline(op: str, Drawing: Any) -> Any:
         (x1, y1), (x2, y2) = at(0.05, 0.05 * rate), at(peak / rate, peak)
         d.parts.append(f'<path d="M{x1} {y1} L{x2} {y2} L580 {y2}"/>')
     d.text(580, at(1, peak)[1] - 6, f"float32, {peak / 1e9:.0f} GFLOP/s", "end", small=True)
-    dots: dict[bool, list[str]] = {True: ["M372 176"], False: ["M372 194"]}
+    dots: dict[bool, list[str]] = {True: ["M312 176"], False: ["M312 194"]}
     for row in rows:
         if row["flops"]:
             x, y = at(max(0.05, row["flops"] / row["nbytes"]), row["flops"] / row["seconds"])
@@ -376,7 +376,7 @@ def roofline(op: str, Drawing: Any) -> Any:
         d.parts.append(f'<path {style} d="{"h0".join(dots[own])}h0"/>')
     slopes = f"slopes: cache, {cache / 1e9:.0f} GB/s, and memory, {memory / 1e9:.0f} GB/s"
     for k, words in enumerate((op, "other kernels", slopes)):
-        d.text(382, 180 + 18 * k, words, small=True)
+        d.text(322, 180 + 18 * k, words, small=True)
     if not any(row["flops"] and row["kernel"].startswith(f"{op}.") for row in rows):
         d.text(320, 130, "no flops: it moves bytes, or counts", "middle")
     return d

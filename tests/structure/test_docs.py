@@ -358,6 +358,15 @@ def test_the_site_lists_each_page_once():
     assert listed == sorted(page.stem for page in ROOT.glob("docs/*.md") if page.stem != "index")
 
 
+def test_readme_and_the_index_have_the_same_routes():
+    """By which to learn: an hour, a day, a week; each step is a link with its minutes."""
+    routes = {}
+    for page, folder in (("README.md", "docs/"), ("docs/index.md", "")):
+        text = (ROOT / page).read_text().replace(f"]({folder}", "](")
+        routes[page] = re.findall(r"^\| an? (?:hour|day|week) \|.*", text, re.MULTILINE)
+    assert len(routes["README.md"]) == 3 and routes["README.md"] == routes["docs/index.md"]
+
+
 def test_each_notebook_opens_in_jupyter():
     """Its format wants a kernel with a name to be shown; jupytext converts no notebook without."""
     notebooks = sorted(ROOT.glob("docs/notebooks/*.md"))

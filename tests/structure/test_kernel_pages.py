@@ -47,6 +47,10 @@ def test_a_formula_has_its_own_line_on_a_page(page):
     assert [line for line in blocks if MADE["one_a_line"](line) != line] == []
 
 
+def test_a_section_that_begins_with_a_formula_shows_it_as_one():
+    assert MADE["section"]("Softmax")[1].startswith("    y[c] = ")
+
+
 def test_a_formula_has_its_own_line():
     beside = "y = a b        z = a + b\n  dy = 1      da = b"
     assert MADE["one_a_line"](beside).split("\n") == [

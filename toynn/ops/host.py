@@ -22,7 +22,7 @@ def numpy(
     *,
     pure: bool = False,
 ) -> Tensor:
-    """Record y (shape) = forward(*inputs), a function of NumPy arrays; the program is cut there.
+    """Record y (shape) = ``forward(*inputs)``, of NumPy arrays; the program is cut there.
 
         def huber(d):
             return np.where(abs(d) < 1, d * d / 2, abs(d) - 0.5)
