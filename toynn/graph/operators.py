@@ -68,7 +68,7 @@ class Operators:
         return self._record("matmul", self, other)
 
     def __neg__(self) -> Self:
-        return self._record("scale", self, -1.0)
+        return self._record("neg", self)
 
     def __abs__(self) -> Self:
         return self._record("abs", self)

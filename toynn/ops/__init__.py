@@ -26,6 +26,7 @@ from toynn.ops.arithmetic import (
     log,
     masked,
     mul,
+    neg,
     power,
     relu,
     sqrt,
@@ -119,6 +120,7 @@ __all__ = [
     "matmul",
     "mean",
     "mul",
+    "neg",
     "numpy",
     "orpo",
     "part",
@@ -165,7 +167,7 @@ TABLE: dict[str, Op] = {
 }
 
 #: The operators of tensors record by these functions: see graph/operators.py.
-_WORDS = "abs add div exp log matmul mean mul part power relu reshape scale sqrt sub sum tanh"
+_WORDS = "abs add div exp log matmul mean mul neg part power relu reshape sqrt sub sum tanh"
 RECORDERS.update({name: globals()[name] for name in (*_WORDS.split(), "transpose")})
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "log",
     "masked",
     "mul",
+    "neg",
     "power",
     "relu",
     "sqrt",
@@ -62,6 +63,11 @@ def div(s: Recorder, a: Operand, b: Operand) -> Tensor:
         require(_number("div", b) != 0, "div", "a number that is not 0")
         return scale(s, _tensor("div", a), 1 / b)
     return _both(s, DIV, a, b) if isinstance(a, Tensor) else mul(s, power(s, b, -1.0), a)
+
+
+def neg(s: Recorder, x: Tensor) -> Tensor:
+    """Record y = -x."""
+    return scale(s, x, -1.0)
 
 
 def power(s: Recorder, x: Tensor, p: float) -> Tensor:
