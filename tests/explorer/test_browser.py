@@ -213,3 +213,24 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own(show, browser, tmp_path
     assert browser.execute_script("return window.ran") is None
     assert len(browser.execute_script("return [...document.querySelectorAll('.head')]")) == 6
     browser.switch_to.default_content()
+
+
+def test_a_function_of_numpy_and_a_view_are_shown(show):
+    """Its source, which has no formula; and a tensor that a kernel sees in another shape."""
+    s = Session()
+    x, w = s.input("x", (4, 3)), s.parameter("w", np.ones((3, 2)))
+    y = ops.numpy(s, doubled, lambda dy, d: 2 * dy, [x @ w], (4, 2))
+    step = s.minimize(y.mean(), lr=0.1)
+    step(x=np.ones((4, 3)))
+    nodes = [node.op.kernel for node in s.tape.nodes]
+    browser = show(page(s, values=True), f"graph&unfold=0&node={nodes.index('numpy.doubled')}")
+    assert "return 2 * d" in text(browser, ".code")
+    browser = show(page(s), f"graph&unfold=0&node={nodes.index('sums.forward')}")
+    assert "alpha sum_n" in text(browser, ".formula")
+    buttons = browser.find_elements("css selector", ".tensors button")
+    next(each for each in buttons if "1x8x1" in each.text).click()
+    assert "another shape of" in text(browser, "main")
+
+
+def doubled(d):
+    return 2 * d

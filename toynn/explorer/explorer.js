@@ -288,7 +288,8 @@ function ofTensor(t) {
     make("p", { class: "soft" }, `${shape(tensor)} ${tensor.dtype}, ${bytes(tensor.bytes)}, ${tensor.role}`),
     make("p", null, kept(base)),
   ];
-  if (t !== root(t)) found.push(make("p", null, "a part of ", tensorButton(root(t)), ` from element ${count(tensor.first_element)} on`));
+  if (t !== root(t) && tensor.bytes === base.bytes && !tensor.first_element) found.push(make("p", null, "another shape of ", tensorButton(root(t))));
+  else if (t !== root(t)) found.push(make("p", null, "a part of ", tensorButton(root(t)), ` from element ${count(tensor.first_element)} on`));
   if (base.buffer) found.push(make("p", null, `stored in ${base.buffer} from byte ${count(tensor.offset)} on`));
   if (base.gradient !== undefined) found.push(make("h3", null, "Gradient"), make("p", { class: "chips" }, tensorButton(base.gradient)));
   if (gradientOf.has(root(t))) found.push(make("h3", null, "Gradient of"), make("p", { class: "chips" }, tensorButton(gradientOf.get(root(t)))));
