@@ -15,8 +15,8 @@ from toynn.data import jsonl
 from toynn.engines import LlamaSeqEngine, SequenceEngine, frozen
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import Tokenizer
+from toynn.jobs import run
 from toynn.recipes import FromScratch, WarmStart
-from toynn.train import Trainer
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
 MARKS = [("<|user|>", CONTROL), ("<|assistant|>", CONTROL)]
@@ -244,8 +244,8 @@ def test_tokens_in_a_cache_that_are_damaged(harmed, folder, tmp_path, monkeypatc
         assert main([*words, "--out", "again"]) == 0
         assert capsys.readouterr().err.count("ids.bin: damaged") == 3
     else:
-        fit = Trainer.fit
-        monkeypatch.setattr(Trainer, "fit", lambda self: (fit(self), harm())[0])
+        finish = run._finish
+        monkeypatch.setattr(run, "_finish", lambda *given: (harm(), finish(*given)))
         assert main([*words, "--out", "again"]) == 2
         said = capsys.readouterr()
         assert "ids.bin: changed since it was opened" in said.err

@@ -151,7 +151,7 @@ def train(
                 # The saved state says that the report is due: the resumed run makes it.
                 if not state.saved:
                     state.saved = True
-                    yield save(feed, kept(feed, state))
+                    yield save(feed, resumable(feed, state))
                 if not evaluated:
                     yield from report(model, feed, options, state, evaluates=True)
             elif options.save_every:
@@ -159,7 +159,7 @@ def train(
                 if last or state.iterations % options.save_every == 0:
                     if not (options.eval_every or evaluated):
                         yield from evaluate(model, feed, options, state)  # keeps the newest weights
-                    yield save(feed, kept(feed, state), last)
+                    yield save(feed, resumable(feed, state), last)
                     stops = interrupt.requested
         state.interrupted, state.signal = interrupt.requested, interrupt.number
     state.empty_batches = feed.empty
@@ -263,15 +263,15 @@ def sample(model: Learner, state: Result) -> Iterator[Event]:
     yield Sampled(state.iterations, "".join(parts))
 
 
-def kept(feed: Feed, state: Result) -> dict[str, Any]:
+def resumable(feed: Feed, state: Result) -> dict[str, Any]:
     """Return what a run resumes from, as JSON values."""
     return {"loop": state.state(), "feed": feed.state}
 
 
-def save(feed: Feed, kept: dict[str, Any], last: bool = False) -> Save:
-    """Return the event to save a state. Raises if a mapped file has changed."""
+def save(feed: Feed, state: dict[str, Any], last: bool = False) -> Save:
+    """Return the event to save a resumable state. Raises if a mapped file has changed."""
     feed.check()
-    return Save(kept, last)
+    return Save(state, last)
 
 
 # -- Evaluation --------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def evaluate(
     saved is then the one before the evaluation. Raises ConfigError if a metric is missing.
     """
     feed.check()
-    ranks, begin, before = model.ranks, time.perf_counter(), kept(feed, state)
+    ranks, begin, before = model.ranks, time.perf_counter(), resumable(feed, state)
     means, by, losses = Means(), list[float](), list[float]()
     metric, more_is_better = METRICS[options.metrics[0]]
     for done, batches in feed.turns(ranks.size) if options.eval_every else ():

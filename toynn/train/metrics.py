@@ -1,14 +1,15 @@
 """The reports of a run: their record, the file of JSON lines."""
 
-import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from toynn.formats.logs import Log
 from toynn.graph.reports import Shown
+from toynn.runs.record import lines_of
 
 __all__ = ["MetricsFile", "Report", "figures_of", "read_reports"]
 
@@ -82,13 +83,9 @@ def figures_of(report: Report, unit: str = "tokens") -> dict[str, Any]:
 def read_reports(path: Path, unit: str = "tokens", length: int | None = None) -> list[Report]:
     """Return the reports in the first ``length`` bytes of a metrics.jsonl; skip bad lines."""
     names, found = {each.name for each in fields(Report)}, []
-    for line in path.read_bytes()[:length].splitlines():
-        try:
-            entries = json.loads(line).items()
-            known = {k if "/" in k else k.replace(unit, "tokens"): v for k, v in entries}
-            if more := {name: value for name, value in known.items() if "/" in name}:
-                known["figures"] = more
+    for line in lines_of(path.read_bytes()[:length]):
+        known = {k if "/" in k else k.replace(unit, "tokens"): v for k, v in line.items()}
+        known["figures"] = {name: value for name, value in known.items() if "/" in name} or None
+        with suppress(TypeError):  # a line that is no report
             found.append(Report(**{name: known[name] for name in names & known.keys()}))
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            continue
     return found

@@ -207,11 +207,8 @@ class Trainer:
         self._command, self._told = command, report
         self._on_step, self._on_report = on_step, on_report
         self._sinks: list[Sink] = []
-        self._metrics: MetricsFile | None = None
-        self._samples: Log | None = None
         self._bar: Progress | None = None
         self._diverges = False  # printed once
-        self._place: str | None = None  # rank 0's folder
 
     def __repr__(self) -> str:
         return f"Trainer({self.recipe!r}, {self.result.iterations} of {self.options.steps} steps)"
@@ -277,7 +274,6 @@ class Trainer:
         """Check that all ranks agree, start from rank 0's state, and print the expected cost."""
         group, per_update = self.group, self.feed.per_update
         share_cores(group.local_cpus, group.local_rank)
-        self._place = group.tell(None if self.folder is None else str(self.folder.path))
         if group.rank:  # rank 0 has the gradients of an update that has begun
             self.result.part = Part(self.result.part.batches)
         first = self.feed.first()
@@ -339,6 +335,12 @@ class Trainer:
         A sink cannot change the run's state. The logs lose everything after the checkpoint.
         """
         ranks, folder = self.ranks, self.folder
+        if isinstance(ranks, Ranks):
+            yield Stepped, lambda event: ranks.spent.add(event.seconds)
+            place = self.group.tell(None if folder is None else str(folder.path))
+            if place is not None:
+                hint = f"resume with: toynn train --resume {in_shell(place)}"
+                yield Save, lambda _: self.group.hint(hint)
         if folder is not None:
             kept = {} if self._resume is None else self._resume.state
             last = self.result.reports[-1].iteration + 1 if self.result.reports else 0
@@ -348,15 +350,17 @@ class Trainer:
                 if name in self._told
             ]
             metrics = MetricsFile(folder.metrics, self._unit, kept.get("metrics_bytes"))
-            self._metrics = stack.enter_context(metrics)
+            stack.enter_context(metrics)
+            samples: Log | None = None
+            if self.options.sample_every or folder.samples.exists():
+                samples = log = Log(folder.samples, kept.get("samples_bytes"))
+                stack.enter_context(log)
+                yield Sampled, lambda event: log.append(vars(event))
             yield Best, lambda _: self.recipe.write_run(folder.path)
             yield Reported, lambda event: metrics.write(event.report)
             for board in boards:
                 yield Reported, partial(self._show_on, board)
-            if self.options.sample_every or folder.samples.exists():
-                samples = Log(folder.samples, kept.get("samples_bytes"))
-                self._samples = stack.enter_context(samples)
-                yield Sampled, lambda event: samples.append(vars(event))
+            yield Save, partial(self._save, folder, metrics, samples)
         if self._progress:
             bar = self._bar = Progress(
                 self.options.steps,
@@ -370,12 +374,9 @@ class Trainer:
             yield Evaluating, lambda event: bar.evaluating(event.done, event.of)
             yield Reported, lambda event: bar(event.report)
             yield Sampled, lambda event: bar.sample(event.iteration, event.text)
-        if isinstance(ranks, Ranks):
-            yield Stepped, lambda event: ranks.spent.add(event.seconds)
         yield Stepped, self._step
         yield Reported, self._call_users
         yield Reported, self._warn
-        yield Save, self._save
 
     def _step(self, event: Stepped) -> None:
         if self.folder is not None:
@@ -402,21 +403,19 @@ class Trainer:
             "before training: the run diverges; try a lower learning rate"
         )
 
-    def _save(self, event: Save) -> None:
+    def _save(
+        self, folder: RunFolder, metrics: MetricsFile, samples: Log | None, event: Save
+    ) -> None:
         """Save a checkpoint. A failure is printed, and the next checkpoint is tried.
 
         After a signal or the last step there is no next one, so a failure raises.
         """
-        if self._place is not None:
-            self.group.hint(f"resume with: toynn train --resume {in_shell(self._place)}")
-        if self.folder is None or self._metrics is None:
-            return
         try:
-            self._metrics.sync()
-            if self._samples is not None:
-                self._samples.sync()
+            metrics.sync()
+            if samples is not None:
+                samples.sync()
             checkpoint.save(
-                self.folder.path,
+                folder.path,
                 self.result.iterations,
                 self.recipe.snapshot(),
                 {
@@ -425,18 +424,18 @@ class Trainer:
                     "toynn": release(),
                     "identity": self.identity,
                     "plan": asdict(self._plan),
-                    "metrics_bytes": self._metrics.length,
-                    "samples_bytes": 0 if self._samples is None else self._samples.length,
+                    "metrics_bytes": metrics.length,
+                    "samples_bytes": 0 if samples is None else samples.length,
                 },
-                self.folder.best_files(),
+                folder.best_files(),
             )
-            self.folder.trained = True
-            checkpoint.prune(self.folder.path, self.result.iterations, self._limit)
+            folder.trained = True
+            checkpoint.prune(folder.path, self.result.iterations, self._limit)
         except CheckpointError as error:
             if self.ranks.interrupt.requested:
                 raise
             if event.last:
-                best = f"training has ended, and the best weights are in {self.folder.path}"
+                best = f"training has ended, and the best weights are in {folder.path}"
                 raise CheckpointError(f"{error}; {best}") from error
             self._say(f"{error}; training continues, and the next checkpoint will be tried")
 
