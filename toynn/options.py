@@ -1,34 +1,45 @@
-"""Options: one field of a dataclass each, and those that every recipe takes.
+"""Options: a field of a dataclass each, which says everything about the option.
 
-An option is one field of a dataclass, declared by ``option`` with its help, its allowed values and
-its default. Everything else follows from that field: the flag with its errors, the key in
-config.toml, the keyword of ``toynn.finetune``, shell completion, and whether a resumed run must
-have the same value. See toynn/jobs/.
+The bundles in toynn/jobs/ have a field for each option of a run:
+
+    rank: int = option("rank of the adapters", 8, of=AdapterOptions, source="own")
+
+The field's name, type and default, and what ``option`` is given, make the flag with its help, the
+key in config.toml, the keyword of ``toynn.finetune``, the row in docs/flags.md, and the words that
+the shell completes. ``Option.check`` checks every value, wherever it comes from. A subclass may
+give a field another default (``steps: int = 200``), or call ``option`` again to change more.
+
+The classes that take the values, such as ``AdapterOptions``, declare their ranges in the same way,
+without a help.
 """
 
 import math
-import operator
 import re
-from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from argparse import SUPPRESS, ArgumentTypeError
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from inspect import get_annotations
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 
 from toynn.errors import ConfigError
-from toynn.numerics.precision import ALL_PRECISIONS, PRECISIONS
 
 __all__ = [
-    "DECAYS",
-    "FROZEN_PRECISIONS",
+    "ACTIVATIONS",
     "PREPACK",
     "RENAMED",
-    "WEIGHT_DTYPES",
+    "Activations",
+    "Decay",
     "Option",
+    "Precision",
+    "Prepack",
     "RecipeOptions",
+    "WeightType",
     "absent",
-    "check_ranges",
+    "check_field",
+    "check_fields",
     "checked",
     "compared",
     "names_of",
@@ -47,41 +58,39 @@ RENAMED = {"pack_base": "prepack", "b_rate": "loraplus_lr_ratio", "measure": "me
 
 @dataclass(frozen=True)
 class Option:
-    """The metadata of a field that is an option, as ``option`` puts it into the field.
+    """An option, as its field declares it.
 
     Attributes
     ----------
+    name, kind, default
+        The field's. ``log_every`` is also the key in config.toml, the keyword of
+        ``toynn.finetune``, and --log-every. Without a default (MISSING) an option is required.
     help
-        What the flag does in ten words, then the default: "{default}". A job may add such words.
-    default
-        The default of jobs; the field's own default is the library's.
-    name
-        The key in config.toml and the keyword of ``toynn.finetune``: log_every for --log-every.
-    also
-        The flag's name in mlx-lm or llama.cpp, which is taken, too.
+        What the flag does in ten words; and what it does by default, if ``default`` is None.
     group
-        The heading in --help, if it is not the bundle's ``GROUP``.
+        The heading in --help; by default the bundle's ``GROUP``.
+    of
+        The class that takes the value and declares its range, and its field. ``option`` may get the
+        class alone, if the field has the same name.
     read
-        Parses a text; raises ArgumentTypeError.
+        Parses a text, or a list of texts if the option takes several. Raises ArgumentTypeError.
+    words
+        The values, unless there is a ``read``; what the shell completes. A Literal has its own.
     fetch
         Returns the local path of a value that names a file on the hub, once all options are
         checked; it is also given a function that is told a line about it, under a label.
-    choices, metavar, required
-        As argparse takes them. Without a metavar, what ``read`` parses is called "N".
-    words
-        What the shell completes if there are no choices; other values are taken, too.
+    also
+        The flag's name in mlx-lm or llama.cpp, which is taken, too.
+    metavar
+        As argparse takes it; by default the words, or "N" for what ``read`` parses.
     negated
         Whether a switch also has the flag --no-name.
     once
         Why the flag cannot be given twice; "" if the last one holds.
-    several
-        Makes a value of several words, and checks them.
     source
         How starting from a model or adapter affects this option. "same": not at all. "own":
         the source has its own value, and a given one is refused. "may": the source's value is the
         default, and a given one takes precedence.
-    off
-        Values that mean None for the field.
     compared
         Whether a resumed run must have the same value. It need not if the option does not change
         the training so far (length of the run, intervals, early stopping, memory), nor if the
@@ -91,38 +100,27 @@ class Option:
     hashed
         Whether it names a file or folder that the run starts from, which must not change.
     memory
-        Advice if a step needs too much memory: "smaller", or words for a value that is ``heavy``.
-    check, expected
-        The check of a value given from Python, and the expectation that the error names.
-    kind, field
-        The dataclass, and its field.
+        Advice if a step needs too much memory: "smaller"; or a value, and one that needs less.
     """
 
-    help: str
-    default: Any = None
-    name: str = ""
+    name: str
+    kind: Any
+    default: Any
+    help: str = ""
     group: str = ""
-    also: str = ""
-    read: Callable[[str], Any] | None = None
-    fetch: Callable[[str, Callable[[str, str], object]], str] | None = None
-    choices: Sequence[str] | None = None
-    metavar: str | None = None
-    required: bool = False
+    of: tuple[Any, str] = (None, "")
+    read: Callable[[Any], Any] | None = None
     words: Sequence[str] = ()
+    fetch: Callable[[str, Callable[[str, str], object]], str] | None = None
+    also: str = ""
+    metavar: str = ""
     negated: bool = False
     once: str = ""
-    several: Callable[[Sequence[str]], Any] | None = None
     source: Literal["same", "own", "may"] = "same"
-    off: Sequence[Any] = ()
     compared: bool = True
     kept: bool = True
     hashed: bool = False
-    memory: str = ""
-    heavy: Any = None
-    check: Callable[[Any], Any] | None = None
-    expected: str = ""
-    kind: type = object
-    field: str = ""
+    memory: Literal["smaller"] | tuple[Any, Any] | None = None
 
     @property
     def flag(self) -> str:
@@ -132,73 +130,103 @@ class Option:
     @property
     def is_switch(self) -> bool:
         """Whether it is typed without a value."""
-        return isinstance(self.default, bool)
+        return self.kind is bool
 
     @property
     def is_path(self) -> bool:
         """Whether its value is a path, or several."""
-        return (self.metavar or "").partition("[")[0] in ("PATH", "FILE", "DIR")
+        return self.metavar.partition("[")[0] in ("PATH", "FILE", "DIR")
+
+    @property
+    def kinds(self) -> set[Any]:
+        """The types of its values; a list of several words is a tuple, one of names a Sequence."""
+        return {get_origin(each) or each for each in get_args(self.kind)}
+
+    @property
+    def described(self) -> str:
+        """The help, with the default."""
+        silent = self.default in (None, MISSING) or self.help == SUPPRESS
+        if silent or (self.is_switch and not self.negated):
+            return self.help
+        shown = f"{self.default:g}" if isinstance(self.default, float) else self.default
+        return f"{self.help} (default {shown})"
 
     def typed(self, value: Any) -> list[str]:
         """Return how a value of it is typed."""
         if self.is_switch:
             no = [f"--no-{self.flag[2:]}"] if self.negated else []
             return [self.flag] if value else no
-        if self.several and not isinstance(value, str):
-            return [self.flag, *value]
-        return [f"{self.flag}={value}"]
+        return [self.flag, *value] if isinstance(value, tuple) else [f"{self.flag}={value}"]
 
-    def checked(self, value: Any) -> Any:
-        """Return a value that is given from Python or from a file, as if it had been typed.
+    def check(self, value: Any) -> Any:
+        """Return a value as the field has it: from a text, from Python, or from config.toml.
 
-        Raises ConfigError for one that it cannot have.
+        Raises ArgumentTypeError for a value that the option cannot have.
         """
-        if value is None or (isinstance(value, bool) and self.is_switch):
-            return value
-        if self.is_switch:
-            raise ConfigError(f"argument {self.flag}: expected True or False; got {value!r}")
-        if self.several and isinstance(value, list | tuple):
-            return self.several([str(each) for each in value])
-        text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-        if self.choices and text not in self.choices:
-            known = ", ".join(self.choices)
-            raise ConfigError(
-                f"argument {self.flag}: invalid choice: {text!r} (choose from {known})"
-            )
         try:
-            found = self.read(text) if self.read else text
-            return self.several([found]) if self.several else found
+            return self._checked(value)
         except ArgumentTypeError as error:
-            raise ConfigError(f"argument {self.flag}: {error}") from None
+            if isinstance(value, str):
+                raise
+            raise ArgumentTypeError(f"{str(error).partition('; got ')[0]}; got {value!r}") from None
 
-    def from_python(self, value: Any) -> Any:
-        """Return a value as the field has it; TypeError or ValueError for one that it cannot have.
+    def _checked(self, value: Any) -> Any:
+        several = self.kinds & {tuple, Sequence}
+        if self.is_switch:
+            if not isinstance(value, bool):
+                raise ArgumentTypeError(f"must be True or False; got {value!r}")
+            return value
+        if value is None and NoneType in self.kinds:
+            return value
+        if isinstance(value, list | tuple) and several:
+            words = [str(each) for each in value]
+            return self._read(words if tuple in several else ",".join(words))
+        if value is None or isinstance(value, bool | list | tuple | dict):
+            self._read("")  # a reader of numbers says which
+            raise ArgumentTypeError("must be a text")
+        found = self._read(str(value))
+        return found if isinstance(value, str) or isinstance(found, str) else type(found)(value)
 
-        Without ``check`` that is one of the choices, or True or False.
-        """
-        if self.check is not None:
-            return self.check(value)
-        if not (isinstance(value, bool) if self.is_switch else value in (self.choices or ())):
-            raise ValueError
-        return value
+    def _read(self, text: Any) -> Any:
+        if self.read is not None:
+            return self.read(text)
+        if self.words and text not in self.words:
+            raise ArgumentTypeError(f"must be one of {', '.join(self.words)}; got {text!r}")
+        return text
 
 
-def option(help: str, default: Any = MISSING, *, given: Any = MISSING, **more: Any) -> Any:
-    """Return a field of a dataclass that is an option; ``more`` is as ``Option`` has it.
-
-    ``given`` is the default of jobs where it is not the field's own.
-    """
-    usual = given if given is not MISSING else None if default is MISSING else default
-    return field(default=default, metadata={"option": Option(help, usual, **more)})
+def option(help: str = "", default: Any = MISSING, **more: Any) -> Any:
+    """Return a field of a dataclass that is an option; ``more`` is as ``Option`` has it."""
+    return field(default=default, metadata={"help": help, **more})
 
 
-def options_of(kind: type[Any]) -> Iterator[Option]:
-    """Yield the options that a dataclass has."""
+_known: dict[type[Any], dict[str, Option]] = {}
+
+
+def options_of(kind: type[Any]) -> dict[str, Option]:
+    """Return the options that a dataclass has, by name, with what its base classes say of them."""
+    if kind in _known:
+        return _known[kind]
+    declared: dict[str, dict[str, Any]] = {}
+    for base in reversed(kind.__mro__):
+        for name in get_annotations(base):
+            if own := getattr(base, "__dataclass_fields__", {}).get(name):
+                more = declared.get(name) or {"group": getattr(base, "GROUP", "")}
+                declared[name] = {**more, **own.metadata}
+    found = {}
     for each in fields(kind):
-        found = each.metadata.get("option")
-        if found is not None and found.help:
-            own = {"name": found.name or each.name, "group": found.group or kind.GROUP}
-            yield replace(found, **own, kind=kind, field=each.name)
+        told = declared[each.name]
+        if "help" not in told:
+            continue
+        if of := told.get("of"):
+            target, name = of if isinstance(of, tuple) else (of, each.name)
+            told = {**target.__dataclass_fields__[name].metadata, **told, "of": (target, name)}
+        kinds = [each.type, *get_args(each.type)]
+        literal = [word for k in kinds if get_origin(k) is Literal for word in get_args(k)]
+        words = told.pop("words", literal) or getattr(told.get("read"), "words", ())
+        found[each.name] = Option(each.name, each.type, each.default, words=words, **told)
+    _known[kind] = found
+    return found
 
 
 def compared(bundle: Any) -> dict[str, Any]:
@@ -209,49 +237,39 @@ def compared(bundle: Any) -> dict[str, Any]:
     return {
         each.name: getattr(bundle, each.name)
         for each in fields(bundle)
-        if not each.metadata or each.metadata["option"].compared
+        if each.metadata.get("compared", True)
     }
 
 
-def absent(of: type[Any] | Iterable[Option]) -> dict[str, Any]:
-    """Return what an older run had for fields or options that did not exist then, by name.
+def absent(kind: type[Any]) -> dict[str, Any]:
+    """Return what an older run had for fields that did not exist then: their defaults.
 
     Options that the source may determine are left out: their old values are unknown.
     """
-    if isinstance(of, type):
-        known = [(each.name, each.default) for each in fields(of)]
-    else:
-        known = [(each.name, each.default) for each in of if each.source == "same"]
-    return {name: value for name, value in known if value is not MISSING}
+    sources = {name for name, each in options_of(kind).items() if each.source != "same"}
+    return {
+        each.name: each.default
+        for each in fields(kind)
+        if each.default is not MISSING and each.name not in sources
+    }
 
 
-def check_ranges(bundle: Any, who: str = "") -> None:
-    """Raise ConfigError for a field out of the range that its option has where it is typed.
-
-    A field may be None where that is its default, or is typed as another value, which is refused.
-    ``who`` is named first.
-    """
-    for each in fields(bundle):
-        own, value = each.metadata.get("option"), getattr(bundle, each.name)
-        if own is None or (value is None and (each.default is None or own.off)):
-            continue
-        try:
-            _check(own, value)
-        except ArgumentTypeError as error:
-            text = str(error).partition("; got ")[0] + (", or None" if own.off else "")
-            raise ConfigError(f"{who}{each.name} {text}; got {value!r}") from None
+def check_fields(bundle: Any, who: str = "") -> None:
+    """Raise ConfigError for a field that is not in its range; ``who`` is named first."""
+    for name in options_of(type(bundle)):
+        check_field(type(bundle), name, getattr(bundle, name), who)
 
 
-def _check(own: Option, value: Any) -> None:
-    """Raise ArgumentTypeError for a value that the text of it would not be parsed to."""
-    if own.is_switch and not isinstance(value, bool):
-        raise ArgumentTypeError("must be True or False")
-    if own.choices and value not in own.choices:
-        raise ArgumentTypeError(f"must be one of {', '.join(own.choices)}")
-    if own.read is not None:
-        text = "" if isinstance(value, bool) or value in own.off else str(value)
-        if isinstance(value, str) != isinstance(own.read(text), str):
-            own.read("")
+def check_field(kind: type[Any], name: str, value: Any, who: str = "") -> Any:
+    """Return a value as a field has it; raise ConfigError for any other, and for a typed number."""
+    own = options_of(kind)[name]
+    try:
+        found = own.check(value)
+        return found if isinstance(found, str) or not isinstance(value, str) else own.check([])
+    except ArgumentTypeError as error:
+        none = ", or None" if NoneType in own.kinds else ""
+        text = str(error).partition("; got ")[0]
+        raise ConfigError(f"{who}{name} {text}{none}; got {value!r}") from None
 
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,16 +286,17 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 # -- What is read from a text ----------------------------------------------------------------------
 
 
-def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
+def whole(least: float, most: float = LARGEST) -> Callable[[str], int]:
     """Return a parser of whole numbers from least to most."""
 
     def parse(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
-            number = least - 1
-        if not least <= number <= most:
-            raise ArgumentTypeError(f"must be a whole number from {least} to {most}; got {text!r}")
+            number = None
+        if number is None or not least <= number <= most:
+            bounds = f" from {least} to {most}" if most < math.inf else ""
+            raise ArgumentTypeError(f"must be a whole number{bounds}; got {text!r}")
         return number
 
     return parse
@@ -331,7 +350,7 @@ def nbytes_or(word: str) -> Callable[[str], int | str]:
 
 
 def names_of(known: Sequence[str], none: str | None = None) -> Callable[[str], str]:
-    """Return a parser of names between commas, of those known; or ``none`` alone."""
+    """Return a parser of names between commas, of those known, its ``words``; or ``none`` alone."""
 
     def parse(text: str) -> str:
         names = text.split(",")
@@ -340,30 +359,8 @@ def names_of(known: Sequence[str], none: str | None = None) -> Callable[[str], s
             raise ArgumentTypeError(f"must be of {', '.join(known)}{may}, once each; got {text!r}")
         return text
 
+    parse.words = (*known, *([none] if none else []))  # type: ignore[attr-defined]
     return parse
-
-
-# -- What Python gives -----------------------------------------------------------------------------
-
-
-def _integer(value: Any, least: int | None = None) -> int:
-    number = operator.index(value)
-    if isinstance(value, bool) or (least is not None and number < least):
-        raise ValueError
-    return number
-
-
-def _weight_dtype(value: Any) -> str:
-    name = value if isinstance(value, str) else WEIGHT_DTYPES.get(_integer(value))
-    if name not in WEIGHT_DTYPES.values():
-        raise ValueError
-    return str(name)
-
-
-def _scale(value: Any) -> float:
-    if isinstance(value, bool | str) or not (math.isfinite(value) and value >= 0):
-        raise ValueError
-    return float(value)
 
 
 def checked(name: str, value: Any, known: Sequence[str]) -> str:
@@ -375,17 +372,26 @@ def checked(name: str, value: Any, known: Sequence[str]) -> str:
 
 # -- The options of recipes ------------------------------------------------------------------------
 
-#: Names of weight types, by ggml's number for each.
-WEIGHT_DTYPES = {0: "f32", 1: "f16", 30: "bf16"}
+#: Names of weight types; ggml's number for each.
+WeightType = Literal["f32", "f16", "bf16"]
+NUMBERS = {"0": "f32", "1": "f16", "30": "bf16"}
 #: Which weights decay.
-DECAYS = ("all", "matrices")
+Decay = Literal["all", "matrices"]
 #: How activations are kept for the backward pass.
-ACTIVATIONS = ("float32", "bfloat16")
+Activations = Literal["float32", "bfloat16"]
+ACTIVATIONS = get_args(Activations)
 #: Which frozen weights are prepacked: "auto" those where that saves time and fits into memory.
-PREPACK = ("auto", "always", "never")
-#: What precisions a recipe over frozen weights has; int8 is for quantized ones.
-FROZEN_PRECISIONS = (*ALL_PRECISIONS, "auto")
-_PRECISIONS = {name: name for name in FROZEN_PRECISIONS}
+Prepack = Literal["auto", "always", "never"]
+PREPACK = get_args(Prepack)
+#: The precision of products; int8 is for frozen quantized weights.
+Precision = Literal["highest", "high", "medium", "int8", "auto"]
+
+
+def _weight_type(text: str) -> str:
+    name = NUMBERS.get(text, text)
+    if name not in NUMBERS.values():
+        raise ArgumentTypeError(f"must be f32, f16, bf16 or ggml's 0, 1, 30; got {text!r}")
+    return name
 
 
 @dataclass
@@ -448,115 +454,23 @@ class RecipeOptions:
         On a value out of range or of the wrong type, and on a name that is no option.
     """
 
-    GROUP: ClassVar[str] = "machine"
-
-    t_seq: int = option(
-        "",
-        0,
-        check=lambda value: _integer(value, 0),
-        expected="an integer of at least 0 (0: the model's context)",
-    )
-    t_batch: int = option(
-        "{items} per step (default {default:g})",
-        1,
-        given=8,
-        name="batch",
-        group="optimization",
-        also="--batch-size",
-        read=whole(1),
-        memory="smaller",
-        check=lambda value: _integer(value, 1),
-        expected="an integer of at least 1",
-    )
-    weight_dtype: str | int = option(
-        "round weights to this type before a product (default {default})",
-        "f32",
-        group="weights",
-        choices=list(WEIGHT_DTYPES.values()),
-        check=_weight_dtype,
-        expected='"f32", "f16", "bf16" or ggml\'s 0, 1, 30',
-    )
-    untied: bool = option(
-        "give the model an output matrix of its own", False, group="weights", source="own"
-    )
-    qkv_bias: bool = option(
-        "add biases to the q, k and v projections", False, group="weights", source="own"
-    )
-    seed: int = option(
-        "seed of all random numbers (default {default:g})",
-        0,
-        group="optimization",
-        read=whole(0),
-        check=_integer,
-        expected="an integer",
-    )
-    init_scale: float = option(
-        "scale of the initial block matrices (default {default:g})",
-        1.0,
-        group="weights",
-        read=real(0),
-        source="own",
-        check=_scale,
-        expected="a finite number of at least 0",
-    )
-    checkpointing: bool = option(
-        "recompute activations in the backward pass: less memory, slower",
-        False,
-        compared=False,
-        memory="{flag}",
-        heavy=False,
-    )
-    recompute_cheap: bool = option(
-        "recompute norms and activation functions in the backward pass: less memory, hardly slower",
-        False,
-        compared=False,
-        memory="{flag}",
-        heavy=False,
-    )
-    activations: str = option(
-        "keep activations for the backward pass in this type (default {default})",
-        "float32",
-        choices=ACTIVATIONS,
-        memory="{flag} bfloat16",
-        heavy="float32",
-    )
-    packed: bool = option("", False)
-    label_losses: bool = option("", False, compared=False)
-    decay: str = option(
-        "apply --weight-decay to all weights or to matrices only (default {default})",
-        "all",
-        group="optimization",
-        choices=DECAYS,
-    )
-    prepack: str = option(
-        "prepack base weights into GEMM panels; auto: if that saves time and fits (default "
-        "{default})",
-        "never",
-        given="auto",
-        choices=PREPACK,
-        compared=False,
-        memory="{flag} never",
-        heavy="always",
-    )
-    precision: str | None = option(
-        "precision of matrix products; auto: medium if bfloat16 is faster here, else highest "
-        "(default {default})",
-        None,
-        given="highest",
-        choices=(*PRECISIONS, "auto"),
-        compared=False,  # computed_with() says what is
-        check=lambda value: None if value is None else _PRECISIONS[value],
-        expected=f"None or one of {', '.join(_PRECISIONS)}",
-    )
-    n_threads: int | None = option(
-        "use at most N threads (default: one per core)",
-        None,
-        name="threads",
-        read=whole(1, 1024),
-        compared=False,
-        check=lambda value: None if value is None else _integer(value, 1),
-        expected="None or an integer of at least 1",
-    )
+    t_seq: int = option(default=0, read=whole(0))
+    t_batch: int = option(default=1, read=whole(1))
+    weight_dtype: str | int = option(default="f32", read=_weight_type)
+    untied: bool = option(default=False)
+    qkv_bias: bool = option(default=False)
+    seed: int = option(default=0, read=whole(-math.inf, math.inf))
+    init_scale: float = option(default=1.0, read=real(0))
+    checkpointing: bool = option(default=False, compared=False)
+    recompute_cheap: bool = option(default=False, compared=False)
+    activations: Activations = option(default="float32")
+    packed: bool = option(default=False)
+    label_losses: bool = option(default=False, compared=False)
+    decay: Decay = option(default="all")
+    prepack: Prepack = option(default="never", compared=False)
+    # computed_with() says what is compared
+    precision: Precision | None = option(default=None, compared=False)
+    n_threads: int | None = option(default=None, read=whole(1), compared=False)
 
     def of_session(self) -> dict[str, Any]:
         """Return the arguments of ``Session`` that say how the recipe is computed."""
@@ -568,17 +482,7 @@ class RecipeOptions:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Check and set one option."""
-        known = {each.name: each.metadata["option"] for each in fields(type(self))}
-        if name not in known:
+        if name not in (known := options_of(type(self))):
             names = ", ".join(known)
             raise ConfigError(f"RecipeOptions: no option is called {name}; there are {names}")
-        own: Option = known[name]
-        try:
-            checked = own.from_python(value)
-        except (TypeError, ValueError, KeyError, OverflowError):
-            *most, last = ["True", "False"]
-            if not own.is_switch:
-                *most, last = [f'"{each}"' for each in own.choices or ("",)]
-            expected = own.expected or f"{', '.join(most)} or {last}"
-            raise ConfigError(f"RecipeOptions: {name} must be {expected}; got {value!r}") from None
-        object.__setattr__(self, name, checked)
+        object.__setattr__(self, name, check_field(type(self), name, value, "RecipeOptions: "))

@@ -156,7 +156,7 @@ def built(files, monkeypatch, capsys):
         with monkeypatch.context() as patch:
             patch.setattr(HostBuffer, "zeros", classmethod(zeros))
             recipe, *_ = build_job(job)
-        plan = [job.given[name] for name in OPTIONS if name in job.given]
+        plan = [getattr(job.options, name) for name in OPTIONS if hasattr(job.options, name)]
         memory, read = recipe.engine.session.memory(), job.read_by_step()
         if memory.prepacked:  # of all that is mapped, constants too
             read = max(read, memory.mapped)

@@ -79,7 +79,7 @@ def test_what_does_not_go_together(files, capsys):
     for more, message in (
         (["--beta", "0.5"], "--beta: it needs --loss dpo, orpo, kto; the loss is sft"),
         (["--loss", "orpo", "--label-smoothing", "0.1"], "--label-smoothing: only dpo has it"),
-        (["--loss", "ipo"], "invalid choice: 'ipo'"),
+        (["--loss", "ipo"], "must be one of sft, dpo, orpo, kto; got 'ipo'"),
     ):
         assert train(*more, "--out", "bad") == 2
         assert message in capsys.readouterr().err

@@ -49,7 +49,7 @@ def test_a_run_of_two_sources(here, capsys):
     assert adapters[0] == adapters[1]
     words = ["train", "--config", "run/config.toml", "--out", "other"]
     assert (
-        job_of(parsed([*words, "--data", "b.txt"])).text.data == "b.txt"
+        job_of(parsed([*words, "--data", "b.txt"])).options.data == "b.txt"
     )  # in the place of the file's
 
 

@@ -90,7 +90,7 @@ def test_adapters_over_a_file_and_a_run_of_them(tmp_path, capsys):
         ("xor --html a.html --compare batch", "XOR is recorded in one way only"),
         ("xor --html a.html --follow w3[0]", "there is no tensor 'w3'; weights are w1, w2"),
         ("gpt2 --rank 3", "gpt2: there is no option 'rank'"),
-        ("gpt2 --precision int8", "(choose from highest, high, medium, auto)"),
+        ("gpt2 --precision int8", "must be one of highest, high, medium, auto; got 'int8'"),
         (
             "gpt2 --d-model 512 --layers 1 --seq 8 --html a.html --values",
             "take a smaller model, fewer tokens",

@@ -263,7 +263,10 @@ def test_unreadable_files(folder, tmp_path, capsys):
         (["--patch", "3"], "--patch must divide --image-size; got --patch 3, --image-size 8"),
         (["--image-size", "37"], "pictures of 37 x 37 cannot be cut into patches of 5 or more"),
         (["--heads", "3"], "--heads must divide --d-model; got 3 and 64"),
-        (["--norm", "batchnorm"], "argument --norm: invalid choice: 'batchnorm'"),
+        (
+            ["--norm", "batchnorm"],
+            "--norm: must be one of layernorm, rmsnorm; got 'batchnorm'",
+        ),
         (["--mixup=-1"], "argument --mixup: must be a number of at least 0; got '-1'"),
         (["--label-smoothing", "1"], "must be a number of at least 0 and at most 0.99; got '1'"),
         (["--seq", "8"], "unrecognized arguments: --seq 8"),

@@ -8,7 +8,8 @@ import argparse
 import json
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -20,15 +21,15 @@ from some_adapters import draw
 from vocabs import bpe_file
 
 import toynn
-from toynn.cli import main, train
+from toynn.cli import main, parsed, train
 from toynn.engines import LlamaSeqEngine
+from toynn.errors import ConfigError
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs import JOBS, text
-from toynn.jobs.options import fields_of
+from toynn.jobs.made import OPTIONS, made
 from toynn.jobs.run import build as build_job
-from toynn.optim import AdamW
-from toynn.options import option, options_of
+from toynn.options import option, options_of, whole
 
 TEXT = "the cat sat on the mat and the rat sat on the cat " * 12
 RUN = {"--steps": "4", "--warmup": "1", "--lr": "0.01", "--batch": "2", "--out": "out"}
@@ -148,10 +149,10 @@ REFUSED = {("warm-start", "--init-from")}
 ELSEWHERE = ("--resume", "--force-resume", "--on-nonfinite", "--allreduce", "--strict")
 ELSEWHERE += ("--max-line", "--max-unpacked", "--rank-timeout", "--question-delimiter")
 CASES = [
-    (name, option.flag)
-    for name, job in JOBS.items()
-    for option in job.options
-    if option.flag not in ELSEWHERE
+    (name, each.flag)
+    for name, options in OPTIONS.items()
+    for each in options.values()
+    if each.flag not in ELSEWHERE
 ]
 
 
@@ -301,14 +302,14 @@ def test_a_parser_takes_the_flags_of_its_recipe_and_no_others(name):
         if isinstance(action, argparse._SubParsersAction)
     )
     offered = [each.dest for each in recipes.choices[name]._actions if "help" not in each.dest]
-    assert offered == [option.name for option in JOBS[name].options]
+    assert offered == [*OPTIONS[name]]
 
 
 OWN = [
-    (name, option)
-    for name, job in JOBS.items()
-    for option in job.options
-    if option.source == "own" and name != "warm-start"
+    (name, each)
+    for name, options in OPTIONS.items()
+    for each in options.values()
+    if each.source == "own" and name != "warm-start"
 ]
 
 
@@ -325,31 +326,116 @@ def test_what_a_source_has_of_its_own_is_refused(name, option, files, monkeypatc
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_an_option_has_a_name_and_a_field_of_its_own(name):
-    options = JOBS[name].options
-    assert len({each.name for each in options}) == len(options)
-    assert len({(each.kind, each.field) for each in options}) == len(options)
-    assert all(each.field in each.kind.__dataclass_fields__ for each in options)
+def test_an_option_fills_one_field_and_its_type_names_its_words(name):
+    options = OPTIONS[name].values()
+    filled = [each.of for each in options if each.of[0] is not None]
+    assert len({*filled}) == len(filled)
+    assert all(field in kind.__dataclass_fields__ for kind, field in filled)
     assert all(each.group and each.help for each in options)
+    for each in options:
+        literal = [
+            part for part in (each.kind, *get_args(each.kind)) if get_origin(part) is Literal
+        ]
+        words = {word for part in literal for word in get_args(part)}
+        assert not words or words >= {*each.words}, each.name
+        assert not words or words == {*each.words} or each.name == "precision", each.name
 
 
 @dataclass
-class Bundle:
-    """Options, and a field that is none."""
+class Deep:
+    """A class that takes options."""
 
-    GROUP: ClassVar[str] = "depths"
-    deep: int = option("how deep (default {default})", 1, given=3, name="depth")
-    most: float | None = option("at most; 0: no limit", 2.0, off=(0,))
+    deep: int = option(default=1, read=whole(0, 9))
+    most: float | None = 2.0
     other: int = 4
 
 
-def test_an_option_that_is_given_reaches_its_field():
-    options = tuple(options_of(Bundle))
-    assert [(each.flag, each.default) for each in options] == [("--depth", 3), ("--most", 2.0)]
-    assert {each.group for each in options} == {"depths"}
-    assert fields_of(Bundle, options, {"depth": 7, "most": 0}) == {"deep": 7, "most": None}
-    assert fields_of(Bundle, options, {"depth": None, "most": 0.5}) == {"most": 0.5}
-    assert fields_of(AdamW, options, {"depth": 7, "most": 1}) == {}
+@dataclass(kw_only=True)
+class Bundle:
+    """Options, as a job has them."""
+
+    GROUP: ClassVar[str] = "depths"
+    depth: int = option("how deep", 3, of=(Deep, "deep"))
+    most: float | None = option("at most (default: no limit)", None, of=Deep)
+
+
+@dataclass(kw_only=True)
+class Changed(Bundle):
+    """Another default, and another help."""
+
+    GROUP: ClassVar[str] = "others"
+    depth: int = 5
+    most: float | None = option("at the most", 0.5, also="--top")
+
+
+def test_an_option_is_what_its_field_says():
+    depth, most = options_of(Bundle).values()
+    assert (depth.flag, depth.group, depth.of) == ("--depth", "depths", (Deep, "deep"))
+    assert depth.described == "how deep (default 3)"
+    assert most.described == "at most (default: no limit)"
+    assert depth.check("7") == depth.check(7) == 7
+    with pytest.raises(argparse.ArgumentTypeError, match=r"from 0 to 9; got 10$"):
+        depth.check(10)
+    depth, most = options_of(Changed).values()
+    assert (depth.described, depth.group) == ("how deep (default 5)", "depths")
+    assert (most.described, most.also) == ("at the most (default 0.5)", "--top")
+    assert (depth.of, most.of) == ((Deep, "deep"), (Deep, "most"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "python", "expected"),
+    [
+        ("lr", "3e-4", np.float64(3e-4), 3e-4),
+        ("batch", "2", np.int64(2), 2),
+        ("memory", "8GB", 8_000_000_000, 8_000_000_000),
+        ("targets", "q,v", ["q", "v"], "q,v"),
+        ("data", "a.txt", "a.txt", "a.txt"),
+        ("model", "a.gguf", Path("a.gguf"), "a.gguf"),
+        ("holdout", "0.25", 0.25, 0.25),
+    ],
+)
+def test_a_value_is_the_same_of_a_flag_of_a_file_and_of_python(
+    name, text, python, expected, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    base = {"model": "m.gguf", "data": "d.txt"}
+    base.pop(name, None)
+    typed = [word for each in base for word in (f"--{each}", base[each])]
+    words = ["train", "lora", *typed, f"--{name}", text]
+    told = json.dumps(
+        str(python) if isinstance(python, Path) else python, default=lambda n: n.item()
+    )
+    (tmp_path / "a.toml").write_text(f"[train]\n{name} = {told}\n")
+    jobs = train.job_of(parsed(words)), made("lora", base | {name: python})
+    jobs += (made("lora", base | {"config": "a.toml"}),)
+    values = [getattr(job.options, name) for job in jobs]
+    assert values == [expected] * 3
+    assert {type(value) for value in values} == {type(expected)}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "told"),
+    [
+        ("lr", "x", "must be a number above 0"),
+        ("batch", True, "must be a whole number from 1 to 2147483647; got True"),
+        ("loss", "dp", "must be one of sft, dpo, orpo, kto; got 'dp'; did you mean dpo?"),
+        ("data", {}, "must be a text; got {}"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_the_same_words(name, wrong, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    value = "true" if wrong is True else json.dumps(wrong)
+    (tmp_path / "a.toml").write_text(f"[train]\n{name} = {value}\n")
+    given = {"model": "m.gguf", "data": "d.txt"}
+    made_of = [lambda: made("lora", given | {name: wrong})]
+    made_of.append(lambda: made("lora", given | {"config": "a.toml"}))
+    if isinstance(wrong, str):
+        words = ["--model", "m.gguf", "--data", "d.txt", f"--{name}", wrong]
+        made_of.append(lambda: train.job_of(parsed(["train", "lora", *words])))
+    for make in made_of:
+        with pytest.raises(ConfigError) as caught:
+            make()
+        assert f"{name}: {told}" in str(caught.value)
 
 
 def test_checkpointing_of_pictures_saves_memory_and_keeps_the_bits(see):

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,7 @@ from hang import HANG
 from tests.sanitized import steady
 from toynn import Session, _kernels, ops
 from toynn._kernels import pool
-from toynn.errors import ConfigError
-from toynn.options import RecipeOptions, options_of
+from toynn.jobs.options import THREADS
 
 CC = os.environ.get("CC", "cc").split()
 HEADERS = Path(_kernels.__file__).parent / "base"
@@ -205,7 +205,6 @@ def test_recordings_refuse():
 
 
 def test_options_take_as_many_threads_as_the_pool():
-    (own,) = (each for each in options_of(RecipeOptions) if each.name == "threads")
-    assert own.checked(_kernels.MAX_THREADS) == _kernels.MAX_THREADS
-    with pytest.raises(ConfigError, match="threads"):
-        own.checked(_kernels.MAX_THREADS + 1)
+    assert THREADS.check(_kernels.MAX_THREADS) == _kernels.MAX_THREADS
+    with pytest.raises(ArgumentTypeError, match="from 1 to 1024"):
+        THREADS.check(_kernels.MAX_THREADS + 1)

@@ -370,7 +370,10 @@ def test_compare_adds_pytorch(machine, capsys, monkeypatch):
         (["--scaling", "--cores", "0"], "must be numbers from 1 to 64; got '0'"),
         (["--scaling", "--bandwidth", "nan"], "must be a number of gigabytes per second > 0"),
         (["--threads", "0"], "argument --threads: must be a whole number from 1"),
-        (["--precision", "low"], "argument --precision: invalid choice: 'low'"),
+        (
+            ["--precision", "low"],
+            "argument --precision: must be one of highest, high",
+        ),
         (["--json", "no/such/folder/a.json"], "no/such/folder/a.json"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",

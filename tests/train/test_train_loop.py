@@ -255,7 +255,7 @@ def test_non_finite_gradients_can_be_skipped_up_to_a_count():
         ({"grad_accum": 0}, "grad_accum must be a whole number from 1"),
         ({"log_every": -1}, "log_every must be a whole number from 1"),
         ({"eval_every": -1}, "eval_every must be a whole number from 0"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm must be .*, or None; got 0.0"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm must be .*, or None; got -1.0"),
         ({"max_grad_norm": math.nan}, "max_grad_norm must be a number of at least 0, or None"),
         ({"steps": "3"}, "steps must be a whole number from 1 to 2147483647; got '3'"),
         ({"steps": True}, "steps must be a whole number"),
@@ -267,6 +267,10 @@ def test_non_finite_gradients_can_be_skipped_up_to_a_count():
 def test_options_are_checked(options, message):
     with pytest.raises(ConfigError, match=message):
         make_loop(**options)
+
+
+def test_a_norm_of_0_is_none():
+    assert LoopOptions(steps=1, max_grad_norm=0).max_grad_norm is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -14,7 +14,6 @@ gone, with 2 and an error if a disk is full. Text that cannot be written to stde
 
 import errno
 import os
-import re
 import sys
 import warnings
 from argparse import ArgumentParser, Namespace, _SubParsersAction
@@ -47,7 +46,7 @@ from toynn.cli._text import plain_warnings, print_error
 from toynn.errors import ConfigError, ToynnError, flags_stay
 from toynn.jobs import peers
 from toynn.jobs.made import OPTIONS
-from toynn.jobs.peers import ADVICE, COMMANDS, FLAGS, VALUES
+from toynn.jobs.peers import ADVICE, FLAGS
 from toynn.options import RENAMED, RecipeOptions
 from toynn.system.platform import in_shell
 from toynn.system.printing import print_line
@@ -84,10 +83,7 @@ class Parser(ArgumentParser):
             self._words, self._option_string_actions
         ):
             message = f"unrecognized arguments: {typed}" + (f"; and {message}" * (not short))
-        if found := re.search(r"invalid choice: '([^']+)' \(choose from (.*)\)", message):
-            hint = peers.hint(found[1], re.findall(r"[\w-]+", found[2]), COMMANDS, VALUES)
-            message += f"; {hint}" if hint else ""
-        message = self._which(message)
+        message = self._which(peers.hinted(message))
         raise ConfigError(f"{message} (see `{self.prog} --help`)")
 
     def _which(self, message: str) -> str:
@@ -211,16 +207,16 @@ def _join() -> None:
 def _hint(arguments: Namespace) -> str:
     """Return advice: the command's options that reduce memory."""
     given = vars(arguments)
-    known = {each.name: each for options in OPTIONS.values() for each in options if each.memory}
-    there = [each for name, each in known.items() if name in given]
-    there.sort(key=lambda each: each.kind is not RecipeOptions)  # the batch first
+    options = {name: each for known in OPTIONS.values() for name, each in known.items()}
+    there = [each for name, each in options.items() if each.memory and name in given]
+    there.sort(key=lambda each: each.of[0] is not RecipeOptions)  # the batch first
     smaller = (each for each in there if each.memory == "smaller" and given[each.name] is not None)
     *most, last = [each.flag for each in smaller] or [""]
     ways = [f"a smaller {', '.join(most)}{' or ' if most else ''}{last}"] if last else []
     if given.get("memory") is None:  # --memory has tried these options already
         for each in there:
-            if each.memory != "smaller" and given[each.name] == each.heavy:
-                ways.append(each.memory.format(flag=each.flag))
+            if isinstance(each.memory, tuple) and given[each.name] == each.memory[0]:
+                ways.append(each.flag if each.is_switch else f"{each.flag} {each.memory[1]}")
     return f"; try {', or '.join(ways)}" if ways else ""
 
 

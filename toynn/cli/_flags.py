@@ -4,6 +4,7 @@ import re
 import sys
 from argparse import SUPPRESS, Action, ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Iterable
+from dataclasses import MISSING
 from typing import Any, NoReturn
 
 from toynn.errors import ConfigError
@@ -94,29 +95,26 @@ def brief_help(parser: ArgumentParser) -> str | None:
 
 
 def add(parser: Any, option: Option, **more: Any) -> None:
-    """Add the flag of an option to a parser or to one of its groups; argparse takes ``more``."""
-    settings: dict[str, Any] = {
-        "default": option.default,
-        "type": option.read,
-        "choices": option.choices,
-        "metavar": option.metavar or ("N" if option.read else None),
-        "required": option.required or None,
-        "action": "store_true" if option.is_switch else Once if option.once else None,
-        "nargs": "+" if option.several else None,
-    }
-    if option.negated:
-        settings["action"] = BooleanOptionalAction
+    """Add the flag of an option to a parser or to one of its groups; argparse takes ``more``.
+
+    Its value is checked when it is parsed, if no other ``type`` is given.
+    """
+    words = f"{{{','.join(option.words)}}}" if option.words else "N" if option.read else None
+    settings: dict[str, Any] = {"default": None if option.default is MISSING else option.default}
+    if option.is_switch:
+        settings["action"] = BooleanOptionalAction if option.negated else "store_true"
+    else:
+        settings |= {"type": option.check, "metavar": option.metavar or words}
+        settings |= {"action": Once} if option.once else {}
+        settings |= {"nargs": "+"} if tuple in option.kinds else {}
     action: Any = parser.add_argument(
-        option.flag,
-        dest=option.name,
-        help=option.help.format(default=option.default),
-        **{name: value for name, value in (settings | more).items() if value is not None},
+        option.flag, dest=option.name, help=option.described, **settings | more
     )
     action.words, action.advice = option.words, option.once
 
 
 def add_all(parser: ArgumentParser, options: Iterable[Option], *, required: bool) -> None:
-    """Add the flags of options, each under the heading of its group.
+    """Add the flags of options, each under the heading of its group; values stay texts.
 
     An option that is not typed is absent from the namespace. Without ``required``, all options are
     optional.
@@ -125,8 +123,10 @@ def add_all(parser: ArgumentParser, options: Iterable[Option], *, required: bool
     for option in options:
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
-        needed = (required and option.required) or None
-        add(groups[option.group], option, default=SUPPRESS, required=needed)
+        more: dict[str, Any] = {} if option.is_switch else {"type": str}
+        if required and option.default is MISSING:
+            more["required"] = True
+        add(groups[option.group], option, default=SUPPRESS, **more)
 
 
 def add_outtype(parser: ArgumentParser, default: str | None, what: str, more: str) -> None:

@@ -12,8 +12,8 @@ from toynn.errors import ConfigError
 from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.adapted import Origin, origin_of
-from toynn.jobs.options import TOKENIZER
 from toynn.jobs.paths import local_path, model_file, path_or_name, text_model
+from toynn.jobs.text import TOKENIZER
 from toynn.options import RecipeOptions
 
 __all__ = ["add_model", "check_named", "opened", "origin"]

@@ -11,7 +11,7 @@ from toynn.cli._flags import add
 from toynn.cli._models import add_model
 from toynn.engines import SequenceEngine
 from toynn.formats.tokenizer import Tokenizer
-from toynn.jobs.options import BACKEND, THREADS, named
+from toynn.jobs.options import BACKEND, PRECISION, THREADS
 from toynn.numerics.precision import PRECISIONS
 from toynn.options import RecipeOptions, real, whole
 
@@ -66,9 +66,9 @@ def add_flags(parser: ArgumentParser, text: str) -> None:
     add(parser, BACKEND)
     exact = (
         "precision of matrix products; medium: prompts in bfloat16, new tokens in 8 bits over "
-        "Q4_0, Q8_0, Q4_K and Q6_K, if the CPU can (default highest)"
+        "Q4_0, Q8_0, Q4_K and Q6_K, if the CPU can"
     )
-    add(parser, replace(named(RecipeOptions, "precision"), choices=PRECISIONS, help=exact))
+    add(parser, replace(PRECISION, words=PRECISIONS, help=exact))
 
 
 def options(arguments: Namespace) -> dict[str, Any]:

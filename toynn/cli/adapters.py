@@ -17,8 +17,8 @@ from toynn.formats.adapters import Adapter
 from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused
 from toynn.jobs.adapted import UnknownBase
-from toynn.jobs.options import TOKENIZER
 from toynn.jobs.paths import model_file, model_name, text_model
+from toynn.jobs.text import TOKENIZER
 from toynn.system.printing import counted, wrapped
 
 __all__ = ["add_parsers"]

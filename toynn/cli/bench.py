@@ -18,9 +18,9 @@ from toynn.cli._flags import add
 from toynn.cli._scaling import DEFAULT, PARTS, scaling
 from toynn.errors import ConfigError
 from toynn.formats.files import write_atomically
-from toynn.jobs.options import THREADS, named
+from toynn.jobs.options import PRECISION, THREADS
 from toynn.numerics.precision import PRECISIONS, set_float32_matmul_precision
-from toynn.options import RecipeOptions, names_of
+from toynn.options import names_of
 
 if TYPE_CHECKING:  # the case table is imported only when it is needed
     from toynn.testing.limits import Limits
@@ -115,8 +115,8 @@ def add_parser(commands: Any) -> None:
         help="print a report to paste into an issue: this CPU, its limits, a few kernels",
     )
     add(parser, THREADS)
-    help_ = "precision of matrix products (default highest)"
-    add(parser, replace(named(RecipeOptions, "precision"), choices=PRECISIONS, help=help_))
+    help_ = "precision of matrix products"
+    add(parser, replace(PRECISION, words=PRECISIONS, help=help_))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
     parser.set_defaults(run=run, saves="json")
 

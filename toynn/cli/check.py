@@ -26,12 +26,11 @@ from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.conversations import unknown_role
 from toynn.jobs.models import for_tied
-from toynn.jobs.options import TOKENIZER, named
-from toynn.jobs.paths import local_data, local_path, model_file, path_or_name, text_model
-from toynn.jobs.text import TextOptions, columns_of, rows_within
+from toynn.jobs.paths import data_name, local_data, local_path, model_file, path_or_name, text_model
+from toynn.jobs.text import TOKENIZER, TextOptions, columns_of, rows_within
 from toynn.jobs.untrained import Row, untrained_rows
 from toynn.jobs.weighted import path_and_weight
-from toynn.options import whole
+from toynn.options import options_of, whole
 from toynn.system.printing import counted, harmless, print_fact, size
 from toynn.train.progress import Reading
 
@@ -49,16 +48,16 @@ def add_parser(commands: Any) -> None:
     help_ = "check data before training: forms, lengths, masks, repeats, leaks"
     parser = commands.add_parser("check", help=help_, description=help_, allow_abbrev=False)
     data = "files or folders, as for `toynn train --data`; each is checked alone"
-    add(parser, replace(named(TextOptions, "data"), help=data, metavar="PATH", required=True))
+    known = options_of(TextOptions)
+    own = replace(known["data"], help=data, metavar="PATH")
+    add(parser, own, type=data_name, required=True)
     model = "model with the tokenizer and chat template (default: lengths in characters)"
     parser.add_argument("-m", "--model", type=path_or_name, metavar="PATH", help=model)
     add(parser, TOKENIZER)
     seq = f"tokens per row, to which examples are cut and packed (default {SEQ}, with a model)"
     parser.add_argument("--seq", type=whole(1), metavar="N", help=seq)
-    columns = "map field names to columns of the data: prompt=question,completion=answer"
-    add(parser, replace(named(TextOptions, "columns"), help=columns))
-    for bound in ("max_line", "max_unpacked"):
-        add(parser, named(TextOptions, bound))
+    for name in ("columns", "max_line", "max_unpacked"):
+        add(parser, known[name])
     every = "check as if prompts had loss, too"
     parser.add_argument("--no-mask-prompt", action="store_true", help=every)
     seed = "seed that draws the held-out part, as in the run (default 0)"

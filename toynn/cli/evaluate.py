@@ -24,7 +24,8 @@ from toynn.jobs.figures import (
     preference_figures,
     seq_of,
 )
-from toynn.jobs.options import BACKEND, THREADS, named
+from toynn.jobs.lora import LoRAOptions
+from toynn.jobs.options import BACKEND, THREADS
 from toynn.jobs.paths import (
     data_name,
     local_data,
@@ -36,7 +37,7 @@ from toynn.jobs.paths import (
     text_model,
 )
 from toynn.jobs.text import TextOptions
-from toynn.jobs.vit import PictureOptions
+from toynn.jobs.vit import ViTOptions
 from toynn.options import RecipeOptions, options_of, whole
 from toynn.system.printing import fact, print_fact
 
@@ -49,7 +50,8 @@ DATA = (
     "pictures, scikit-learn's digits)"
 )
 #: Flags for one kind of model only, or for preferences only.
-BESIDE_LOSS = tuple(each.name for each in options_of(PreferenceOptions) if each.name != "loss")
+OF_LORA = options_of(LoRAOptions)
+BESIDE_LOSS = tuple(name for name in options_of(PreferenceOptions) if name != "loss")
 OF_LOSS = (*BESIDE_LOSS, "batch")
 NOT_OF_LOSS = ("against", "no_mask_prompt", "question_delimiter")
 OF_TEXT = ("adapter", "tokenizer", "seq", "loss", *NOT_OF_LOSS, *OF_LOSS)
@@ -74,16 +76,16 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seq", type=whole(4), metavar="N", help=seq)
     every = "evaluate prompts and user messages too, not only completions"
     parser.add_argument("--no-mask-prompt", action="store_true", help=every)
-    add(parser, named(TextOptions, "question_delimiter"))
+    add(parser, options_of(TextOptions)["question_delimiter"])
     loss = "measure preferences: this loss, margins and accuracy"
     parser.add_argument("--loss", choices=KINDS, help=loss)
     for name in BESIDE_LOSS:
-        add(parser, named(PreferenceOptions, name), default=None)
+        add(parser, OF_LORA[name], default=None)
     batch = "with --loss: rows of --seq tokens at a time, as in training (default 1)"
     parser.add_argument("--batch", type=whole(1), metavar="N", help=batch)
     top = f"for pictures: count how often the class is among the N likeliest (default {TOP})"
     parser.add_argument("--top", type=whole(1), metavar="N", help=top)
-    add(parser, named(PictureOptions, "skip_unreadable"))
+    add(parser, options_of(ViTOptions)["skip_unreadable"])
     parser.add_argument("--json", action="store_true", help="print one JSON object; losses in nats")
     add(parser, THREADS)
     add(parser, BACKEND)

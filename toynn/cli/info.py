@@ -29,8 +29,8 @@ from toynn.jobs.memory import (
     plans_of_all_weights,
     read_by_step,
 )
-from toynn.jobs.options import TOKENIZER
 from toynn.jobs.paths import local_path, model_file, path_or_name
+from toynn.jobs.text import TOKENIZER
 from toynn.models import Source
 from toynn.options import RecipeOptions, whole
 from toynn.system.machine import free_memory

@@ -24,8 +24,8 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     help_ = "check this installation in a minute, and print a report to paste into an issue"
     parser = commands.add_parser("selftest", help=help_, description=help_, allow_abbrev=False)
-    choices = ("cpu", "metal")
-    add(parser, replace(BACKEND, choices=choices, help="backend to check: cpu, or a Mac's GPU"))
+    help_ = "backend to check: cpu, or a Mac's GPU"
+    add(parser, replace(BACKEND, read=None, words=("cpu", "metal"), help=help_))
     parser.add_argument("--no-speeds", action="store_true", help="leave the timings out")
     parser.set_defaults(run=run)
 

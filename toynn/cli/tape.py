@@ -65,12 +65,12 @@ def add_parser(commands: Any) -> None:
         "--compare", type=names_of(VARIANTS, NONE), metavar="NAMES", help=compare
     )
     others.words = (*VARIANTS, NONE)
-    every = (each for options in OPTIONS.values() for each in options)
-    known = {each.name: each for each in sorted(every, key=lambda each: len(each.choices or ()))}
+    every = (each for known in OPTIONS.values() for each in known.values())
+    widest = {each.name: each for each in sorted(every, key=lambda each: len(each.words))}
     for name in SHAPING:
-        option = known[name]
+        option = widest[name]
         said = BATCH if name == "batch" else option.help.partition(" (default")[0]
-        add(parser, replace(option, help=said), default=SUPPRESS)
+        add(parser, replace(option, help=said, default=None), default=SUPPRESS)
     first = ("what", "html", "json", "time", "values", "follow", "compare")
     show_first(parser, first, "toynn tape xor --html step.html --values")
     parser.set_defaults(run=run, saves="html")

@@ -14,7 +14,7 @@ from toynn.jobs.options import MOST_USED
 __all__ = ["add_parser", "job_of", "words_of"]
 
 #: Names of flags in mlx-lm and llama.cpp, and toynn's names for them.
-ALSO = {each.also: each.flag for options in OPTIONS.values() for each in options if each.also}
+ALSO = {each.also: each.flag for known in OPTIONS.values() for each in known.values() if each.also}
 
 
 def add_parser(commands: Any, *, required: bool = True) -> None:
@@ -26,8 +26,9 @@ def add_parser(commands: Any, *, required: bool = True) -> None:
     recipes = parser.add_subparsers(required=True, metavar="RECIPE", dest="recipe")
     for name, job in JOBS.items():
         own = recipes.add_parser(name, help=job.help, description=job.help, allow_abbrev=False)
-        add_all(own, job.options, required=required)
-        first = (option.name for option in job.options if option.group == MOST_USED)
+        options = OPTIONS[name]
+        add_all(own, options.values(), required=required)
+        first = (each.name for each in options.values() if each.group == MOST_USED)
         show_first(own, first, f"toynn train {name} {job.example}".strip())
         own.set_defaults(run=train, saves=True)
 
@@ -36,17 +37,18 @@ def train(arguments: Namespace) -> int:
     """Train with these arguments; return the exit code."""
     try:
         job = job_of(arguments)
-        vars(arguments).update(job.given)  # so that an error about memory can name smaller options
+        # so that an error about memory can name smaller options
+        vars(arguments).update(vars(job.options))
         return carried_out(job).code
     except ConfigError as error:
-        error.args = (as_typed(str(error), OPTIONS[arguments.recipe]),)
+        error.args = (as_typed(str(error), OPTIONS[arguments.recipe].values()),)
         raise
 
 
 def job_of(arguments: Namespace) -> Job:
     """Return the job of the arguments, and of the file that --config or --resume names."""
     found, recipe = vars(arguments), arguments.recipe
-    given = {each.name: found[each.name] for each in OPTIONS[recipe] if each.name in found}
+    given = {name: found[name] for name in OPTIONS[recipe] if name in found}
     return made(recipe, given, found.get("typed"))
 
 

@@ -7,7 +7,7 @@ the step's tape as a few numbers a sequence. See toynn/ops/preference.py for the
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,7 +18,7 @@ from toynn.engines import packed
 from toynn.engines.recording import Model, Pass, record_losses
 from toynn.errors import ConfigError, ShapeError
 from toynn.graph.tape import Tensor
-from toynn.options import check_ranges, option, real
+from toynn.options import check_fields, option, real
 from toynn.system.critical import Section, exclusive
 
 __all__ = [
@@ -53,40 +53,14 @@ class PreferenceOptions:
         For KTO: the weights of wanted and unwanted completions.
     """
 
-    GROUP: ClassVar[str] = "preferences"
-
-    loss: Kind = option(
-        "supervised (sft), or a preference loss: dpo or orpo for pairs, kto for labelled "
-        "completions (default {default})",
-        "dpo",
-        given="sft",
-        choices=("sft", *KINDS),
-    )
-    beta: float = option(
-        "strength of the preference term (default {default:g})",
-        0.1,
-        read=real(0, above=True),
-    )
-    label_smoothing: float = option(
-        "probability that the labels of a pair are swapped, for dpo (default {default:g})",
-        0.0,
-        read=real(0, 0.5, below=True),
-    )
-    desirable_weight: float = option(
-        "weight of completions labelled true, for kto (default {default:g})",
-        1.0,
-        read=real(0, above=True),
-    )
-    undesirable_weight: float = option(
-        "weight of completions labelled false, for kto (default {default:g})",
-        1.0,
-        read=real(0, above=True),
-    )
+    loss: Kind = option(default="dpo")
+    beta: float = option(default=0.1, read=real(0, above=True))
+    label_smoothing: float = option(default=0.0, read=real(0, 0.5, below=True))
+    desirable_weight: float = option(default=1.0, read=real(0, above=True))
+    undesirable_weight: float = option(default=1.0, read=real(0, above=True))
 
     def __post_init__(self) -> None:
-        if self.loss not in KINDS:
-            raise ConfigError(f"loss must be one of {', '.join(KINDS)}; got {self.loss!r}")
-        check_ranges(self)
+        check_fields(self)
         if self.label_smoothing and self.loss != "dpo":
             raise ConfigError(f"label_smoothing: only dpo has it; the loss is {self.loss}")
 

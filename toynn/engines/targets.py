@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from math import sqrt
 from os import fspath
 from types import MappingProxyType
-from typing import ClassVar, Self
+from typing import Self
 
 from toynn.errors import AdapterError, ConfigError
 from toynn.formats.adapters import LORA_B, LORA_M, Adapter, is_embedding, is_stack
 from toynn.models import architecture as model_of
-from toynn.options import check_ranges, option, real, whole
+from toynn.options import check_fields, option, real, whole
 
 __all__ = ["INITS", "AdapterOptions", "principal_passes"]
 
@@ -91,78 +91,23 @@ class AdapterOptions:
         frozen, and subtracted. Embedding tables have no principal initialization.
     """
 
-    GROUP: ClassVar[str] = "adapter"
-
-    rank: int = option(
-        "rank of the adapters (default {default})",
-        given=8,
-        read=whole(1),
-        source="own",
-        memory="smaller",
-    )
-    alpha: float | None = option(
-        "scale the adapters by alpha / rank (default {default:g})",
-        None,
-        given=16.0,
-        read=real(0, above=True),
-        source="own",
-    )
-    targets: Sequence[str] | str = option(
-        "adapted matrices, comma-separated: q, k, v, o, gate, up, down, embed, head, experts, "
-        "attention, all-linear, or GGUF or PEFT names (default {default})",
-        ("q",),
-        given="attention",
-        metavar="NAMES",
-        words=("attention", "all-linear", "experts", "q", "k", "v", "o", "gate", "up", "down"),
-        source="own",
-    )
-    dropout: float = option(
-        "dropout probability of adapter inputs (default {default:g})",
-        0.0,
-        read=real(0, 1, below=True),
-    )
-    use_rslora: bool = option(
-        "scale by alpha / sqrt(rank), not alpha / rank (rsLoRA)",
-        False,
-        name="rslora",
-        source="own",
-    )
+    rank: int = option(read=whole(1))
+    alpha: float | None = option(default=None, read=real(0, above=True))
+    targets: Sequence[str] | str = ("q",)
+    dropout: float = option(default=0.0, read=real(0, 1, below=True))
+    use_rslora: bool = option(default=False)
     ranks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    num_layers: int | None = option(
-        "adapt only the last N blocks (default all)", None, read=whole(1), source="own"
-    )
-    loraplus_lr_ratio: float = option(
-        "learning rate of B divided by that of A; LoRA+ uses 16 (default {default:g})",
-        1.0,
-        read=real(0, above=True),
-    )
-    use_dora: bool = option(
-        "train magnitudes too (DoRA); PEFT loads such adapters, llama.cpp does not",
-        False,
-        name="dora",
-        source="own",
-    )
-    init: str = option(
-        "initial weights: peft (uniform, as in PEFT), normal, pissa, or pissa_niter_N, which is "
-        "faster (default {default})",
-        "normal",
-        given="peft",
-        read=_init,
-        metavar="START",
-        words=("peft", "normal", "pissa"),
-        source="own",
-    )
-    use_lorafa: bool = option(
-        "train only B, and keep A as it is initialized (LoRA-FA): less memory",
-        False,
-        name="lorafa",
-    )
+    num_layers: int | None = option(default=None, read=whole(1))
+    loraplus_lr_ratio: float = option(default=1.0, read=real(0, above=True))
+    use_dora: bool = option(default=False)
+    init: str = option(default="normal", read=_init)
+    use_lorafa: bool = option(default=False)
 
     def __post_init__(self) -> None:
         targets = self.targets
         if isinstance(targets, str):
             targets = [target.strip() for target in targets.split(",")]
-        check_ranges(self, "LoRA: ")
+        check_fields(self, "LoRA: ")
         alpha = self.rank if self.alpha is None else self.alpha
         if self.use_dora and self.is_principal:
             raise ConfigError(

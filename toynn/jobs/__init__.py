@@ -3,10 +3,10 @@
     job = made("gpt2", {"data": "book.txt", "steps": 1000, "out": "runs/book"})
     outcome = carried_out(job)                  outcome.result, outcome.path, outcome.job.recipe
 
-`toynn train` and ``toynn.finetune`` make and carry out jobs. An option is a field of a dataclass
-(toynn/options.py). Such a dataclass is a bundle of options. The bundles of this package are
-RunOptions, ShapeOptions, TextOptions and others; other packages have RecipeOptions, LoopOptions,
-Schedule, AdamW, AdapterOptions and PreferenceOptions.
+`toynn train` and ``toynn.finetune`` make and carry out jobs. Each job has a dataclass of its
+options, such as LoRAOptions; an option is a field of it (toynn/options.py). The field says which
+class takes the value: RecipeOptions, LoopOptions, Schedule, AdamW, AdapterOptions or
+PreferenceOptions. So `--lr` is ``lr`` in options.py, which fills ``Schedule.lr_max``.
 """
 
 from toynn.jobs.finetuning import Run, finetune

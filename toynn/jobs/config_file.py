@@ -10,14 +10,15 @@ Given options take precedence over the file's. A run writes its config.toml in t
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from toynn import distributed
 from toynn.errors import ConfigError
 from toynn.jobs.directory import Directory
-from toynn.jobs.peers import hint, option_hint
+from toynn.jobs.options import checked
+from toynn.jobs.peers import hint
 from toynn.optim.schedule import usual_warmup
 from toynn.options import Option, renamed
 from toynn.system.reading import read_bytes
@@ -31,7 +32,7 @@ def read_config(
     named: str | None,
     resumed: str | None,
     recipe: str | None,
-    recipes: Mapping[str, Sequence[Option]],
+    recipes: Mapping[str, Mapping[str, Option]],
 ) -> tuple[str, dict[str, Any], Directory]:
     """Return the recipe and the options of the file that --config names, and the run's directory.
 
@@ -53,7 +54,7 @@ def _read_config(
     named: str | None,
     resumed: str | None,
     asked: str | None,
-    recipes: Mapping[str, Sequence[Option]],
+    recipes: Mapping[str, Mapping[str, Option]],
 ) -> tuple[str, dict[str, Any], Directory]:
     path = Path(named) if named is not None else _config_of(Path(str(resumed)))
     tables = _read(path)
@@ -61,24 +62,24 @@ def _read_config(
     if recipe is None:
         raise ConfigError(f"{path}: run.recipe: missing; set it, or type it after `toynn train`")
     if not isinstance(recipe, str) or recipe not in recipes:
-        raise ConfigError(f"{path}: run.recipe: expected one of {_listed(recipes)}; got {recipe!r}")
+        known = ", ".join(recipes)
+        raise ConfigError(f"{path}: run.recipe: expected one of {known}; got {recipe!r}")
     if asked not in (None, recipe):
         raise ConfigError(f"{path}: this file belongs to a run of {recipe}, not of {asked}")
-    options = {each.name: each for each in recipes[recipe] if each.kept}
+    options = {name: each for name, each in recipes[recipe].items() if each.kept}
     values = renamed(tables.get("train", {}))
     run = tables.get("run", {})
     if resumed is None and _is_derived(run.get("steps", values.get("steps")), values.get("warmup")):
         del values["warmup"]  # derived again from the run's own number of steps
-    for name in values:
-        if name not in options:
-            _refuse(path, f"train.{name}", option_hint(name, options.values()), options)
     first = run.get("directory")
     if not isinstance(first, str | None):
         raise ConfigError(f"{path}: run.directory: expected a path; got {first!r}")
     directory = Directory(first)
-    values = {name: directory.resolved(options[name], value) for name, value in values.items()}
-    checked = {name: _checked(path, options[name], value) for name, value in values.items()}
-    return recipe, checked, directory
+    here = {name: directory.resolved(options.get(name), value) for name, value in values.items()}
+    try:
+        return recipe, checked(options, here, recipe), directory
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _is_derived(steps: Any, warmup: Any) -> bool:
@@ -108,30 +109,8 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"{path}: not TOML: {error}") from error
     for name, table in found.items():
         if name not in TABLES:
-            _refuse(path, name, hint(name, TABLES), TABLES)
+            known = hint(name, TABLES) or f"expected {', '.join(TABLES)}"
+            raise ConfigError(f"{path}: {name} is not known; {known}")
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {name}: expected a table, [{name}]; got {table!r}")
     return found
-
-
-def _refuse(path: Path, where: str, hint: str, known: Iterable[str]) -> NoReturn:
-    """Raise ConfigError: a name is not known."""
-    raise ConfigError(f"{path}: {where} is not known; {hint or f'expected {_listed(known)}'}")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
-
-
-def _checked(path: Path, option: Option, value: Any) -> Any:
-    """Return a value of the file in the form in which Python code gives it."""
-    several = option.several and isinstance(value, list) and all(isinstance(v, str) for v in value)
-    if option.is_switch != isinstance(value, bool) or (
-        isinstance(value, list | dict) and not several
-    ):
-        expected = "true or false" if option.is_switch else "a number or a text"
-        raise ConfigError(f"{path}: train.{option.name}: expected {expected}; got {value!r}")
-    try:
-        return option.checked(value)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None

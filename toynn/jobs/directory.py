@@ -30,9 +30,9 @@ class Directory:
         """Whether the run started in a directory that is not the current one."""
         return self.path != os.getcwd()
 
-    def resolved(self, option: Option, value: Any) -> Any:
+    def resolved(self, option: Option | None, value: Any) -> Any:
         """Return the value of an option; a path becomes one that opens from the current folder."""
-        if not (option.is_path and self.elsewhere):
+        if option is None or not (option.is_path and self.elsewhere):
             return value
         if isinstance(value, list):
             return [self.resolved(option, each) for each in value]

@@ -7,16 +7,17 @@ The call runs the same job as the command: same options, defaults, checks and ru
 """
 
 import contextlib
-import inspect
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from html import escape
+from inspect import signature
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, ParamSpec, TypeVar
 
 from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError, DataError
@@ -25,18 +26,19 @@ from toynn.formats.files import write_atomically
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.completion import complete
 from toynn.jobs.figures import figures, has_preferences, preference_figures, seq_of
-from toynn.jobs.keywords import Keywords
-from toynn.jobs.lora import LoRAJob
+from toynn.jobs.lora import LoRAJob, LoRAOptions
 from toynn.jobs.made import made
+from toynn.jobs.options import StrPath
 from toynn.jobs.run import Outcome, carried_out
-from toynn.options import Option
 from toynn.system.printing import lenient
 from toynn.train.state import Result
 
 __all__ = ["Run", "finetune"]
 
-StrPath = str | PathLike[str]
+P = ParamSpec("P")
+T = TypeVar("T")
 Rows = Iterable[Mapping[str, Any]]
+Data = StrPath | Sequence[StrPath] | Mapping[StrPath, float] | Rows | None
 
 
 class Run:
@@ -59,7 +61,7 @@ class Run:
         self.result: Result = outcome.result
         self.tokenizer: Tokenizer = outcome.job.tokenizer
         self.engine: SequenceEngine[Any] = outcome.job.recipe
-        self._model = Path(outcome.job.base.model)
+        self._model = Path(outcome.job.options.model)
 
     @property
     def report(self) -> Path:
@@ -128,14 +130,38 @@ class Run:
         return f"<table>{''.join(cells)}</table>"
 
 
+@dataclass(kw_only=True, repr=False, eq=False)
+class _Given(LoRAOptions):
+    """What ``finetune`` takes."""
+
+    model: StrPath = field(kw_only=False)
+    data: Data = field(default=None, kw_only=False)  # type: ignore[assignment]
+    out: StrPath | None = field(default=None, kw_only=False)
+    rows: Rows | None = None
+    quiet: bool = False
+
+
+def _takes(kind: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Give a function the parameters of a dataclass: for editors, type checkers and `help`."""
+
+    def typed(function: Callable[..., T]) -> Callable[P, T]:
+        run = signature(function).return_annotation
+        shown = signature(kind).replace(return_annotation=run)
+        function.__signature__ = shown  # type: ignore[attr-defined]
+        return function
+
+    return typed
+
+
+@_takes(_Given)
 def finetune(
     model: StrPath,
-    data: StrPath | Sequence[StrPath] | Mapping[StrPath, float] | Rows | None = None,
+    data: Data = None,
     out: StrPath | None = None,
     *,
     rows: Rows | None = None,
     quiet: bool = False,
-    **options: Unpack[Keywords],
+    **options: Any,
 ) -> Run:
     """Train an adapter of a model on data; return the run, with its best weights.
 
@@ -171,11 +197,6 @@ def finetune(
     given |= {"out": fspath(out)} if out is not None else {}
     with _silence() if quiet else lenient():
         return Run(carried_out(made("lora", given)))
-
-
-def keywords() -> Iterator[Option]:
-    """Yield the options of `toynn train lora` that are not parameters of ``finetune``."""
-    return (option for option in LoRAJob.options if option.name not in ("model", "data", "out"))
 
 
 def _sources(data: Any, beside: Path) -> list[str]:
@@ -239,20 +260,3 @@ def _silence() -> Iterator[None]:
         contextlib.redirect_stderr(nowhere),
     ):
         yield
-
-
-def _signature() -> inspect.Signature:
-    """Return the signature for `help` and notebooks: each option with its default."""
-    signature = inspect.signature(finetune)
-    *first, _ = signature.parameters.values()
-    kind, types = inspect.Parameter.KEYWORD_ONLY, Keywords.__annotations__
-    more = [
-        inspect.Parameter(
-            each.name, kind, default=each.default, annotation=types.get(each.name, Any)
-        )
-        for each in keywords()
-    ]
-    return signature.replace(parameters=[*first, *more])
-
-
-finetune.__signature__ = _signature()  # type: ignore[attr-defined]

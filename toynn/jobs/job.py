@@ -20,7 +20,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -29,9 +29,9 @@ from toynn.data.digest import digest
 from toynn.engines.engine import Engine
 from toynn.errors import ConfigError, said
 from toynn.jobs.directory import Directory
-from toynn.jobs.options import RunOptions, completed, fields_of
+from toynn.jobs.options import JobOptions, arranged
 from toynn.optim import AdamW
-from toynn.options import Option, RecipeOptions
+from toynn.options import RecipeOptions
 from toynn.system.printing import fact
 from toynn.train.folder import RunFolder, Value
 from toynn.train.state import Figures, Result
@@ -53,30 +53,26 @@ def late(result: Result) -> Callable[[], bool]:
 class Job(ABC):
     """A run of one recipe.
 
-    ``given`` are values of options by name, as ``Option.checked`` returns them; other options have
-    the recipe's defaults. ``command`` is the command that started the job, for its report. Raises
-    ConfigError for options that are unknown, missing, or that contradict one another.
+    ``given`` are values of options by name, as ``checked`` returns them; other options have the
+    defaults of ``kind``, the dataclass of the job's options. ``command`` is the command that
+    started the job, for its report. Raises ConfigError for options that are missing, or that
+    contradict one another.
     """
 
     name: ClassVar[str]
     help: ClassVar[str]
     example: ClassVar[str] = ""  # words after `toynn train RECIPE`
-    options: ClassVar[tuple[Option, ...]]
+    kind: ClassVar[type[JobOptions]]
     source: ClassVar[tuple[str, str]] = ("init_from", "model")  # option to start from, its kind
     unit: str = "tokens"  # what metrics.jsonl counts
     items: str = "tokens"  # what printed lines count
 
+    options: JobOptions
     recipe: Any  # exists once ``realize`` was called
 
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
-        self.given = completed(self.options, given, *self.source)
-        missing = [each.flag for each in self.options if each.required and not given.get(each.name)]
-        if missing:
-            raise ConfigError(
-                f"the following arguments are required: {', '.join(missing)} (see `toynn train "
-                f"{self.name} --help`)"
-            )
-        self.run, self.command = self.take(RunOptions), command
+        self.known, self.command = arranged(self.kind), command
+        self.options = self._completed(given)
         self.fresh = False  # whether toynn chose the name of the run's folder
         self.limit: int | None = None  # steps given beside epochs; the run ends with the shorter
         self.directory = Directory()  # where config.toml's relative paths start
@@ -87,23 +83,43 @@ class Job(ABC):
 
     # -- Options -------------------------------------------------------------------------------
 
-    @classmethod
-    def default(cls, name: str) -> Any:
-        """Return the default of an option for a run that starts from scratch."""
-        return next(each.default for each in cls.options if each.name == name)
+    def _completed(self, given: Mapping[str, Any]) -> JobOptions:
+        """Return the given options and the defaults; None where the source has its own.
+
+        Raises ConfigError for an option that is missing, or that the source determines.
+        """
+        source, what = self.source
+        values, missing = dict(given), []
+        for name, each in self.known.items():
+            if each.default is MISSING and not given.get(name):
+                missing.append(each.flag)
+            elif source in given and each.source != "same":
+                values.setdefault(name, None)
+                if each.source == "own" and name in given:
+                    named = self.known[source].flag
+                    raise ConfigError(
+                        f"{each.flag}: the {what} that {named} names has its own value"
+                    )
+        if missing:
+            raise ConfigError(
+                f"the following arguments are required: {', '.join(missing)} (see `toynn train "
+                f"{self.name} --help`)"
+            )
+        return self.kind(**values)
 
     @property
     def starts_from_source(self) -> bool:
         """Whether the run starts from a model or an adapter."""
-        return self.given[self.source[0]] is not None
+        return getattr(self.options, self.source[0]) is not None
 
     def take(self, kind: type[T], **more: Any) -> T:
-        """Return a bundle of the given options, with ``more`` fields that are not options."""
+        """Return an object that takes options, with ``more`` fields that are not options."""
         return kind(**self.fields(kind) | more)
 
     def fields(self, kind: type[Any]) -> dict[str, Any]:
-        """Return the fields of a bundle that options fill, without those that are None."""
-        return fields_of(kind, self.options, self.given)
+        """Return the fields of a class that options fill, without those that are None."""
+        given = ((each.of, getattr(self.options, name)) for name, each in self.known.items())
+        return {field: value for (of, field), value in given if of is kind and value is not None}
 
     def kept(self) -> dict[str, Value]:
         """Return the options that config.toml keeps, without options that the source determines.
@@ -111,13 +127,13 @@ class Job(ABC):
         If a run counts epochs, ``steps`` is the limit given beside them; the number of steps
         follows from the data.
         """
-        given = self.given
-        if given["epochs"] is not None:
-            given = given | {"steps": self.limit}
+        given = dict(vars(self.options))
+        if self.options.epochs is not None:
+            given["steps"] = self.limit
         return {
-            each.name: self.directory.word(given[each.name])
-            for each in self.options
-            if each.kept and given[each.name] is not None
+            name: self.directory.word(given[name])
+            for name, each in self.known.items()
+            if each.kept and given[name] is not None
             if not (self.starts_from_source and each.source == "own")
         }
 
@@ -132,13 +148,13 @@ class Job(ABC):
 
     def fetch(self) -> None:
         """Download what options name on the hub. Raises ConfigError and DataError."""
-        for each in self.options:
-            value = self.given[each.name]
+        for name, each in self.known.items():
+            value = getattr(self.options, name)
             if each.fetch is None or value is None:
                 continue
             words = [value] if isinstance(value, str) else value
             found = tuple(each.fetch(word, self.say) for word in words)
-            self.given[each.name] = found[0] if isinstance(value, str) else found
+            setattr(self.options, name, found[0] if isinstance(value, str) else found)
 
     # -- Steps of a run, which recipes define --------------------------------------------------
 
@@ -181,8 +197,8 @@ class Job(ABC):
 
     def sources(self) -> dict[str, str]:
         """Return the SHA-256 of each file or folder that the run starts from, by its option."""
-        files = (each.name for each in self.options if each.hashed and self.given[each.name])
-        return {name: digest(self.given[name]) for name in files}
+        given = vars(self.options)
+        return {n: digest(given[n]) for n, each in self.known.items() if each.hashed and given[n]}
 
     def notes(self) -> dict[str, Any]:
         """Return what a report tells in addition to config.toml."""

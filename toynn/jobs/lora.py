@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from toynn import engines
 from toynn.data.examples import Examples
@@ -25,48 +24,135 @@ from toynn.jobs.job import late
 from toynn.jobs.memory import read_by_step
 from toynn.jobs.metrics import beside
 from toynn.jobs.models import for_tied
-from toynn.jobs.options import OWN, TokenizerOptions, of_run
+from toynn.jobs.options import ADAPTER, MACHINE, OPTIMIZATION, PRECISION, StrPath, best_by
 from toynn.jobs.paths import model_file, model_name, text_model
-from toynn.jobs.text import METRICS, TextJob, TextOptions
+from toynn.jobs.text import DATA, METRICS, TextJob, TextJobOptions
 from toynn.jobs.weighted import STRICT
-from toynn.options import FROZEN_PRECISIONS, RecipeOptions, option
+from toynn.options import Precision, Prepack, RecipeOptions, option
 from toynn.recipes import LoRA, Preference
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
 from toynn.train.folder import RunFolder
 from toynn.train.state import Figures, Result
 
-__all__ = ["LoRAJob"]
+__all__ = ["LoRAJob", "LoRAOptions"]
 
 NORMAL_STD = 0.02  # standard deviation of A with --init normal
 _SFT = "sft"
 
 
-@dataclass
-class BaseOptions:
-    """The base model, and an adapter to continue from."""
+@dataclass(kw_only=True, repr=False, eq=False)
+class _Adapter:
+    """The base model, and its adapter."""
 
-    GROUP: ClassVar[str] = "model and data"
+    GROUP: ClassVar[str] = ADAPTER
 
-    model: str = option(
+    model: StrPath = option(
         "base model: a GGUF file, Hugging Face folder or hf:OWNER/NAME (default: the base of "
         "--adapter)",
         also="-m",
         read=model_name,
         fetch=model_file,
         metavar="PATH",
-        required=True,
         hashed=True,
     )
-    adapter: str | None = option(
+    adapter: StrPath | None = option(
         "continue training an adapter: a run folder, .gguf file or PEFT folder",
         None,
-        group="adapter",
         metavar="PATH",
         once="a run continues one adapter (`toynn export` combines several)",
         hashed=True,
     )
-    strict: bool = option(STRICT, False, group="adapter", compared=False)
+    strict: bool = option(STRICT, False, compared=False)
+    rank: int = option("rank of the adapters", 8, of=AdapterOptions, source="own", memory="smaller")
+    alpha: float = option(
+        "scale the adapters by alpha / rank", 16.0, of=AdapterOptions, source="own"
+    )
+    targets: str | Sequence[str] = option(
+        "adapted matrices, comma-separated: q, k, v, o, gate, up, down, embed, head, experts, "
+        "attention, all-linear, or GGUF or PEFT names",
+        "attention",
+        of=AdapterOptions,
+        read=str,
+        metavar="NAMES",
+        words=("attention", "all-linear", "experts", "q", "k", "v", "o", "gate", "up", "down"),
+        source="own",
+    )
+    dropout: float = option("dropout probability of adapter inputs", 0.0, of=AdapterOptions)
+    rslora: bool = option(
+        "scale by alpha / sqrt(rank), not alpha / rank (rsLoRA)",
+        False,
+        of=(AdapterOptions, "use_rslora"),
+        source="own",
+    )
+    num_layers: int | None = option(
+        "adapt only the last N blocks (default all)", None, of=AdapterOptions, source="own"
+    )
+    loraplus_lr_ratio: float = option(
+        "learning rate of B divided by that of A; LoRA+ uses 16", 1.0, of=AdapterOptions
+    )
+    dora: bool = option(
+        "train magnitudes too (DoRA); PEFT loads such adapters, llama.cpp does not",
+        False,
+        of=(AdapterOptions, "use_dora"),
+        source="own",
+    )
+    init: str = option(
+        "initial weights: peft (uniform, as in PEFT), normal, pissa, or pissa_niter_N, which is "
+        "faster",
+        "peft",
+        of=AdapterOptions,
+        metavar="START",
+        words=("peft", "normal", "pissa"),
+        source="own",
+    )
+    lorafa: bool = option(
+        "train only B, and keep A as it is initialized (LoRA-FA): less memory",
+        False,
+        of=(AdapterOptions, "use_lorafa"),
+    )
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class LoRAOptions(TextJobOptions, _Adapter):
+    """The options of ``toynn train lora``."""
+
+    GROUP: ClassVar[str] = OPTIMIZATION
+
+    data: str | tuple[str, ...] | None = option(DATA)
+    seq: int = option("tokens per row: the longest example, or a window of text", 512)
+    batch: int = option("rows of --seq tokens per step", 1)
+    steps: int = 200
+    lr: float = 2e-4
+    weight_decay: float = 0.0
+    log_every: int = 10
+    eval_every: int = 50
+    save_every: int = 50
+    metric: str | Sequence[str] = best_by(*METRICS, "kl", "margins")
+    precision: Precision = option(PRECISION.help, "auto", words=get_args(Precision))
+    prepack: Prepack = option(
+        "prepack base weights into GEMM panels; auto: if that saves time and fits",
+        "auto",
+        group=MACHINE,
+        of=RecipeOptions,
+        memory=("always", "never"),
+    )
+    loss: Literal["sft", "dpo", "orpo", "kto"] = option(
+        "supervised (sft), or a preference loss: dpo or orpo for pairs, kto for labelled "
+        "completions",
+        "sft",
+        of=PreferenceOptions,
+    )
+    beta: float = option("strength of the preference term", 0.1, of=PreferenceOptions)
+    label_smoothing: float = option(
+        "probability that the labels of a pair are swapped, for dpo", 0.0, of=PreferenceOptions
+    )
+    desirable_weight: float = option(
+        "weight of completions labelled true, for kto", 1.0, of=PreferenceOptions
+    )
+    undesirable_weight: float = option(
+        "weight of completions labelled false, for kto", 1.0, of=PreferenceOptions
+    )
 
 
 class LoRAJob(TextJob):
@@ -75,67 +161,39 @@ class LoRAJob(TextJob):
     name = "lora"
     help = "train an adapter over a GGUF file or Hugging Face folder, which stays as it is"
     example = "--model base.gguf --data chats --out runs/chats"
-    options = of_run(
-        name,
-        "rows of --seq tokens",
-        (*METRICS, "kl", "margins"),
-        BaseOptions,
-        TokenizerOptions,
-        TextOptions,
-        AdapterOptions,
-        PreferenceOptions,
-        without=("weights", "decay"),
-        words={
-            "of_tokenizer": OWN,
-            "without_data": "",
-            "of_seq": "tokens per row: the longest example, or a window of text",
-            "written": text.SAMPLE_ON_THE_WAY,
-        },
-        data={"required": True},
-        steps=200,
-        batch=1,
-        lr=2e-4,
-        weight_decay=0.0,
-        log_every=10,
-        eval_every=50,
-        save_every=50,
-        precision={"default": "auto", "choices": FROZEN_PRECISIONS},
-    )
+    kind = LoRAOptions
+    options: LoRAOptions
     source = ("adapter", "adapter")
     preference: PreferenceOptions | None = None
 
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
         """Take the options. Raises ConfigError for contradictory ones."""
-        if given.get("adapter") is not None and given.get("model") is None:
+        if "adapter" in given and "model" not in given:
             found = origin_of(Path(given["adapter"]))._asdict()
-            given = found | {name: each for name, each in given.items() if each is not None}
+            given = {**{name: each for name, each in found.items() if each is not None}, **given}
         super().__init__(given, command)
-        if self.given["loss"] != _SFT:
+        if self.options.loss != _SFT:
             self.preference = self.take(PreferenceOptions)
             self.unit = self.items = "pairs" if self.preference.paired else "completions"
             return
-        own = (each for each in self.options if each.kind is PreferenceOptions)
-        if changed := [each.flag for each in own if self.given[each.name] != each.default]:
+        own = (each for each in self.known.values() if each.of[0] is PreferenceOptions)
+        given = vars(self.options)
+        if changed := [each.flag for each in own if given[each.name] != each.default]:
             raise ConfigError(
                 f"{changed[0]}: it needs --loss {', '.join(KINDS)}; the loss is {_SFT}"
             )
 
-    @cached_property
-    def base(self) -> BaseOptions:
-        """The base model, and an adapter to continue from."""
-        return self.take(BaseOptions)
-
     def resolve(self) -> None:
         """Raise ConfigError for a folder without a model of text."""
-        text_model(Path(self.base.model))
+        text_model(Path(self.options.model))
 
     def read(self) -> None:
         """Open the model; read the data with its tokenizer."""
         file = self.open_model()
-        self.tokenizer = Tokenizer.for_model(file, self.of_tokenizer)
+        self.tokenizer = Tokenizer.for_model(file, self.options.tokenizer)
         self.check_metric()
         context = file.require(f"{file.architecture}.context_length", int)
-        seq, said = text.rows_within(self.text.seq, context)
+        seq, said = text.rows_within(self.options.seq, context)
         if said:
             self.say("data", said)
         self.declared_with(RecipeOptions(t_seq=1))  # raises for adapters that do not fit
@@ -143,7 +201,7 @@ class LoRAJob(TextJob):
 
     def open_model(self) -> bases.Base:
         """Open the model, which stays open until the recipe is realized."""
-        self.file = bases.open(self.base.model)
+        self.file = bases.open(self.options.model)
         self.files.callback(self.file.close)
         check_model(self.file)  # raises early for an unknown model
         return self.file
@@ -156,11 +214,11 @@ class LoRAJob(TextJob):
 
     def declared_with(self, options: RecipeOptions) -> Any:
         """Return an engine of the model with adapters, declared only."""
-        engine = SequenceEngine[Any](self.run.backend)
-        if self.base.adapter is None:
+        engine = SequenceEngine[Any](self.options.backend)
+        if self.options.adapter is None:
             engine.enable_lora(self.take(AdapterOptions))
         else:
-            found = adapters.load(self.base.adapter, self.file, strict=self.base.strict)
+            found = adapters.load(self.options.adapter, self.file, strict=self.options.strict)
             engine.enable_lora(AdapterOptions.of(found, **self.fields(AdapterOptions)))
         if self.preference is not None:
             engine.enable_preference(self.preference)
@@ -188,9 +246,9 @@ class LoRAJob(TextJob):
         if HEAD in self.recipe.adapters:
             return super().advice_on_ends
         if adapters.is_tied(self.file):
-            return for_tied(self.file.architecture, self.base.model)
+            return for_tied(self.file.architecture, str(self.options.model))
         said = "adapt the head, which predicts them: --targets all-linear,head"
-        return said + ("" if self.base.adapter is None else ", in a new adapter")
+        return said + ("" if self.options.adapter is None else ", in a new adapter")
 
     def measure(self, batch: Any) -> Figures:
         """Return the loss of a batch; with preferences also rewards."""
@@ -221,12 +279,12 @@ class LoRAJob(TextJob):
 
     def _frozen(self) -> Any:
         """Return the model without adapters, computed with the same options."""
-        with bases.open(self.base.model, check=False) as file:
+        with bases.open(self.options.model, check=False) as file:
             return engines.frozen(file, options=self.recipe_options())
 
     def realize_with(self, options: RecipeOptions) -> Engine[Any, Any]:
         """Return the recipe with these options, ready to step."""
-        backend, adapter = self.run.backend, self.base.adapter
+        backend, adapter = self.options.backend, self.options.adapter
         recipe = LoRA(backend) if self.preference is None else Preference(self.preference, backend)
         if adapter is None:
             recipe.realize(self.file, None, self.take(AdapterOptions), options)
@@ -284,20 +342,20 @@ class LoRAJob(TextJob):
         """Yield the loss of the test examples, and how to try the adapter."""
         yield from super().epilogue(folder, result)
         in_llama = folder.adapter.exists()
-        paths = self.base.model, folder.adapter if in_llama else folder.path
+        paths = self.options.model, folder.adapter if in_llama else folder.path
         model, adapter = (in_shell(path) for path in paths)
         chat = " --chat" if self.data.chats else ""
         run = in_shell(folder.path)
         yield f"try it      toynn generate --adapter {run}{chat} --prompt ..."
         if in_llama and not isinstance(self.tokenizer, ByteTokenizer):  # llama.cpp has no such kind
-            if Path(self.base.model).is_dir():
-                named = self.of_tokenizer
+            if Path(self.options.model).is_dir():
+                named = self.options.tokenizer
                 more = "" if named is None else f" --tokenizer {in_shell(named)}"
                 said = f"toynn convert {model}{more} --out model.gguf"
                 yield f"            {said}     # for llama.cpp"
                 model = "model.gguf"
             program = "llama-cli" if chat else "llama-completion -no-cnv"
             yield f"            {program} -m {model} --lora {adapter}"
-        if not Path(self.base.model).is_dir() and not self.recipe.unwritten["peft"]:
-            own = in_shell(self.base.model)
+        if not Path(self.options.model).is_dir() and not self.recipe.unwritten["peft"]:
+            own = in_shell(self.options.model)
             yield f"for PEFT    toynn export --to hf --model {own} --out FOLDER"

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from toynn.errors import ConfigError
 from toynn.jobs.config_file import read_config
 from toynn.jobs.job import Job
 from toynn.jobs.lora import LoRAJob
 from toynn.jobs.models import FromScratchJob, GPT2Job, WarmStartJob
-from toynn.jobs.peers import option_hint
+from toynn.jobs.options import arranged, checked
 from toynn.jobs.vit import ViTJob
 from toynn.system.platform import in_shell
 
@@ -18,7 +17,7 @@ JOBS: dict[str, type[Job]] = {
     job.name: job for job in (GPT2Job, FromScratchJob, WarmStartJob, LoRAJob, ViTJob)
 }
 LENGTH = ("steps", "epochs")  # if one of them is given, the file's steps and epochs are ignored
-OPTIONS = {name: job.options for name, job in JOBS.items()}
+OPTIONS = {name: arranged(job.kind) for name, job in JOBS.items()}
 
 
 def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> Job:
@@ -30,28 +29,22 @@ def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> J
     Raises ConfigError for options that are unknown, missing, out of range, or that contradict one
     another.
     """
-    known = {each.name: each for each in JOBS[recipe].options}
-    for name in given:
-        if name not in known:
-            hint = option_hint(name, JOBS[recipe].options)
-            hint = hint or f"toynn train {recipe} has {', '.join(sorted(known))}"
-            raise ConfigError(f"{recipe}: there is no option {name!r}; {hint}")
-    values = {name: known[name].checked(value) for name, value in given.items()}
+    known = OPTIONS[recipe]
+    values = checked(known, given, recipe)
     if command is None:
-        typed = ((known[name], value) for name, value in values.items() if value is not None)
-        words = [word for option, value in typed for word in option.typed(value)]
+        words = [word for name, value in values.items() for word in known[name].typed(value)]
         command = in_shell("toynn", "train", recipe, *words)
     config, resume = values.get("config"), values.get("resume")
     if config is not None or resume is not None:
         _, found, directory = read_config(config, resume, recipe, OPTIONS)
-        if any(values.get(name) is not None for name in LENGTH):
+        if values.keys() & set(LENGTH):
             found = {name: value for name, value in found.items() if name not in LENGTH}
         if resume is not None:
             kept = {name for name in values if known[name].kept}
             values |= {name: directory.typed(known[name], values[name]) for name in kept}
         values = found | values
     job = JOBS[recipe](values, command)
-    if all(values.get(name) is not None for name in LENGTH):
+    if values.keys() >= set(LENGTH):
         job.limit = values["steps"]
     if resume is not None:
         job.directory = directory

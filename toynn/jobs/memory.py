@@ -10,8 +10,7 @@ from toynn.engines import AdapterOptions, LlamaConfig, SequenceEngine
 from toynn.engines.plans import LEVELS, OPTIONS, PREPACK, Level, Plan, every_plan, plans
 from toynn.errors import ConfigError
 from toynn.jobs.job import Job
-from toynn.jobs.models import WarmStartJob, default_d_ff
-from toynn.jobs.options import named
+from toynn.jobs.models import WarmStartOptions, default_d_ff
 from toynn.models import Source
 from toynn.options import RecipeOptions
 from toynn.recipes import LoRA, WarmStart
@@ -70,9 +69,9 @@ def memory_if_shorter(file: Source, options: RecipeOptions) -> tuple[int, int]:
 def new_model_over(donor: Source, length: int, batch: int) -> tuple[LlamaConfig, int]:
     """Return the model that ``toynn train warm-start`` makes, and its peak bytes in training."""
     vocab, width = donor.tensors["token_embd.weight"].shape
-    d_model, heads, layers = map(WarmStartJob.default, ("d_model", "heads", "layers"))
-    d_ff = default_d_ff(d_model)
-    config = LlamaConfig(vocab, d_model, heads, heads, d_ff, layers, length, donor_d_in=width)
+    own, heads = WarmStartOptions, WarmStartOptions.heads
+    shape = own.d_model, heads, heads, default_d_ff(own.d_model), own.layers
+    config = LlamaConfig(vocab, *shape, length, donor_d_in=width)
     options = RecipeOptions(t_batch=batch, untied=True)
     return config, WarmStart.memory_for(config, options).peak
 
@@ -161,10 +160,11 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
     unknown. Raises MemoryError if the smallest plan does not fit even without the file. Raises
     ConfigError for "auto" in a new run if the free memory is unknown.
     """
-    if job.given["memory"] == "auto" and job.run.resume and free_memory() is None:
+    options = vars(job.options)
+    if options["memory"] == "auto" and options["resume"] and free_memory() is None:
         return
-    room = _Room.of(job.given["memory"], ranks)
-    given: dict[str, Any] = {name: job.given[name] for name in OPTIONS if name in job.given}
+    room = _Room.of(options["memory"], ranks)
+    given: dict[str, Any] = {name: options[name] for name in OPTIONS if name in options}
     prepack = dict.fromkeys((given.get("prepack", "never"), "never"))
     names = "recompute_cheap", "checkpointing", "activations"
     cheap, blocks, kept = (given[name] for name in names)
@@ -173,7 +173,7 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
 
     @cache
     def costs(level: Level) -> Any:
-        job.given |= level._asdict()
+        options.update(level._asdict())
         return room.engine(job).step_costs(prepack)
 
     read, found = job.read_by_step(), list[Plan]()
@@ -190,9 +190,9 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
         if kept == "float32":
             less = costs(plan.level._replace(activations="bfloat16"))[plan.prepack].memory.peak
             rounded = f" ({size(less)} with --activations bfloat16)"
-        job.given |= given
+        options.update(given)
         raise MemoryError(f"the smallest plan, {told[plan]}, needs {needed}{rounded}; {room}")
-    job.given |= {name: plan.options[name] for name in given}
+    options.update({name: plan.options[name] for name in given})
     file = plan.of_file(read)
     beside = f" and {size(file)} of the file" if file else ""
     job.say("plan", f"{told[plan]}: {size(plan.memory.peak)}{beside}{plan.slower(fastest)}; {room}")
@@ -208,7 +208,7 @@ def _flags(plan: Plan, given: Mapping[str, Any]) -> str:
     """Return the flags that change given options into a plan."""
     words = []
     for name, before in given.items():
-        option, value = named(RecipeOptions, name), plan.options[name]
+        flag, value = f"--{name.replace('_', '-')}", plan.options[name]
         if value != before:
-            words.append(option.flag if option.is_switch else f"{option.flag} {value}")
+            words.append(flag if isinstance(value, bool) else f"{flag} {value}")
     return " ".join(words)

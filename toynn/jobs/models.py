@@ -4,9 +4,8 @@ from abc import abstractmethod
 from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 
@@ -18,26 +17,39 @@ from toynn.errors import ConfigError, DataError
 from toynn.formats import bases
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.formats.tokenizer.folder import has_tokenizer
-from toynn.jobs.options import ShapeOptions, TokenizerOptions, of_run
+from toynn.jobs.options import MODEL, NewModelOptions, StrPath
 from toynn.jobs.paths import model_file, model_name, text_model
-from toynn.jobs.text import METRICS, SAMPLE_ON_THE_WAY, TextJob, TextOptions
+from toynn.jobs.text import TextJob, TextJobOptions
 from toynn.models import architecture
-from toynn.options import Option, RecipeOptions, option, whole
+from toynn.options import RecipeOptions, WeightType, option, whole
 from toynn.recipes import GPT2, FromScratch, WarmStart
 from toynn.system.platform import in_shell
 from toynn.train.folder import RunFolder, Value
 from toynn.train.state import Result
 
-__all__ = ["FromScratchJob", "GPT2Job", "WarmStartJob", "default_d_ff", "for_tied"]
+__all__ = [
+    "FromScratchJob",
+    "GPT2Job",
+    "WarmStartJob",
+    "WarmStartOptions",
+    "default_d_ff",
+    "for_tied",
+]
 
 
-@dataclass
-class StartOptions:
-    """The model that training starts from."""
+@dataclass(kw_only=True, repr=False, eq=False)
+class ModelOptions(NewModelOptions, TextJobOptions):
+    """The options of a job that trains all weights of a model of text."""
 
-    GROUP: ClassVar[str] = "model and data"
+    GROUP: ClassVar[str] = MODEL
 
-    init_from: str | None = option(
+    batch: int = option("windows of text per step", 8)
+    tokenizer: StrPath | None = option(
+        "use the tokenizer of a GGUF file or Hugging Face folder (default: bytes, or the tokenizer "
+        "of --init-from)",
+        None,
+    )
+    init_from: StrPath | None = option(
         "start from the weights of a GGUF file or Hugging Face folder",
         None,
         read=model_name,
@@ -47,17 +59,12 @@ class StartOptions:
     )
 
 
-@dataclass
-class LlamaOptions:
-    """Options of a Llama-like model in addition to ShapeOptions."""
-
-    GROUP: ClassVar[str] = "model and data"
+@dataclass(kw_only=True, repr=False, eq=False)
+class LlamaOptions(ModelOptions):
+    """The options of a Llama-like model."""
 
     arch: str = option(
-        "model architecture (default {default})",
-        LlamaConfig.arch,
-        choices=LlamaSeqEngine.architectures,
-        source="own",
+        "model architecture", LlamaConfig.arch, words=LlamaSeqEngine.architectures, source="own"
     )
     kv_heads: int | None = option(
         "number of key and value heads; must divide --heads (default: --heads)",
@@ -71,50 +78,62 @@ class LlamaOptions:
         read=whole(1),
         source="own",
     )
+    weight_dtype: WeightType = option(
+        "round weights to this type before a product", "f32", of=RecipeOptions
+    )
+    qkv_bias: bool = option(
+        "add biases to the q, k and v projections", False, of=RecipeOptions, source="own"
+    )
+    init_scale: float = option(
+        "scale of the initial block matrices", 1.0, of=RecipeOptions, source="own"
+    )
 
 
-@dataclass
-class DonorOptions:
-    """The donor of the embeddings."""
+@dataclass(kw_only=True, repr=False, eq=False)
+class FromScratchOptions(LlamaOptions):
+    """The options of ``toynn train from-scratch``."""
 
-    GROUP: ClassVar[str] = "model and data"
+    untied: bool = option(
+        "give the model an output matrix of its own", False, of=RecipeOptions, source="own"
+    )
 
-    donor: str = option(
+
+def _no_start(path: str) -> NoReturn:
+    """Refuse --init-from where the model starts from a donor."""
+    raise ArgumentTypeError(
+        "a warm start takes only a donor's embeddings (--donor); all other weights are random. "
+        f"`toynn train from-scratch --init-from {path}` continues training all weights of a model, "
+        "including one of a warm start"
+    )
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class WarmStartOptions(LlamaOptions):
+    """The options of ``toynn train warm-start``."""
+
+    tokenizer: StrPath | None = option(
+        "use the tokenizer of a GGUF file or Hugging Face folder (default: bytes)", None
+    )
+    init_from: StrPath | None = option(SUPPRESS, None, read=_no_start)
+    donor: StrPath = option(
         "GGUF file whose token embeddings the model starts from",
         read=model_name,
         fetch=model_file,
         metavar="FILE",
-        required=True,
         hashed=True,
     )
-    init: str = option(
+    init: Literal["scratch", "donor", "pca"] = option(
         "start from: donor, its embeddings and a random projection; pca, its embeddings and their "
-        "PCA; scratch, random embeddings (default {default})",
+        "PCA; scratch, random embeddings",
         "donor",
-        choices=("scratch", "donor", "pca"),
     )
-
-
-def _options(
-    recipe: str,
-    *kinds: type[Any],
-    of_tokenizer: str = "bytes, or the tokenizer of --init-from",
-    **more: Any,
-) -> tuple[Option, ...]:
-    """Return the options of a text model's recipe; ``more`` are arguments of of_run."""
-    words = {
-        "of_tokenizer": of_tokenizer,
-        "without_data": " (default: the language reference that ships with Python)",
-        "of_seq": "tokens per window, and context of a new model",
-        "written": SAMPLE_ON_THE_WAY,
-    }
-    kinds = (TextOptions, TokenizerOptions, StartOptions, *kinds, ShapeOptions)
-    return of_run(recipe, "windows of text", METRICS, *kinds, words=words, seq=128, **more)
 
 
 class ModelJob(TextJob):
     """A run that trains all weights of a model of text."""
 
+    kind: ClassVar[type[ModelOptions]] = ModelOptions
+    options: ModelOptions
     make: ClassVar[type[SequenceEngine[Any]]]  # makes the recipe on a backend
     _apart: str | None = None  # the tokenizer, if model.gguf cannot hold it
 
@@ -126,25 +145,15 @@ class ModelJob(TextJob):
         """Realize the recipe of a new model."""
         recipe.realize(self.config, options)
 
-    @cached_property
-    def start_from(self) -> StartOptions:
-        """The model that training starts from."""
-        return self.take(StartOptions)
-
-    @cached_property
-    def shape(self) -> ShapeOptions:
-        """The shape of a new model."""
-        return self.take(ShapeOptions)
-
     def resolve(self) -> None:
         """Fill in missing options; raise ConfigError for contradictory ones."""
-        if self.start_from.init_from is not None:
-            self._check_source(Path(self.start_from.init_from))
+        if self.options.init_from is not None:
+            self._check_source(Path(self.options.init_from))
         self.tokenizer = self._tokenizer()
         if self.starts_from_source:
-            self.config = self._declared(self.recipe_options(t_seq=self.text.seq)).config
+            self.config = self._declared(self.recipe_options(t_seq=self.options.seq)).config
             return
-        width, heads = self.shape.d_model, self.shape.heads
+        width, heads = self.options.d_model, self.options.heads
         if width % heads:
             raise ConfigError(f"--heads {heads} does not divide --d-model {width}")
         self.config = self.new_config()
@@ -167,7 +176,7 @@ class ModelJob(TextJob):
 
     def _tokenizer(self) -> Tokenizer:
         """Return the requested tokenizer, else the source's, else a tokenizer of bytes."""
-        named, source = self.of_tokenizer, self.start_from.init_from
+        named, source = self.options.tokenizer, self.options.init_from
         if named is not None and source is None:
             return Tokenizer.of(named)
         has_none = source is None or (Path(source).is_dir() and not has_tokenizer(Path(source)))
@@ -178,12 +187,12 @@ class ModelJob(TextJob):
 
     def _declared(self, options: RecipeOptions) -> Any:
         """Return an engine of the shape that --init-from names, without weights."""
-        path, tokens = self.start_from.init_from, self.tokenizer.vocab_size
+        path, tokens = self.options.init_from, self.tokenizer.vocab_size
         assert path is not None
-        declared = type(self).make(self.run.backend)
+        declared = type(self).make(self.options.backend)
         with bases.open(path, check=True) as file:
             declared.declare_from(file, options)
-        if declared.vocab != tokens and self.of_tokenizer is None:  # a named one was checked
+        if declared.vocab != tokens and self.options.tokenizer is None:  # a named one was checked
             raise ConfigError(
                 f"--init-from {path}: the model has {declared.vocab} tokens, the tokenizer "
                 f"{tokens}: name the model's own tokenizer (a file or folder) by --tokenizer"
@@ -193,7 +202,7 @@ class ModelJob(TextJob):
     def read(self) -> None:
         """Read the texts or examples."""
         self.check_metric()
-        self.read_text(self.text.seq)
+        self.read_text(self.options.seq)
 
     def declared_with(self, options: RecipeOptions) -> Any:
         """Return an engine of the model, before it takes memory.
@@ -202,21 +211,21 @@ class ModelJob(TextJob):
         """
         if self.starts_from_source:
             return self._declared(options)
-        engine = type(self).make(self.run.backend)
+        engine = type(self).make(self.options.backend)
         engine.declare(self.config, options)
         return engine
 
     def realize_with(self, options: RecipeOptions) -> Engine[Any, Any]:
         """Return the recipe with these options, ready to step."""
-        recipe, own = type(self).make(self.run.backend), self.start_from
+        recipe, own = type(self).make(self.options.backend), self.options
         if own.init_from is not None:
             assert isinstance(recipe, FromScratch)
             recipe.realize_from(own.init_from, options=options)
         else:
             self.start(recipe, options)
-        carried = self.of_tokenizer or own.init_from
-        if carried is not None and (carried == self.of_tokenizer or Path(carried).is_dir()):
-            self._carry(recipe, carried)
+        carried = self.options.tokenizer or own.init_from
+        if carried is not None and (carried == self.options.tokenizer or Path(carried).is_dir()):
+            self._carry(recipe, str(carried))
         return recipe
 
     def _carry(self, recipe: Any, path: str) -> None:
@@ -260,19 +269,18 @@ class GPT2Job(ModelJob):
     name = "gpt2"
     help = "train a small GPT-2 from scratch, on text"
     example = "--data book.txt --steps 3000"
-    options = _options(name, without=("weights", "prepack"))
     make = GPT2
 
     def new_config(self) -> GPT2Config:
         """Return the shape from the options."""
-        shape = self.shape
+        own = self.options
         return GPT2Config(
             vocab=self.tokenizer.vocab_size,
-            d_model=shape.d_model,
-            n_heads=shape.heads,
-            d_ff=4 * shape.d_model,
-            n_layers=shape.layers,
-            context=self.text.seq,
+            d_model=own.d_model,
+            n_heads=own.heads,
+            d_ff=4 * own.d_model,
+            n_layers=own.layers,
+            context=own.seq,
         )
 
 
@@ -287,13 +295,14 @@ class FromScratchJob(ModelJob):
     name = "from-scratch"
     help = "train a small Llama-like model from scratch, on text"
     example = "--data book.txt --tokenizer model.gguf"
-    options = _options(name, LlamaOptions, without=("prepack",))
+    kind: ClassVar[type[ModelOptions]] = FromScratchOptions
+    options: LlamaOptions
     make: ClassVar[type[SequenceEngine[Any]]] = FromScratch
 
     def new_config(self) -> LlamaConfig:
         """Return the shape from the options; raise ConfigError for heads that do not fit."""
-        own = self.take(LlamaOptions)
-        width, heads = self.shape.d_model, self.shape.heads
+        own = self.options
+        width, heads = own.d_model, own.heads
         if width // heads % 2:
             raise ConfigError(
                 f"--heads {heads}: RoPE rotates pairs, so a head's width must be even; got "
@@ -307,20 +316,11 @@ class FromScratchJob(ModelJob):
             n_heads=heads,
             n_kv_heads=own.kv_heads or heads,
             d_ff=own.d_ff or default_d_ff(width),
-            n_layers=self.shape.layers,
-            context=self.text.seq,
+            n_layers=own.layers,
+            context=own.seq,
             arch=own.arch,
         )
         return cfg
-
-
-def _no_start(path: str) -> NoReturn:
-    """Refuse --init-from where the model starts from a donor."""
-    raise ArgumentTypeError(
-        "a warm start takes only a donor's embeddings (--donor); all other weights are random. "
-        f"`toynn train from-scratch --init-from {path}` continues training all weights of a model, "
-        "including one of a warm start"
-    )
 
 
 class WarmStartJob(FromScratchJob):
@@ -329,14 +329,8 @@ class WarmStartJob(FromScratchJob):
     name = "warm-start"
     help = "train a small Llama-like model from a donor's embeddings, on text"
     example = "--donor model.gguf --data book.txt"
-    options = _options(
-        name,
-        DonorOptions,
-        LlamaOptions,
-        of_tokenizer="bytes",
-        without=("prepack", "untied"),
-        init_from={"help": SUPPRESS, "read": _no_start},
-    )
+    kind = WarmStartOptions
+    options: WarmStartOptions
     make = WarmStart
 
     def recipe_options(self, **more: Any) -> RecipeOptions:
@@ -345,15 +339,15 @@ class WarmStartJob(FromScratchJob):
 
     def new_config(self) -> LlamaConfig:
         """Return the shape from the options, with a table as wide as the donor's."""
-        width = WarmStart.donor_embed_width(self.take(DonorOptions).donor)
+        width = WarmStart.donor_embed_width(self.options.donor)
         return replace(super().new_config(), donor_d_in=width)
 
     def start(self, recipe: WarmStart, options: RecipeOptions) -> None:
         """Realize the recipe: the donor's table and its input projection."""
-        config, own = self.config, self.take(DonorOptions)
+        config, own = self.config, self.options
         recipe.realize_scratch(config, options)
         if own.init != "scratch":
-            donor, named = own.donor, self.of_tokenizer
+            donor, named = own.donor, self.options.tokenizer
             tokens = Tokenizer.of(named).tokens if named else WarmStart.byte_tokens(donor)
             recipe.realize_warm(donor, config, tokens)
         if own.init == "pca":

@@ -1,16 +1,28 @@
-"""The options of a job: the fields of its bundles, with the job's defaults and help."""
+"""The options of any job. Each job adds its own, and has its own defaults: text.py, lora.py, ...
 
-from collections.abc import Iterable, Mapping, Sequence
+    class LoRAOptions(...):
+        steps: int = 200
+
+``checked`` checks what is typed, read from a file or given in Python.
+"""
+
+from argparse import ArgumentTypeError
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any, ClassVar
+from os import PathLike
+from typing import Any, ClassVar, Literal
 
-from toynn.distributed import ORDERS, PATIENCE
+from toynn.distributed import PATIENCE
 from toynn.errors import ConfigError
-from toynn.jobs.paths import model_file, model_name
+from toynn.jobs.peers import hinted, option_hint
+from toynn.numerics.precision import PRECISIONS
 from toynn.optim import AdamW, Schedule
+from toynn.optim.schedule import WARMUP
 from toynn.options import (
+    Activations,
+    Decay,
     Option,
+    Precision,
     RecipeOptions,
     names_of,
     nbytes_or,
@@ -20,72 +32,138 @@ from toynn.options import (
     whole,
 )
 from toynn.train.boards import BOARDS
-from toynn.train.options import SAVING, LoopOptions
+from toynn.train.options import LoopOptions
 
 __all__ = [
+    "ADAPTER",
     "BACKEND",
+    "HEADINGS",
+    "MODEL",
     "MOST_USED",
+    "OPTIMIZATION",
+    "PRECISION",
+    "SAVING",
     "THREADS",
-    "TOKENIZER",
-    "RunOptions",
-    "ShapeOptions",
-    "TokenizerOptions",
-    "completed",
-    "fields_of",
-    "named",
-    "of_run",
+    "JobOptions",
+    "NewModelOptions",
+    "StrPath",
+    "arranged",
+    "best_by",
+    "checked",
 ]
 
+StrPath = str | PathLike[str]
 REPORTS, NO_REPORT = ("html", *BOARDS), "none"
+MODEL, ADAPTER, OPTIMIZATION = "model and data", "adapter", "optimization"
+SAVING, MACHINE = "evaluation and saving", "machine"
 #: The heading of the most used flags: the first SIX of FIRST that a recipe has.
 MOST_USED, SIX = "most used", 6
 FIRST = ("model", "donor", "data", "out", "steps", "batch", "lr", "seq", "seed")
-#: The headings of --help in their order, and the groups that --help shows under another heading.
-HEADINGS = (MOST_USED, "model and data", "adapter", "optimization", SAVING, "machine")
-WITHIN = {"weights": "model and data", "preferences": "optimization"}
+#: The headings of --help in their order.
+HEADINGS = (MOST_USED, MODEL, ADAPTER, OPTIMIZATION, SAVING, MACHINE)
 
 
-@dataclass
-class RunOptions:
-    """Options of any run: its folder, its backend, its reports."""
+@dataclass(kw_only=True, repr=False, eq=False)
+class _Optimization:
+    """The length of a run, and its updates."""
 
-    GROUP: ClassVar[str] = SAVING
+    GROUP: ClassVar[str] = OPTIMIZATION
 
+    batch: int = option(
+        "sequences or pictures per step",
+        8,
+        of=(RecipeOptions, "t_batch"),
+        also="--batch-size",
+        memory="smaller",
+    )
+    seed: int = option("seed of all random numbers", 0, of=RecipeOptions, read=whole(0))
+    steps: int = option("number of weight updates", 1500, of=LoopOptions, also="--iters")
+    grad_accum: int = option(
+        "batches per weight update: gradient accumulation",
+        1,
+        of=LoopOptions,
+        also="--grad-accumulation-steps",
+    )
+    max_grad_norm: float = option("clip gradients to this norm; 0 is off", 1.0, of=LoopOptions)
+    on_nonfinite: Literal["stop", "skip"] = option(
+        "stop, or skip the update, if a gradient is not finite", "stop", of=LoopOptions
+    )
+    lr_schedule: Literal["cosine", "linear", "wsd", "constant"] = option(
+        "how the learning rate falls after warmup; wsd: in the last fifth",
+        "cosine",
+        of=(Schedule, "name"),
+    )
+    lr: float = option("peak learning rate", 3e-3, of=(Schedule, "lr_max"), also="--learning-rate")
+    warmup: int | None = option(
+        f"steps of linear warmup (default: {WARMUP}, or a tenth of fewer steps)",
+        None,
+        of=(Schedule, "warmup_steps"),
+    )
+    min_lr_ratio: float = option("final learning rate divided by the peak", 0.1, of=Schedule)
+    weight_decay: float = option("AdamW's weight decay", 0.1, of=AdamW)
     epochs: float | None = option(
         "train for N passes through the data; with --steps, the smaller length holds",
         None,
-        group="optimization",
         read=real(0, above=True),
         compared=False,
     )
-    save_total_limit: int = option(
-        "keep the N newest checkpoints; 0 keeps all (default {default:g})",
-        2,
-        read=whole(0),
-        compared=False,
+
+
+def best_by(*metrics: str) -> Any:
+    """Return the option of the metrics that choose the best weights, of those known."""
+    return option(
+        "metric that selects the best weights; more metrics after commas are only reported: "
+        + ", ".join(metrics),
+        "loss",
+        of=(LoopOptions, "best_by"),
+        read=names_of(metrics),
+        metavar="NAMES",
     )
-    report: str = option(
-        f"reports beside metrics.jsonl, comma-separated: {', '.join(REPORTS)}, or none (default "
-        "{default})",
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class _Saving:
+    """The run's folder, its evaluations, checkpoints and reports."""
+
+    GROUP: ClassVar[str] = SAVING
+
+    log_every: int = option("steps between reports", 25, of=LoopOptions, also="--steps-per-report")
+    eval_every: int = option(
+        "steps between evaluations; 0: none, and the last weights are kept",
+        250,
+        of=LoopOptions,
+        also="--steps-per-eval",
+    )
+    save_every: int = option(
+        "steps between checkpoints; 0: only when a signal stops the run", 250, of=LoopOptions
+    )
+    early_stopping: int = option(
+        "stop after N evaluations in a row without a better --metric; 0 is off", 0, of=LoopOptions
+    )
+    metric: str | Sequence[str] = best_by("loss", "accuracy")
+    save_total_limit: int = option(
+        "keep the N newest checkpoints; 0 keeps all", 2, read=whole(0), compared=False
+    )
+    report: str | Sequence[str] = option(
+        f"reports beside metrics.jsonl, comma-separated: {', '.join(REPORTS)}, or none",
         "html",
         read=names_of(REPORTS, NO_REPORT),
         metavar="NAMES",
-        words=(*REPORTS, NO_REPORT),
         compared=False,
     )
-    out: str | None = option(
-        "new folder for the run (default runs/{recipe}-<date>-<time>)",
+    out: StrPath | None = option(
+        "new folder for the run (default runs/RECIPE-<date>-<time>)",
         None,
         metavar="DIR",
         kept=False,
     )
-    config: str | None = option(
+    config: StrPath | None = option(
         "read flags from a TOML file, such as a run's config.toml; typed flags take precedence",
         None,
         metavar="FILE",
         kept=False,
     )
-    resume: str | None = option(
+    resume: StrPath | None = option(
         "continue a run, or one of its checkpoints, in DIR; more --steps or --epochs extend it",
         None,
         metavar="DIR",
@@ -96,10 +174,53 @@ class RunOptions:
         False,
         kept=False,
     )
+
+    @property
+    def reports(self) -> tuple[str, ...]:
+        """The names of the requested reports."""
+        return tuple(name for name in str(self.report).split(",") if name != NO_REPORT)
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class _Machine:
+    """What computes a run, and in how much memory."""
+
+    GROUP: ClassVar[str] = MACHINE
+
+    checkpointing: bool = option(
+        "recompute activations in the backward pass: less memory, slower",
+        False,
+        of=RecipeOptions,
+        memory=(False, True),
+    )
+    recompute_cheap: bool = option(
+        "recompute norms and activation functions in the backward pass: less memory, hardly slower",
+        False,
+        of=RecipeOptions,
+        memory=(False, True),
+    )
+    activations: Activations = option(
+        "keep activations for the backward pass in this type",
+        "float32",
+        of=RecipeOptions,
+        memory=("float32", "bfloat16"),
+    )
+    precision: Precision = option(
+        "precision of matrix products; auto: medium if bfloat16 is faster here, else highest",
+        "highest",
+        of=RecipeOptions,
+        words=(*PRECISIONS, "auto"),
+    )
+    threads: int | None = option(
+        "use at most N threads (default: one per core)",
+        None,
+        of=(RecipeOptions, "n_threads"),
+        read=whole(1, 1024),
+    )
     backend: str = option(
-        "compute on cpu, metal (a Mac's GPU) or reference (float64, slow) (default {default})",
+        "compute on cpu, metal (a Mac's GPU) or reference (float64, slow)",
         "cpu",
-        group="machine",
+        read=str,
         metavar="NAME",
         words=("cpu", "metal", "reference"),
         compared=False,  # the name of the backend is compared instead
@@ -108,150 +229,76 @@ class RunOptions:
         "choose the fastest recomputation and prepacking that fit into SIZE (8G, 500M), or into "
         "free memory (auto) (default: as the other flags say)",
         None,
-        group="machine",
         read=nbytes_or("auto"),
         metavar="SIZE",
         words=("auto",),
         compared=False,
-        memory="{flag} auto",
+        memory=(None, "auto"),
     )
-    allreduce: str = option(
-        "add the gradients of MPI ranks in rank order, reproducibly, or fast (default {default})",
-        "ordered",
-        group="machine",
-        choices=ORDERS,
+    allreduce: Literal["ordered", "fast"] = option(
+        "add the gradients of MPI ranks in rank order, reproducibly, or fast", "ordered"
     )
     rank_timeout: float = option(
-        "end all MPI ranks if one keeps the others waiting so long; 0: never (default {default:g})",
+        "end all MPI ranks if one keeps the others waiting so long; 0: never",
         PATIENCE,
-        group="machine",
         read=real(0),
         metavar="SECONDS",
         compared=False,
     )
 
-    @property
-    def reports(self) -> tuple[str, ...]:
-        """The names of the requested reports."""
-        return tuple(name for name in self.report.split(",") if name != NO_REPORT)
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class JobOptions(_Machine, _Saving, _Optimization):
+    """The options of any job."""
 
 
-@dataclass
-class ShapeOptions:
-    """The shape of any new transformer."""
+@dataclass(kw_only=True, repr=False, eq=False)
+class NewModelOptions(JobOptions):
+    """The options of a job that makes a model: also its shape, and which weights decay."""
 
-    GROUP: ClassVar[str] = "model and data"
+    GROUP: ClassVar[str] = MODEL
 
-    d_model: int = option(
-        "width of the model (default {default})", 128, read=whole(1), source="own", memory="smaller"
-    )
-    layers: int = option(
-        "number of transformer blocks (default {default})", 4, read=whole(1, 1000), source="own"
-    )
+    d_model: int = option("width of the model", 128, read=whole(1), source="own", memory="smaller")
+    layers: int = option("number of transformer blocks", 4, read=whole(1, 1000), source="own")
     heads: int = option(
-        "number of attention heads; must divide --d-model (default {default})",
-        4,
-        read=whole(1),
-        source="own",
+        "number of attention heads; must divide --d-model", 4, read=whole(1), source="own"
+    )
+    decay: Decay = option(
+        "apply --weight-decay to all weights or to matrices only",
+        "all",
+        group=OPTIMIZATION,
+        of=RecipeOptions,
     )
 
 
-@dataclass
-class TokenizerOptions:
-    """How texts become token ids."""
-
-    GROUP: ClassVar[str] = "model and data"
-
-    tokenizer: str | None = option(
-        "use the tokenizer of a GGUF file or Hugging Face folder (default: {of_tokenizer})",
-        None,
-        read=model_name,
-        fetch=model_file,
-        metavar="FILE",
-        hashed=True,
-    )
+BACKEND, THREADS, PRECISION = (
+    options_of(JobOptions)[name] for name in ("backend", "threads", "precision")
+)
 
 
-def named(kind: type[Any], name: str) -> Option:
-    """Return the option of a bundle by its name."""
-    return next(each for each in options_of(kind) if each.name == name)
-
-
-BACKEND, THREADS = named(RunOptions, "backend"), named(RecipeOptions, "threads")
-#: The default of --tokenizer where an existing model is read.
-OWN = "the model's own"
-TOKENIZER = named(TokenizerOptions, "tokenizer")
-TOKENIZER = replace(TOKENIZER, help=TOKENIZER.help.format(of_tokenizer=OWN))
-
-
-def of_run(
-    recipe: str,
-    items: str,
-    metrics: tuple[str, ...],
-    *kinds: type[Any],
-    without: Sequence[str] = (),
-    words: Mapping[str, Any] = MappingProxyType({}),
-    **own: Any,
-) -> tuple[Option, ...]:
-    """Return a recipe's options: from the bundles ``kinds``, then from those of every recipe.
-
-    ``items`` are the rows of a batch; the best weights can be chosen by one of ``metrics``. ``own``
-    overrides an option by name: its default, or several fields in a dict. ``without`` names options
-    or groups that the recipe does not have; ``words`` fills in more of the help texts.
-    """
-    said = {"recipe": recipe, "items": items, "metrics": ", ".join(metrics), **words}
-    own = {"metric": {"read": names_of(metrics), "words": metrics}} | own
-    kinds += (RecipeOptions, LoopOptions, Schedule, AdamW, RunOptions)
-    found = []
-    for each in (each for kind in kinds for each in options_of(kind)):
-        if each.name not in without and each.group not in without:
-            changes = own.get(each.name, {})
-            changed = replace(
-                each, **changes if isinstance(changes, dict) else {"default": changes}
-            )
-            help_ = changed.help.format(default=changed.default, **said)
-            found.append(replace(changed, help=help_))
-    return _arranged(found)
-
-
-def _arranged(options: Sequence[Option]) -> tuple[Option, ...]:
-    """Return options in the order of their headings."""
-    known = {each.name: each for each in options}
-    first = [known.pop(name) for name in FIRST if name in known][:SIX]
-    found = [replace(each, group=MOST_USED) for each in first]
-    found += (
-        replace(each, group=WITHIN.get(each.group, each.group))
-        for each in options
-        if each not in first
-    )
-    return tuple(sorted(found, key=lambda each: HEADINGS.index(each.group)))
-
-
-def completed(
-    options: Iterable[Option], given: Mapping[str, Any], source: str, what: str
-) -> dict[str, Any]:
-    """Return the values of all options: given ones and defaults.
-
-    ``source`` is the option that names what the run starts from; ``what`` is "model" or "adapter".
-    Raises ConfigError for a given value that the source determines.
-    """
-    found: dict[str, Any] = {}
-    for each in options:
-        value = found[each.name] = given.get(each.name)
-        if given.get(source) is None or each.source == "same":
-            found[each.name] = each.default if value is None else value
-        elif each.source == "own" and value is not None:
-            flag = next(option.flag for option in options if option.name == source)
-            raise ConfigError(f"{each.flag}: the {what} that {flag} names has its own value")
-    return found
-
-
-def fields_of(
-    kind: type[Any], options: Iterable[Option], given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the fields of a bundle that given options fill, without those that are None."""
-    return {
-        each.field: None if given[each.name] in each.off else given[each.name]
-        for each in options
-        if each.kind is kind and given[each.name] is not None
+def arranged(kind: type[JobOptions]) -> dict[str, Option]:
+    """Return the options of a job by name, in the order of their headings."""
+    options = options_of(kind)
+    first = [name for name in FIRST if name in options][:SIX]
+    found = {name: replace(options[name], group=MOST_USED) for name in first} | {
+        name: each for name, each in options.items() if name not in first
     }
+    return dict(sorted(found.items(), key=lambda pair: HEADINGS.index(pair[1].group)))
+
+
+def checked(options: Mapping[str, Option], given: Mapping[str, Any], recipe: str) -> dict[str, Any]:
+    """Return the values that are given, as the fields have them, without None.
+
+    Raises ConfigError for an unknown name, and for a value that an option cannot have.
+    """
+    found = {}
+    for name, value in given.items():
+        if name not in options:
+            hint = option_hint(name, options.values()) or f"it has {', '.join(options)}"
+            raise ConfigError(f"{recipe}: there is no option {name!r}; {hint}")
+        try:
+            if value is not None:
+                found[name] = options[name].check(value)
+        except ArgumentTypeError as error:
+            raise ConfigError(f"argument {options[name].flag}: {hinted(str(error))}") from None
+    return found

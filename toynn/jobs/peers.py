@@ -3,13 +3,24 @@
 The programs are mlx-lm, PEFT, TRL, transformers' Trainer, llama.cpp, ollama, nanoGPT and axolotl.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 
 from toynn.formats.foreign import PAGE
 from toynn.options import RENAMED, Option
 
-__all__ = ["ADVICE", "CHAT", "COMMANDS", "FLAGS", "VALUES", "hint", "meant", "option_hint"]
+__all__ = [
+    "ADVICE",
+    "CHAT",
+    "COMMANDS",
+    "FLAGS",
+    "VALUES",
+    "hint",
+    "hinted",
+    "meant",
+    "option_hint",
+]
 
 #: Least similarity of two words, 0 to 1, for one to be suggested for the other.
 NEAR = 0.7
@@ -160,6 +171,15 @@ def hint(
     """Return "did you mean ...?" for an unknown name, or advice; "" without either."""
     own = meant(name, known, *tables)
     return f"did you mean {form(own)}?" if own else ADVICE.get(name, "")
+
+
+def hinted(message: str) -> str:
+    """Return a message about a wrong choice, with a hint if there is one."""
+    wrong = re.search(r"must be one of (?P<known>.*); got '(?P<word>[^']+)'", message) or re.search(
+        r"invalid choice: '(?P<word>[^']+)' \(choose from (?P<known>.*)\)", message
+    )
+    more = wrong and hint(wrong["word"], re.findall(r"[\w-]+", wrong["known"]), COMMANDS, VALUES)
+    return f"{message}; {more}" if more else message
 
 
 def option_hint(name: str, options: Collection[Option]) -> str:

@@ -52,7 +52,7 @@ def carried_out(job: Job) -> Outcome:
     before its first step.
     """
     start = time.perf_counter()
-    run, group = job.run, distributed.current()
+    run, group = job.options, distributed.current()
     found = _resolve(job) if group.rank == 0 else None
     begun = begun_with(group, found)
     if run.epochs is None:
@@ -120,55 +120,57 @@ def carried_out(job: Job) -> Outcome:
 def build(job: Job) -> tuple[Engine[Any, Any], AdamW, Schedule]:
     """Return the recipe, ready to step, its optimizer and its learning rates."""
     job.recipe = job.realize()
-    return job.recipe, job.optimizer(), job.take(Schedule, steps=job.given["steps"])
+    return job.recipe, job.optimizer(), job.take(Schedule, steps=job.options.steps)
 
 
 def _resolve(job: Job) -> Checkpoint | None:
     """Fill in the run's folder; return the checkpoint of a resumed run."""
-    if job.run.resume is not None:
-        if job.run.out is not None:
+    if job.options.resume is not None:
+        if job.options.out is not None:
             raise ConfigError("--out: a resumed run stays in its own folder: drop --out")
-        return find(Path(job.run.resume))
-    if job.run.out is None:
-        job.run.out, job.fresh = f"runs/{job.name}-{time.strftime('%Y%m%d-%H%M%S')}", True
+        return find(Path(job.options.resume))
+    if job.options.out is None:
+        job.options.out, job.fresh = f"runs/{job.name}-{time.strftime('%Y%m%d-%H%M%S')}", True
     return None
 
 
 def _resolve_length(job: Job, begun: Begun) -> int | None:
     """Fill in the steps by --epochs and --steps; return the batches of the epochs."""
-    epochs, given = job.run.epochs, job.given
+    epochs, options = job.options.epochs, job.options
     if epochs is None:
         return None
     per_update = job.take(LoopOptions).per_update(begun.ranks)
-    given["steps"], batches = length_of(job.per_epoch(), None, epochs, per_update, begun)
+    options.steps, batches = length_of(job.per_epoch(), None, epochs, per_update, begun)
     if job.limit is not None:
-        first = job.limit < given["steps"]
+        first = job.limit < options.steps
         ends = f"--steps {job.limit}" if first else f"--epochs {epochs:g}"
-        said = f"--epochs {epochs:g} is {counted(given['steps'], 'step')}, --steps is {job.limit}"
+        said = f"--epochs {epochs:g} is {counted(options.steps, 'step')}, --steps is {job.limit}"
         job.say("length", f"{said}: the run ends after {ends}")
         if first:
-            given["steps"], batches, job.run.epochs = job.limit, None, None
+            options.steps, batches = job.limit, None
     _resolve_warmup(job, begun)
     return batches
 
 
 def _resolve_warmup(job: Job, begun: Begun) -> None:
-    given = job.given
-    if given["warmup"] is None:
-        given["warmup"] = warmup_of(given["steps"], begun)
-    if given["warmup"] > given["steps"]:
-        raise ConfigError(f"--warmup {given['warmup']} is more than --steps {given['steps']}")
+    options = job.options
+    if options.warmup is None:
+        options.warmup = warmup_of(options.steps, begun)
+    if options.warmup > options.steps:
+        raise ConfigError(f"--warmup {options.warmup} is more than --steps {options.steps}")
 
 
 def _check_machine(job: Job) -> None:
     """Refuse an unavailable backend or report; fill in the precision for "auto"."""
-    backends.get(job.run.backend)
-    for name in BOARDS.keys() & set(job.run.reports):
+    backends.get(job.options.backend)
+    for name in BOARDS.keys() & set(job.options.reports):
         BOARDS[name].check()
-    if job.given["precision"] == "auto":
+    if job.options.precision == "auto":
         # config.toml gets the precision that was chosen
-        job.given["precision"], why = automatic_precision(job.run.backend)
-        job.say("precision", f"{job.given['precision']}: {why}")
+        chosen: Any
+        chosen, why = automatic_precision(job.options.backend)
+        job.options.precision = chosen
+        job.say("precision", f"{job.options.precision}: {why}")
 
 
 @contextmanager
@@ -180,21 +182,21 @@ def _run_folder(job: Job, found: Checkpoint | None, begun: Begun) -> Iterator[Ru
     recipe: dict[str, Value] = {"recipe": job.name, "version": release()}
     if begun.ranks > 1:
         recipe["ranks"] = begun.ranks
-    recipe |= {"directory": job.directory.path, "steps": job.given["steps"]}
+    recipe |= {"directory": job.directory.path, "steps": job.options.steps}
     tables = {"run": recipe, **job.tables(), "train": job.kept()}
     if found is not None:
         with RunFolder.resume(found.path.parent) as folder:
             folder.config = tables
             yield folder
         return
-    with (RunFolder.fresh if job.fresh else RunFolder)(str(job.run.out)) as folder:
-        job.run.out, folder.config = str(folder.path), tables
+    with (RunFolder.fresh if job.fresh else RunFolder)(str(job.options.out)) as folder:
+        job.options.out, folder.config = str(folder.path), tables
         yield folder
 
 
 def _identity(job: Job) -> dict[str, Any]:
     """Return what must be equal when the run is resumed."""
-    harmless = {each.name for each in job.options if not each.compared}
+    harmless = {name for name, each in job.known.items() if not each.compared}
     given = {name: value for name, value in job.kept().items() if name not in harmless}
     return {
         "recipe": job.name,
@@ -208,7 +210,7 @@ def _complete(found: Checkpoint, identity: Mapping[str, Any], job: Job) -> None:
     """Add options that are newer than a checkpoint to it, with the values of its time."""
     before = found.state["identity"]
     if isinstance(config := before.get("config"), dict):
-        known = absent(job.options)
+        known = absent(job.kind)
         before["config"] = completed(renamed(config), identity["config"], known)
 
 

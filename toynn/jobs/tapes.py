@@ -4,6 +4,7 @@ Texts are not read, since a step does not depend on them; pictures are.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from toynn.errors import ConfigError
 from toynn.jobs.config_file import read_config
 from toynn.jobs.job import Job
 from toynn.jobs.lora import LoRAJob
-from toynn.jobs.made import JOBS, OPTIONS, made
+from toynn.jobs.made import OPTIONS, made
 from toynn.jobs.models import ModelJob
 from toynn.jobs.text import TextJob, rows_within
 from toynn.options import RecipeOptions
@@ -22,7 +23,11 @@ __all__ = ["RECIPES", "VARIANTS", "Shown", "shown"]
 
 CONFIG = "config.toml"
 #: Recipes that need no file.
-RECIPES = tuple(name for name in JOBS if not any(each.required for each in OPTIONS[name]))
+RECIPES = tuple(
+    name
+    for name, known in OPTIONS.items()
+    if not any(each.default is MISSING for each in known.values())
+)
 #: The changes that --compare can make to a step.
 VARIANTS = ("checkpointing", "packing", "batch")
 
@@ -40,16 +45,16 @@ class Shown:
         """
         job = self._job()
         if variant == "batch":
-            job.given["batch"] *= 2
+            job.options.batch *= 2
         elif variant == "checkpointing":
-            job.given["checkpointing"] = not job.given["checkpointing"]
+            job.options.checkpointing = not job.options.checkpointing
         packed = variant == "packing"
         if packed and not isinstance(job, TextJob):
             raise ConfigError(f"--compare packing: {self.title} has no sequences")
         said = {
             "": "as it is",
-            "batch": f"--batch {job.given['batch']}",
-            "checkpointing": f"{'' if job.given['checkpointing'] else 'no '}checkpointing",
+            "batch": f"--batch {job.options.batch}",
+            "checkpointing": f"{'' if job.options.checkpointing else 'no '}checkpointing",
             "packing": "packed examples",
         }
         with job.files:
@@ -105,7 +110,7 @@ class Shown:
 
 def _options(job: TextJob, *, packed: bool = False) -> RecipeOptions:
     """Return the recipe's options, for rows of --seq tokens or the model's context."""
-    seq = job.text.seq
+    seq = job.options.seq
     if isinstance(job, LoRAJob):
         key = f"{job.file.architecture}.context_length"
         seq, _ = rows_within(seq, job.file.require(key, int))

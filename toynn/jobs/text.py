@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -31,21 +31,24 @@ from toynn.generation.drawing import generate
 from toynn.jobs import ends
 from toynn.jobs.job import Job, late
 from toynn.jobs.metrics import Asked, measured
-from toynn.jobs.options import TokenizerOptions
-from toynn.jobs.paths import data_name, local_data
+from toynn.jobs.options import MODEL, SAVING, JobOptions, StrPath, best_by
+from toynn.jobs.paths import data_name, local_data, model_file, model_name
 from toynn.jobs.weighted import path_and_weight, source_names, sources
-from toynn.options import RecipeOptions, option, whole
+from toynn.options import RecipeOptions, option, options_of, whole
 from toynn.system.printing import counted, fact, harmless, print_line
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import SAVING
+from toynn.train.options import LoopOptions
 from toynn.train.progress import Reading
 from toynn.train.state import Figures, Result
 from toynn.train.token_cache import TokenCache
 
 __all__ = [
+    "DATA",
     "METRICS",
     "NO_TEXTS",
+    "TOKENIZER",
     "TextJob",
+    "TextJobOptions",
     "TextOptions",
     "column_names",
     "columns_of",
@@ -65,6 +68,10 @@ CACHED = 64_000_000
 TOKENS = "tokens"
 OF_QUESTIONS = frozenset(["accuracy", "accuracy-normalized"])
 METRICS = ("loss", "perplexity", *sorted(OF_QUESTIONS))
+DATA = (
+    "text, .jsonl, table, tokens (.bin), a folder of texts or with train.jsonl, or "
+    "hf:OWNER/NAME[:SPLIT]; several are mixed by weight"
+)
 
 
 def delimiter(text: str) -> str:
@@ -113,37 +120,39 @@ def share_or_count(text: str) -> float:
     return number if number < 1 else int(number)
 
 
-@dataclass
+def data_names(texts: str | Sequence[str]) -> str | tuple[str, ...]:
+    """Return paths of data as typed, perhaps with weights.
+
+    Raises ArgumentTypeError for a malformed hub name, ConfigError for wrong weights.
+    """
+    return sources([data_name(text) for text in ([texts] if isinstance(texts, str) else texts)])
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
 class TextOptions:
     """The texts or examples of a job, and how they are read."""
 
-    GROUP: ClassVar[str] = "model and data"
+    GROUP: ClassVar[str] = MODEL
 
     data: str | tuple[str, ...] | None = option(
-        "text, .jsonl, table, tokens (.bin), a folder of texts or with train.jsonl, or "
-        "hf:OWNER/NAME[:SPLIT]; several are mixed by weight{without_data}",
+        f"{DATA} (default: the language reference that ships with Python)",
         None,
         metavar="PATH[:WEIGHT]",
-        read=data_name,
+        read=data_names,
         fetch=local_data,
-        several=sources,
         once="name several after one flag: --data a.jsonl b.jsonl",
     )
     seq: int = option(
-        "{of_seq} (default {default})",
-        512,
+        "tokens per window, and context of a new model",
+        128,
         also="--max-seq-length",
         read=whole(1),
         memory="smaller",
     )
     no_mask_prompt: bool = option(
-        "train on prompts and user messages too, not only on completions",
-        False,
+        "train on prompts and user messages too, not only on completions", False
     )
-    no_packing: bool = option(
-        "put one example in a row instead of packing as many as fit",
-        False,
-    )
+    no_packing: bool = option("put one example in a row instead of packing as many as fit", False)
     columns: str | None = option(
         "map field names to columns of the data: prompt=question,completion=answer",
         None,
@@ -151,7 +160,7 @@ class TextOptions:
         metavar="NEW=OLD,...",
     )
     max_line: int = option(
-        "most bytes of a line of data (default {default})",
+        "most bytes of a line of data",
         LONGEST,
         read=whole(1, HUGE),
         metavar="BYTES",
@@ -164,10 +173,8 @@ class TextOptions:
         metavar="BYTES",
         compared=False,
     )
-    truncation_mode: str = option(
-        "keep the start or the end of examples longer than --seq (default {default})",
-        "keep_start",
-        choices=("keep_start", "keep_end"),
+    truncation_mode: Literal["keep_start", "keep_end"] = option(
+        "keep the start or the end of examples longer than --seq", "keep_start"
     )
     document_separator: str | None = option(
         "split a text into documents at TEXT; \\n and \\t are read; no window holds two documents "
@@ -176,14 +183,14 @@ class TextOptions:
         read=separator,
         metavar="TEXT",
     )
-    cache: str | None = option(
+    cache: StrPath | None = option(
         "folder for memory-mapped tokens, which later runs read "
         f"(default: {TOKENS} beside the run's folder, for data of {CACHED // 10**6} MB and more)",
         None,
         metavar="DIR",
         compared=False,
     )
-    valid: str | None = option(
+    valid: StrPath | None = option(
         "validate on this file, or hf:OWNER/NAME:SPLIT, instead of rows of --data",
         None,
         group=SAVING,
@@ -200,7 +207,7 @@ class TextOptions:
         read=share_or_count,
         metavar="SHARE|N|0",
     )
-    questions: str | None = option(
+    questions: StrPath | None = option(
         "multiple-choice questions (.jsonl) whose accuracy each evaluation reports",
         None,
         group=SAVING,
@@ -215,6 +222,31 @@ class TextOptions:
         read=delimiter,
         metavar="TEXT",
     )
+    sample_every: int = option(
+        f"steps between samples of {SAMPLE_ON_THE_WAY} tokens in samples.jsonl; 0: one at the end",
+        0,
+        group=SAVING,
+        of=LoopOptions,
+    )
+    tokenizer: StrPath | None = option(
+        "use the tokenizer of a GGUF file or Hugging Face folder (default: the model's own)",
+        None,
+        read=model_name,
+        fetch=model_file,
+        metavar="FILE",
+        hashed=True,
+    )
+
+
+#: --tokenizer where a model is read.
+TOKENIZER = options_of(TextOptions)["tokenizer"]
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class TextJobOptions(JobOptions, TextOptions):
+    """The options of a job on texts."""
+
+    metric: str | Sequence[str] = best_by(*METRICS)
 
 
 #: Suffixes of files that are not texts: toynn reads them as rows, or refuses them.
@@ -238,6 +270,7 @@ NO_TEXTS = frozenset(
 class TextJob(Job):
     """A run on texts or examples."""
 
+    options: TextJobOptions
     tokenizer: Tokenizer
     asked: Sequence[Asked] = ()
     of_questions: frozenset[str] = OF_QUESTIONS  # metrics that need questions
@@ -246,22 +279,13 @@ class TextJob(Job):
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
         """Take the options. Raises ConfigError for contradictory ones."""
         super().__init__(given, command)
-        if self.given["valid"] is not None and self.given["holdout"] is not None:
+        valid, holdout = self.options.valid, self.options.holdout
+        if valid is not None and holdout is not None:
             raise ConfigError(
-                f"--holdout {self.given['holdout']:g}: --valid {self.given['valid']} is the "
-                "validation data already: give one of the two"
+                f"--holdout {holdout:g}: --valid {valid} is the validation data already: give one "
+                "of the two"
             )
         self.t_seq = 0  # tokens of a row, once the data are read
-
-    @cached_property
-    def text(self) -> TextOptions:
-        """The data, and how they are read."""
-        return self.take(TextOptions)
-
-    @property
-    def of_tokenizer(self) -> str | None:
-        """The file or folder whose tokenizer was requested."""
-        return self.take(TokenizerOptions).tokenizer
 
     def read_text(self, seq: int) -> None:
         """Read --data, by default the embedded text; windows have at most seq tokens.
@@ -273,7 +297,7 @@ class TextJob(Job):
         with Reading() as reading:
             how = self.reading(seq, store, reading)
             found = [self.read_source(path, how) for path, _ in sources]
-            if self.text.valid is not None:
+            if self.options.valid is not None:
                 found = [self._with_valid(found, how)]
         for text in (each.source for each in found):
             if text is not None and text.sha256 is not None:
@@ -294,7 +318,7 @@ class TextJob(Job):
         self, found: Sequence[Dataset | PreferenceData], how: ReadOptions
     ) -> Dataset | PreferenceData:
         """Return the data with --valid as the validation part."""
-        path = str(self.text.valid)
+        path = str(self.options.valid)
         if len(found) > 1:
             raise ConfigError(
                 f"--valid {path}: expected one source as --data; got {len(found)}: give each a "
@@ -308,7 +332,7 @@ class TextJob(Job):
         if any(len(part.valid) for _, part in self.parts):
             return
         needed = [f"--metric {name}" for name in self.metrics if name not in self.of_questions]
-        if needed and (self.metrics != ("loss",) or self.asked or self.given["early_stopping"]):
+        if needed and (self.metrics != ("loss",) or self.asked or self.options.early_stopping):
             other = ", or choose by --metric accuracy" if self.asked else ""
             raise ConfigError(
                 f"{needed[0]}: nothing is held out to measure it on: name a file by --valid, or "
@@ -317,7 +341,7 @@ class TextJob(Job):
 
     def _sources(self) -> list[tuple[str | None, float | None]]:
         """Return the path of each source of data, with its weight or None."""
-        given = self.text.data
+        given = self.options.data
         if not isinstance(given, tuple):
             return [(given, None)]
         found = (path_and_weight(word, "--data") for word in given)
@@ -325,7 +349,7 @@ class TextJob(Job):
 
     def reading(self, seq: int, store: TokenCache | None, progress: Progress) -> ReadOptions:
         """Return how the data are read."""
-        text = self.text
+        text = self.options
         return ReadOptions(
             seq=seq,
             vocab_size=self.tokenizer.vocab_size,
@@ -343,7 +367,7 @@ class TextJob(Job):
 
     def read_source(self, path: str | None, how: ReadOptions) -> Dataset | PreferenceData:
         """Read one source of data."""
-        if self.text.document_separator is not None:
+        if self.options.document_separator is not None:
             return jsonl.documents(path, self.tokenizer, how)
         if path is not None and (Path(path).is_dir() or Path(path).suffix in NO_TEXTS):
             return jsonl.read(path, self.tokenizer, how)
@@ -351,13 +375,13 @@ class TextJob(Job):
 
     def check_metric(self) -> None:
         """Read --questions. Raises ConfigError if --metric needs questions and none are named."""
-        if self.text.questions is not None:
-            questions = read_questions(self.text.questions)
-            joint = self.text.question_delimiter
+        if self.options.questions is not None:
+            questions = read_questions(str(self.options.questions))
+            joint = self.options.question_delimiter
             self.asked = [Asked(question, self.tokenizer, joint) for question in questions]
             said = f"{counted(len(questions), 'question')}, joined to their choices"
             self.say("questions", f"{said} {delimited(questions, joint)}")
-        elif self.text.question_delimiter is not None:
+        elif self.options.question_delimiter is not None:
             raise ConfigError("--question-delimiter: it needs --questions: name a .jsonl file")
         elif lacking := set(self.metrics) & self.of_questions:
             raise ConfigError(
@@ -454,12 +478,12 @@ class TextJob(Job):
 
     def _store(self) -> TokenCache | None:
         """Return the token cache if --cache is given or the data are large; None: no cache."""
-        folder = self.text.cache
+        folder = self.options.cache
         if folder is None:
             folder = str(self.beside / TOKENS)
             if sum(_size(Path(path)) for path, _ in self._sources() if path) < CACHED:
                 return None
-        return TokenCache(folder, lambda word: print_line(f"toynn: {harmless(word, '')}"))
+        return TokenCache(str(folder), lambda word: print_line(f"toynn: {harmless(word, '')}"))
 
     def check(self) -> None:
         """Raise an error if a mapped file has changed since it was opened."""
@@ -475,8 +499,8 @@ class TextJob(Job):
         counts: dict[str, Value] = {"train": len(data.train), "valid": len(data.valid)}
         if text is None or text.sha256 is None:
             test = None if data.test is None else len(data.test)
-            sha256 = digest(str(self.text.data))
-            named = {"name": self.directory.word(self.text.data), "sha256": sha256}
+            sha256 = digest(str(self.options.data))
+            named = {"name": self.directory.word(self.options.data), "sha256": sha256}
             return {"data": {**named, **counts, "test": test}}
         whole: dict[str, Value] = {
             "name": self.directory.word(text.name),
@@ -500,7 +524,7 @@ class TextJob(Job):
     @property
     def metrics(self) -> tuple[str, ...]:
         """The names of the metrics; the first selects the best weights."""
-        return tuple(self.given["metric"].split(","))
+        return tuple(str(self.options.metric).split(","))
 
     @property
     def shown(self) -> Dataset | PreferenceData:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,13 @@ from toynn.engines import ViTConfig, ViTEngine
 from toynn.engines.engine import Engine
 from toynn.errors import ConfigError
 from toynn.jobs.job import Job
-from toynn.jobs.options import ShapeOptions, of_run
-from toynn.options import option, real, whole
+from toynn.jobs.options import MODEL, SAVING, NewModelOptions, StrPath
+from toynn.options import RecipeOptions, option, real, whole
 from toynn.recipes import VitTiny
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
 from toynn.train import classify
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import SAVING
 from toynn.train.state import Result
 
 __all__ = ["ViTJob"]
@@ -41,48 +40,36 @@ SHOWN = 12  # most pictures in a report
 SHOWN_SIDE = 64  # their largest side, in pixels
 
 
-@dataclass
-class PictureOptions:
-    """The pictures of a job, and how training augments them."""
+@dataclass(kw_only=True, repr=False, eq=False)
+class ViTOptions(NewModelOptions):
+    """The options of ``toynn train vit``: also the pictures, and how training augments them."""
 
-    GROUP: ClassVar[str] = "model and data"
+    GROUP: ClassVar[str] = MODEL
 
-    data: str | None = option(
+    batch: int = option("pictures per step", 64)
+    lr: float = 1e-3
+    steps: int = 3000
+    d_model: int = 64
+    heads: int = option("number of attention heads; must divide --d-model", 4, source="may")
+    data: StrPath | None = option(
         "folder of class folders, .npz file, or folder of MNIST or CIFAR-10 files (default: "
         "scikit-learn's handwritten digits)",
         None,
         metavar="PATH",
         once="a run has one data set: put all pictures below one folder",
     )
-    flip: bool = option("mirror half of the pictures (default: {default})", False, negated=True)
-    crop: bool = option(
-        "shift pictures by up to an eighth of their size (default: {default})", True, negated=True
-    )
+    flip: bool = option("mirror half of the pictures", False, negated=True)
+    crop: bool = option("shift pictures by up to an eighth of their size", True, negated=True)
     mixup: float = option(
-        "mix pairs of pictures by shares from Beta(N, N); 0 is off (default {default:g})",
-        0.2,
-        read=real(0),
+        "mix pairs of pictures by shares from Beta(N, N); 0 is off", 0.2, read=real(0)
     )
     label_smoothing: float = option(
-        "spread this share of each label over all classes (default {default:g})",
-        0.0,
-        read=real(0, 0.99),
+        "spread this share of each label over all classes", 0.0, read=real(0, 0.99)
     )
     skip_unreadable: bool = option("skip and count files that cannot be read as pictures", False)
     eval_pictures: int = option(
-        "evaluate on at most N held-out pictures (default {default})",
-        2000,
-        group=SAVING,
-        read=whole(1),
+        "evaluate on at most N held-out pictures", 2000, group=SAVING, read=whole(1)
     )
-
-
-@dataclass
-class ViTOptions:
-    """Options of a vision transformer in addition to ShapeOptions, and what it starts from."""
-
-    GROUP: ClassVar[str] = "model and data"
-
     image_size: int | None = option(
         f"scale pictures to N x N pixels (default: no scaling; {FOLDER_SIDE} for files)",
         None,
@@ -94,27 +81,16 @@ class ViTOptions:
         read=whole(1, 65536),
         source="own",
     )
-    norm: str = option(
-        "type of norm (default {default})",
-        "layernorm",
-        choices=("layernorm", "rmsnorm"),
-        source="own",
-    )
-    act: str | None = option(
-        "activation function (default {default})",
-        None,
-        given="gelu",
-        choices=("gelu", "silu"),
-        source="may",
-    )
+    norm: Literal["layernorm", "rmsnorm"] = option("type of norm", "layernorm", source="own")
+    act: Literal["gelu", "silu"] = option("activation function", "gelu", source="may")
     no_bias: bool = option("omit biases of linear layers", False, source="own")
     init_scale: float | None = option(
         "scale of the initial block matrices (default: 50 / sqrt(--d-model))",
         None,
-        read=real(0),
+        of=RecipeOptions,
         source="own",
     )
-    init_from: str | None = option(
+    init_from: StrPath | None = option(
         "start from a .safetensors file with timm's names or from a run folder",
         None,
         metavar="PATH",
@@ -128,33 +104,17 @@ class ViTJob(Job):
     name = "vit"
     help = "train a small vision transformer on labelled pictures"
     example = "--data pictures --epochs 20"
-    options = of_run(
-        name,
-        "pictures",
-        ("loss", "accuracy"),
-        PictureOptions,
-        ShapeOptions,
-        ViTOptions,
-        without=("weights", "prepack", "sample_every"),
-        batch=64,
-        lr=1e-3,
-        steps=3000,
-        d_model=64,
-        heads={"source": "may"},
-    )
+    kind = ViTOptions
+    options: ViTOptions
     unit, items = "images", "pictures"
     _commonest = 0.0  # accuracy of always predicting the commonest class
-
-    def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
-        super().__init__(given, command)
-        self.pictures, self.vit = self.take(PictureOptions), self.take(ViTOptions)
 
     def resolve(self) -> None:
         """Do nothing: the defaults of options suffice."""
 
     def read(self) -> None:
         """Read the pictures; raise ConfigError for texts."""
-        path, seed = self.pictures.data, self.recipe_options().seed
+        path, seed = self.options.data, self.recipe_options().seed
         if path is None:
             self.data = ImageData.digits(seed)
             return
@@ -163,7 +123,7 @@ class ViTJob(Job):
                 f"--data {path}: expected pictures: a folder with one folder per class, .npz, or "
                 "files of MNIST or CIFAR-10; got a file of texts"
             )
-        skip = self.pictures.skip_unreadable
+        skip = self.options.skip_unreadable
         self.data = ImageData.read(path, seed, skip_unreadable=skip)
 
     def declared(self) -> tuple[Any, int]:
@@ -172,37 +132,37 @@ class ViTJob(Job):
         Raises ConfigError for pictures that cannot be cut into patches.
         """
         if self.starts_from_source:
-            engine = VitTiny(self.run.backend)
+            engine = VitTiny(self.options.backend)
             classes = len(self.data.classes)
             engine.declare_from(
                 self._source(), self.recipe_options(), classes=classes, **self._told()
             )
         else:
-            engine = VitTiny(self.run.backend)
+            engine = VitTiny(self.options.backend)
             engine.declare(self._config(), self.recipe_options())
         return engine, engine.t_batch * (engine.config.n_patches + 1)
 
     def _source(self) -> Path:
         """Return the file that --init-from names."""
-        path = Path(str(self.vit.init_from))
+        path = Path(str(self.options.init_from))
         return path / "model.safetensors" if path.is_dir() else path
 
     def _told(self) -> dict[str, Any]:
         """Return the options that complete or override the file that training starts from."""
-        own = self.vit
-        return {"image": own.image_size, "n_heads": self.given["heads"], "act": own.act}
+        own = self.options
+        return {"image": own.image_size, "n_heads": own.heads, "act": own.act}
 
     def realize(self) -> Engine[Any, Any]:
         """Return the recipe, ready to step.
 
         Raises ConfigError for pictures that cannot be cut into patches.
         """
-        recipe, classes = VitTiny(self.run.backend), self.data.classes
+        recipe, classes = VitTiny(self.options.backend), self.data.classes
         if self.starts_from_source:
             path, options = self._source(), self.recipe_options()
             recipe.realize_from(path, options, class_names=classes, **self._told())
         else:
-            config, scale = self._config(), self.vit.init_scale
+            config, scale = self._config(), self.options.init_scale
             if scale is None:
                 scale = INIT_SCALE / math.sqrt(config.d_model)
             recipe.realize(config, self.recipe_options(init_scale=scale))
@@ -211,19 +171,19 @@ class ViTJob(Job):
 
     def _config(self) -> ViTConfig:
         """Return the shape of a new model."""
-        own, shape, data = self.vit, self.take(ShapeOptions), self.data
+        own, data = self.options, self.data
         image = own.image_size or data.side or FOLDER_SIDE
         return ViTConfig(
             image=image,
             patch=own.patch or _default_patch(image),
             channels=data.channels,
-            d_model=shape.d_model,
-            n_heads=shape.heads,
-            d_ff=4 * shape.d_model,
-            n_layers=shape.layers,
+            d_model=own.d_model,
+            n_heads=own.heads,
+            d_ff=4 * own.d_model,
+            n_layers=own.layers,
             classes=len(data.classes),
             norm=own.norm,
-            act=str(own.act),
+            act=own.act,
             bias=not own.no_bias,
         )
 
@@ -264,12 +224,12 @@ class ViTJob(Job):
 
     def _digest(self) -> str | None:
         """Return the digest of a file of pictures; for a folder, the digest of its listing."""
-        path = self.pictures.data
+        path = self.options.data
         return None if path is None else (listing if Path(path).is_dir() else digest)(path)
 
     def batches(self) -> RandomImages:
         """Return random pictures, augmented at random."""
-        own, data, options = self.pictures, self.data, self.recipe_options()
+        own, data, options = self.options, self.data, self.recipe_options()
         augment = Augment(
             crop=-(-self.recipe.config.image // 8) if own.crop else 0,
             flip=own.flip,
@@ -289,7 +249,7 @@ class ViTJob(Job):
 
     @cached_property
     def _held_out(self) -> HeldOut:  # cached, because it keeps the pictures that it has read
-        return HeldOut(self._fitted(self.data.valid), EVAL_BATCH, self.pictures.eval_pictures)
+        return HeldOut(self._fitted(self.data.valid), EVAL_BATCH, self.options.eval_pictures)
 
     def _fitted(self, part: Part) -> Fitted:
         config = self.recipe.config
@@ -305,7 +265,7 @@ class ViTJob(Job):
         if isinstance(found, Files):
             yield f"try it      toynn predict --model {run} {in_shell(found.paths[0])}"
             return
-        path = self.pictures.data
+        path = self.options.data
         data = "" if path is None else f" --data {in_shell(path)}"
         yield f"try it      toynn eval --model {run}{data}"
 

@@ -42,8 +42,6 @@ class AdamW:
     (7,)
     """
 
-    GROUP: ClassVar[str] = "optimization"
-
     MODE_UNSET: ClassVar[int] = 0
     MODE_FROM_SCRATCH: ClassVar[int] = 1  # from-scratch, warm-start and ViT recipes
     MODE_LORA: ClassVar[int] = 2  # LoRA and GPT-2 recipes, full fine-tuning
@@ -52,9 +50,7 @@ class AdamW:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
-    weight_decay: float = option(
-        "AdamW's weight decay (default {default:g})", 0.0, given=0.1, read=real(0)
-    )
+    weight_decay: float = option(default=0.0, read=real(0))
     bias_correct: bool = False
     mode: int = MODE_UNSET
 

@@ -15,11 +15,10 @@ From step n on p is 1. Sources: cosine, Loshchilov & Hutter 2017, arXiv:1608.039
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from toynn.errors import ConfigError
 from toynn.numerics.adamw_row import RANGES
-from toynn.options import check_ranges, option, real, whole
+from toynn.options import check_fields, option, real, whole
 
 __all__ = ["SCHEDULES", "WARMUP", "Schedule", "usual_warmup"]
 
@@ -52,35 +51,14 @@ class Schedule:
         If the name is unknown or a number is out of range.
     """
 
-    GROUP: ClassVar[str] = "optimization"
-
-    name: str = option(
-        "how the learning rate falls after warmup; wsd: in the last fifth (default {default})",
-        given="cosine",
-        name="lr_schedule",
-        choices=tuple(SCHEDULES),
-    )
-    lr_max: float = option(
-        "peak learning rate (default {default:g})",
-        given=3e-3,
-        name="lr",
-        also="--learning-rate",
-        read=real(0, RANGES["lr"][1], above=True),
-    )
-    steps: int = option("", read=whole(1), compared=False)  # an extended run has more
-    warmup_steps: int = option(
-        f"steps of linear warmup (default: {WARMUP}, or a tenth of fewer steps)",
-        0,
-        given=None,
-        name="warmup",
-        read=whole(0),
-    )
-    min_lr_ratio: float = option(
-        "final learning rate divided by the peak (default {default:g})", 0.1, read=real(0, 1)
-    )
+    name: str = option(words=tuple(SCHEDULES))
+    lr_max: float = option(read=real(0, RANGES["lr"][1], above=True))
+    steps: int = option(read=whole(1), compared=False)  # an extended run has more
+    warmup_steps: int = option(default=0, read=whole(0))
+    min_lr_ratio: float = option(default=0.1, read=real(0, 1))
 
     def __post_init__(self) -> None:
-        check_ranges(self, "Schedule: ")
+        check_fields(self, "Schedule: ")
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of ``step``."""
