@@ -20,7 +20,7 @@ PACKAGE = Path(toynn.__file__).parent
 OTHERS = {"runs/style.py", "runs/tables.py", "runs/commands.py", "jobs/peers.py"}
 FOREIGN = {"--lora", "--no-X"}
 #: Options of calls that no command has.
-CALLS = {"causal", "label_losses"}
+CALLS = {"causal", "label_losses", "pure"}
 IDIOM = re.compile(r"(?<![\w|])([a-z_]+)=(?:True|False|None)\b")
 
 
