@@ -6,7 +6,7 @@ from lora_bases import T, assert_close, draw, make, write_base
 
 import toynn
 from toynn.engines import frozen
-from toynn.engines.principal import principal
+from toynn.engines.adapters import principal
 from toynn.errors import AdapterError, CheckpointError, ConfigError
 from toynn.formats import adapters, gguf
 from toynn.recipes import LoRA
@@ -107,8 +107,9 @@ def test_a_snapshot_goes_on_with_the_same_bits(base, settings):
     for name, tensor in other.engine.tensors.items():  # as if another machine had drawn them
         if name.endswith(("lora_a", "lora_b")):
             other.engine.session.upload(tensor, np.zeros(tensor.shape))
-    for tensor in other.engine.starts.values():
-        other.engine.session.upload(tensor, np.zeros(tensor.shape))
+    for layer in other.engine.adapters.values():
+        for tensor in layer.start or ():
+            other.engine.session.upload(tensor, np.zeros(tensor.shape))
     other.restore(one.snapshot())
     for ids, labels, hp, is_first in steps[2:]:
         losses = [recipe.step(ids, None, labels, hp, is_first) for recipe in (one, other)]

@@ -109,7 +109,7 @@ def test_gradients_by_finite_differences(dense, variant):
     pixels, labels = pictures(RNG(3), 2)
     labels = np.eye(5)[labels] * [[0.7], [1.5]] if dense else labels
     recipe.step(pixels, [3, 0], labels, [0, 0.9, 0.95, 1, 0, 1, 1], True)
-    step = recipe.engine._step_for(2, dense=dense)
+    step = recipe.engine._step_for(2, dense)
     s = recipe.engine.session
     s.tape, main = step.tape, s.tape
     assert gradcheck(s)

@@ -7,16 +7,14 @@ Shapes:
     the embedding table (V, C)      A (V, r), whose rows are looked up, B (C, r)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isclose, sqrt
 from os import fspath
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn._kernels import random
-from toynn.engines.principal import principal
 from toynn.engines.targets import AdapterOptions, principal_passes
 from toynn.errors import AdapterError, ConfigError
 from toynn.formats import adapters, quants
@@ -28,7 +26,7 @@ from toynn.models import Source
 from toynn.nn import LoRA, Magnitude
 from toynn.session import Session
 
-__all__ = ["Adapters"]
+__all__ = ["Adapters", "principal"]
 
 Floats = NDArray[np.float32]
 CHUNK = 1 << 20  # elements of a matrix that are dequantized at a time
@@ -37,12 +35,18 @@ CHUNK = 1 << 20  # elements of a matrix that are dequantized at a time
 class Adapters:
     """Adapters of some matrices: ``layers`` by the matrix's name, ``tensors`` by their own.
 
-    Adapters that are not ``trained`` only add to y; LoRA-FA trains all but A. ``starts`` are frozen
-    copies of the initial A and B, where s B0 A0 is subtracted (PiSSA). Raises ConfigError where no
-    file could hold the adapters.
+    There are none before ``declare``. ``starts`` are frozen copies of the initial A and B, where
+    s B0 A0 is subtracted (PiSSA). ``parameters`` are trained; a checkpoint needs the ``frozen``
+    tensors, too: starts, LoRA-FA's A.
     """
 
-    def __init__(
+    def __init__(self) -> None:
+        self.layers: dict[str, LoRA] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.starts: dict[str, Tensor] = {}
+        self.frozen: dict[str, Tensor] = {}
+
+    def declare(
         self,
         session: Session,
         file: Source,
@@ -51,15 +55,18 @@ class Adapters:
         *,
         trained: bool,
     ) -> None:
+        """Declare an adapter of each of the ``matrices``.
+
+        Adapters that are not ``trained`` only add to y; LoRA-FA trains all but A. Raises
+        ConfigError where no file could hold the adapters.
+        """
         self.options, self._session, self._file = options, session, file
         self._matrices = matrices
-        self._told = adapters.base_metadata(file)  # the file may be closed before ``copy``
+        self._metadata = adapters.base_metadata(file)  # the file may be closed before ``copy``
         self._measured = -1  # session.changes when norms were computed
-        self.layers: dict[str, LoRA] = {}
-        self.tensors: dict[str, Tensor] = {}
-        self.starts: dict[str, Tensor] = {}
-        declare = session.parameter if trained else session.constant
-        declare_a = session.constant if options.use_lorafa else declare
+        frozen = session.constant
+        declare = session.parameter if trained else frozen
+        declare_a = frozen if options.use_lorafa else declare
         for name, w in matrices.items():
             (*experts, rows, columns), rank = w.shape, options.rank_of(name)
             shapes = (*experts, rank, columns), (*experts, rows, rank)
@@ -69,40 +76,29 @@ class Adapters:
             self.tensors |= {a.name: a, b.name: b}
             start = magnitude = None
             if options.is_principal and not is_embedding(name):
-                start = (
-                    session.constant(f"{a.name}0", a.shape),
-                    session.constant(f"{b.name}0", b.shape),
-                )
+                start = frozen(f"{a.name}0", a.shape), frozen(f"{b.name}0", b.shape)
                 self.starts |= {tensor.name: tensor for tensor in start}
             if options.use_dora:
                 m = self.tensors[f"{name}{LORA_M}"] = declare(f"{name}{LORA_M}", (rows,))
-                squares = session.constant(f"{name}.squares", (rows,))
-                inverse = session.constant(f"{name}.inverse_norms", (rows,))
+                squares = frozen(f"{name}.squares", (rows,))
+                inverse = frozen(f"{name}.inverse_norms", (rows,))
                 magnitude = Magnitude(m, squares, inverse)
             self.layers[name] = LoRA(a, b, options.scale(name), start, magnitude)
-
+        self.parameters = {n: t for n, t in self.tensors.items() if t.role is Role.PARAMETER}
+        fixed = {n: t for n, t in self.tensors.items() if t.role is not Role.PARAMETER}
+        self.frozen = self.starts | fixed
         if all(self.unwritten.values()):
             raise ConfigError(
                 f"targets: no file could hold these adapters; {'; '.join(self.unwritten.values())}"
             )
 
     @property
-    def parameters(self) -> dict[str, Tensor]:
-        """The tensors that are trained."""
-        return {name: t for name, t in self.tensors.items() if t.role is Role.PARAMETER}
-
-    @property
-    def frozen(self) -> dict[str, Tensor]:
-        """The tensors that are not trained, and that a checkpoint needs: starts, LoRA-FA's A."""
-        fixed = {name: t for name, t in self.tensors.items() if t.role is not Role.PARAMETER}
-        return self.starts | fixed
-
-    @property
     def unwritten(self) -> dict[str, str]:
         """Why the adapters cannot be written as "gguf" and as "peft"; "" if they can be."""
-        own = self.tensors
-        peft = adapters.no_peft(own, self._file.architecture)
-        return {"gguf": adapters.no_gguf(own, self._file), "peft": peft}
+        if not self.layers:
+            return {"gguf": "", "peft": ""}
+        peft = adapters.no_peft(self.tensors, self._file.architecture)
+        return {"gguf": adapters.no_gguf(self.tensors, self._file), "peft": peft}
 
     # -- Values --------------------------------------------------------------------------------
 
@@ -116,24 +112,19 @@ class Adapters:
                 self._session.upload(layer.magnitude.squares, squares)
                 self._session.upload(layer.magnitude.m, np.sqrt(squares))
 
-    def _rows(self, weight: str, first: int, end: int) -> Floats:
-        """Return rows of a matrix in float32, in the file's order."""
-        return self._expanded(weight, self._file.stored(weight), first, end)
-
-    def _expanded(self, weight: str, stored: NDArray[Any], first: int, end: int) -> Floats:
-        """Dequantize rows of a matrix that is ``stored`` as in the file."""
-        info = self._file.tensors[weight]
-        return quants.rows(stored, info.type, info.shape, slice(first, end))
+    def _rows(self, weight: str, step: int) -> Iterator[Floats]:
+        """Yield the rows of a matrix in float32, ``step`` at a time, in the file's order."""
+        info, stored = self._file.tensors[weight], self._file.stored(weight)  # which may be a copy
+        for first in range(0, info.shape[0], step):
+            yield quants.rows(stored, info.type, info.shape, slice(first, first + step))
 
     def _squares(self, weight: str) -> NDArray[np.float64]:
         """Return the squared norms of a matrix's rows; only a few rows are dequantized at once."""
-        rows, columns = self._file.tensors[weight].shape
-        step, found = max(1, CHUNK // columns), np.empty(rows)
-        stored = self._file.stored(weight)  # which may be a copy
-        for first in range(0, rows, step):
-            values = self._expanded(weight, stored, first, first + step)
-            found[first : first + step] = np.einsum("ij,ij->i", values, values, dtype=np.float64)
-        return found
+        step = max(1, CHUNK // self._file.tensors[weight].shape[1])
+        norms = [
+            np.einsum("ij,ij->i", rows, rows, dtype=np.float64) for rows in self._rows(weight, step)
+        ]
+        return np.concatenate(norms)
 
     def start(self, init: str, seed: int, init_scale: float) -> None:
         """Draw every A as ``init`` says, each from its own random stream; set every B to zero.
@@ -142,7 +133,7 @@ class Adapters:
         ``init``, or one that contradicts the options.
         """
         passes = principal_passes(init)
-        if (passes is None) != (not self.options.is_principal):
+        if self.layers and (passes is None) != (not self.options.is_principal):
             raise ConfigError(
                 f"init_adapters: expected init {self.options.init!r}, as the options have it; got "
                 f"{init!r}"
@@ -150,18 +141,15 @@ class Adapters:
         self.zero()
         for stream, (name, layer) in enumerate(self.layers.items()):
             if layer.start is not None and passes is not None:
-                w = self._rows(self._matrices[name].name, 0, layer.b.shape[0])
-                found = principal(w, layer.b.shape[-1], layer.scale, passes, seed, stream)
-                for own, first, values in zip((layer.a, layer.b), layer.start, found, strict=True):
-                    self._session.upload(own, values)
-                    self._session.upload(first, values)
+                w = next(self._rows(self._matrices[name].name, layer.b.shape[0]))
+                parts = principal(w, layer.b.shape[-1], layer.scale, passes, seed, stream)
+                for tensor, values in zip((layer.a, layer.b, *layer.start), parts * 2, strict=True):
+                    self._session.upload(tensor, values)
                 continue
             drawn = layer.b if is_embedding(name) else layer.a
             values = np.empty(drawn.size, np.float32)
-            if init == "normal":
-                random.normal(values, seed, stream, init_scale)
-            elif is_embedding(name):
-                random.normal(values, seed, stream, 1.0)
+            if init == "normal" or is_embedding(name):
+                random.normal(values, seed, stream, init_scale if init == "normal" else 1.0)
             else:
                 random.uniform(values, seed, stream, 1 / sqrt(drawn.shape[-1]))
             self._session.upload(drawn, values.reshape(drawn.shape))
@@ -171,20 +159,20 @@ class Adapters:
 
         It is computed again only after a weight has changed.
         """
-        own = {name: layer for name, layer in self.layers.items() if layer.magnitude is not None}
-        s = self._session
-        if not own or self._measured == s.changes:
+        layers = {name: layer for name, layer in self.layers.items() if layer.magnitude}
+        if not layers or self._measured == self._session.changes:
             return
+        s = self._session
 
         def build() -> tuple[Tape, list[Tensor]]:
-            found = (layer.inverse_norms(s, self._matrices[name]) for name, layer in own.items())
-            return s.tape, [s.output(r) for r in found]
+            norms = (layer.inverse_norms(s, self._matrices[name]) for name, layer in layers.items())
+            return s.tape, [s.output(norm) for norm in norms]
 
-        tape, found = s.record("norms", build)
+        tape, norms = s.record("norms", build)
         s.run("loss", tape=tape)
-        for layer, r in zip(own.values(), found, strict=True):
+        for layer, norm in zip(layers.values(), norms, strict=True):
             assert layer.magnitude is not None
-            s.upload(layer.magnitude.inverse, s.download(r))
+            s.upload(layer.magnitude.inverse, s.download(norm))
         self._measured = s.changes
 
     def weights(self) -> dict[str, Floats]:
@@ -215,11 +203,11 @@ class Adapters:
                 tensors[name + LORA_B] = np.concatenate([b, -first_b], axis=1)
         tensors = self._with_rows(tensors, pairs_together)
         architecture = adapters.gguf_architecture(self._file)
-        found = Adapter(architecture, alpha, tensors, rslora, self._told)
+        adapter = Adapter(architecture, alpha, tensors, rslora, self._metadata)
         for name, layer in self.layers.items():  # the embedding table, which has no start
             if self.starts and layer.start is None:
-                tensors[name + LORA_B] *= np.float32(layer.scale / found.scale(name))
-        return found
+                tensors[name + LORA_B] *= np.float32(layer.scale / adapter.scale(name))
+        return adapter
 
     def _with_rows(
         self, tensors: Mapping[str, Floats], move: Callable[[Floats, int], Floats]
@@ -228,13 +216,13 @@ class Adapters:
 
         ``move`` takes the rows and the number of heads.
         """
-        found = dict(tensors)
+        moved = dict(tensors)
         for name, values in tensors.items() if self._file.pairs_apart else ():
             weight, _, kind = name.rpartition(".")
             if f".{kind}" != LORA_A and not is_embedding(weight):
                 heads = heads_in(self._file, weight)
-                found[name] = np.ascontiguousarray(move(values, heads)) if heads else values
-        return found
+                moved[name] = np.ascontiguousarray(move(values, heads)) if heads else values
+        return moved
 
     def taken(self, adapter: Adapter) -> dict[str, Floats]:
         """Return the values for ``tensors`` from an adapter, with rows in the file's order.
@@ -250,9 +238,9 @@ class Adapters:
             if layer.start is None:
                 tensors[name + LORA_B] = b * np.float32(adapter.scale(name) / layer.scale)
                 continue
-            first = (self._session.download(tensor) for tensor in layer.start)
-            for own, found in zip(first, (a[rank:], -b[:, rank:]), strict=True):
-                if not np.allclose(own, found, rtol=1e-4, atol=1e-5 * np.abs(own).max()):
+            starts = (self._session.download(tensor) for tensor in layer.start)
+            for start, other in zip(starts, (a[rank:], -b[:, rank:]), strict=True):
+                if not np.allclose(start, other, rtol=1e-4, atol=1e-5 * np.abs(start).max()):
                     raise AdapterError(
                         f"{fspath(adapter.path)}: {name}: expected the start of these adapters as "
                         "its second half; got another: continue with it as it is "
@@ -278,11 +266,47 @@ class Adapters:
             )
         for name, layer in self.layers.items():
             rank = layer.b.shape[-1] * (1 if layer.start is None else 2)
-            if (found := adapter.rank_of(name)) != rank:
-                raise AdapterError(f"{path}: {name}: expected rank {rank}, as here; got {found}")
+            if (got := adapter.rank_of(name)) != rank:
+                raise AdapterError(f"{path}: {name}: expected rank {rank}, as here; got {got}")
             alike = isclose(layer.scale, adapter.scale(name), rel_tol=1e-6)  # alpha is float32
             if not alike and not (self.starts and layer.start is None):
                 raise AdapterError(
                     f"{path}: {name}: expected a scale of {layer.scale:g}, as here; got "
                     f"{adapter.scale(name):g} (alpha {adapter.alpha:g})"
                 )
+
+
+def principal(
+    w: Floats, rank: int, scale: float, passes: int, seed: int, stream: int
+) -> tuple[Floats, Floats]:
+    """Return the principal part of w (out, in) as A0 (r, in) and B0 (out, r): PiSSA's start.
+
+        W = U S V^T      s B0 A0 = U_r S_r V_r^T:  A0 = sqrt(S_r / s) V_r^T,  B0 = U_r sqrt(S_r / s)
+
+    The SVD is exact if ``passes`` is 0; else a randomized search of the range of W in some passes
+    over it. A rank above the smaller side of w is filled up with zeros.
+    Sources: Meng et al. 2024, PiSSA, arXiv:2404.02948. Halko et al. 2011, arXiv:0909.4061,
+    algorithm 4.4, with as many columns as the rank, as in PEFT.
+    """
+    most = min(rank, *w.shape)
+    if passes:
+        q = _range(w, most, passes, seed, stream)
+        left, values, right = np.linalg.svd(q.T @ w, full_matrices=False)
+        left = q @ left
+    else:
+        left, values, right = np.linalg.svd(w, full_matrices=False)
+    roots = np.sqrt(values[:most] / scale)
+    a, b = np.zeros((rank, w.shape[1]), np.float32), np.zeros((w.shape[0], rank), np.float32)
+    a[:most], b[:, :most] = roots[:, None] * right[:most], left[:, :most] * roots
+    return a, b
+
+
+def _range(w: Floats, columns: int, passes: int, seed: int, stream: int) -> Floats:
+    """Return an orthonormal basis (out, columns) of approximately the range of w."""
+    drawn = np.empty(w.shape[1] * columns, np.float32)
+    random.normal(drawn, seed, stream, 1.0)
+    q = np.linalg.qr(w @ drawn.reshape(w.shape[1], columns))[0]
+    for _ in range(passes):
+        q = np.linalg.qr(w.T @ q)[0]
+        q = np.linalg.qr(w @ q)[0]
+    return q

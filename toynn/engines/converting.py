@@ -8,6 +8,7 @@ in memory.
 import os
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.engines.files import config_of, tokenizer_of
+from toynn.engines.files import check_tensors, config_of, metadata_of, tokenizer_of
 from toynn.errors import ConfigError
 from toynn.formats import gguf, hf, mixes
 from toynn.formats.adapters import Adapter
@@ -24,7 +25,7 @@ from toynn.formats.fuse import Fused, fuse
 from toynn.formats.gguf import OUTTYPES, Deferred, stored_as
 from toynn.formats.hf import HFModel
 from toynn.formats.tokenizer.folder import has_tokenizer
-from toynn.models import HEAD, TABLE, architecture, check_tensors
+from toynn.models import HEAD, TABLE, architecture
 from toynn.options import RecipeOptions
 
 __all__ = ["convert", "fuse_into", "unlike"]
@@ -80,21 +81,19 @@ def convert(
         sources = {name: name for name in model.tensors}
         if architecture(model.architecture).needs_head:
             sources.setdefault(HEAD, TABLE)
-        shapes = {name: model.tensors[source].shape for name, source in sources.items()}
-        types = {name: stored_as(name, shape, outtype) for name, shape in shapes.items()}
-        names = list(types)
 
-        def read(number: int) -> Floats:
+        def read(number: int, name: str) -> Floats:
             if progress is not None:
-                progress(number, len(names), names[number])
-            return model[sources[names[number]]]
+                progress(number, len(sources), name)
+            return model[sources[name]]
 
-        tensors = {
-            name: (_deferred(shapes[name], read, number), types[name])
-            for number, name in enumerate(names)
-        }
+        tensors = {}
+        for number, (name, source) in enumerate(sources.items()):
+            shape = model.tensors[source].shape
+            values = Deferred(shape, np.dtype(np.float32), partial(read, number, name))
+            tensors[name] = values, stored_as(name, shape, outtype)
         gguf.write(out, metadata, tensors, overwrite=overwrite, check=model.check_unchanged)
-    return types
+    return {name: type for name, (_, type) in tensors.items()}
 
 
 def fuse_into(
@@ -151,32 +150,14 @@ def _most(folder: HFModel) -> str:
     return next((type for type, _ in counts.most_common() if type in OUTTYPES), "q8_0")
 
 
-def _deferred(shape: tuple[int, ...], read: Callable[[int], Floats], number: int) -> Deferred:
-    return Deferred(shape, np.dtype(np.float32), lambda: read(number))
-
-
 def _metadata(
     model: HFModel, outtype: str, tokenizer: str | os.PathLike[str] | None
 ) -> dict[str, Any]:
     """Return the metadata of a file: the model's, and that of ``tokenizer`` or its own."""
-    name = model.architecture
-    own = architecture(name)
-    cfg, options = config_of(model, (name,), "convert")
-    named, its = own.filed(cfg)
-    named.check_gguf(its)
-    name = named.architecture
-    shapes = own.shapes(cfg, RecipeOptions(**options))
-    beside = {key: array.shape for key, array in own.beside(cfg).items()}
-    check_tensors(model, shapes | beside)
-    metadata: dict[str, Any] = {
-        "general.architecture": name,
-        "general.type": "model",
-        "general.name": model.path.resolve().name,
-        "general.file_type": OUTTYPES[outtype],
-        "general.quantization_version": 2,
-        f"{name}.vocab_size": cfg.vocab,
-    }
-    metadata |= {f"{name}.{key}": value for key, value in named.write(its).items()}
+    described = architecture(model.architecture)
+    cfg, options = config_of(model, (model.architecture,), "convert")
+    check_tensors(model, described, cfg, RecipeOptions(**options))
+    more: dict[str, Any] = {"general.name": model.path.resolve().name}
     if tokenizer is not None or has_tokenizer(model.path):
-        return metadata | tokenizer_of(tokenizer or model.path, cfg.vocab)
-    return metadata | {"tokenizer.ggml.model": "no_vocab"}
+        more |= tokenizer_of(tokenizer or model.path, cfg.vocab)
+    return metadata_of(described, cfg, outtype, more)

@@ -22,101 +22,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn.engines.recording import Model
+from toynn.engines.engine import Inputs, Recorded
 from toynn.errors import ConfigError, LifecycleError, ShapeError
-from toynn.graph.tape import Tape, Tensor
+from toynn.graph.tape import Tensor
 from toynn.nn import Caches
 from toynn.numerics import checks
-from toynn.system.critical import uninterrupted
+from toynn.session import Session
 
-__all__ = ["CHUNK", "BatchDecoder", "Decoder", "Decoding"]
+__all__ = ["CHUNK", "BatchDecoder", "Decoder", "Decoders"]
 
 CHUNK = 64  # rows of a run that reads prompts: enough to multiply at full speed
 LEAST = 4  # the fewest tokens of a sequence in a chunk
 MOST_KEPT = 4  # pairs (batch, room) whose keys and values stay in memory
 
-
-@dataclass(frozen=True)
-class Reading:
-    """Handles of a tape that reads the next tokens of B sequences."""
-
-    tape: Tape
-    tokens: Tensor
-    positions: Tensor
-    past: Tensor  # (B,)
-    last: Tensor  # (B,): the rows whose logits are wanted
-    counts: Tensor  # (B,): valid tokens of each sequence; the rest is padding
-    logits: Tensor  # (B, V)
-
-
-def chunk(batch: int) -> int:
-    """Return the most tokens of a sequence that one run reads in a batch of ``batch``."""
-    return max(LEAST, CHUNK // batch)
-
-
-class Decoding:
-    """The tapes that read an engine's sequences, and their caches.
-
-    Tapes and memory belong to a pair: the number of sequences, and the room of each. A new batch of
-    a pair takes over from the one before. Of more than MOST_KEPT pairs the least recently used is
-    dropped: its memory is freed, and its sequences end.
-    """
-
-    def __init__(self, engine: Model) -> None:
-        self.engine = engine
-        self.begun: dict[tuple[int, int], int] = {}  # decoders so far, by batch and room
-        #: keys and values of the tapes, by batch and room; least recently used first
-        self._kept: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
-
-    def begin(self, batch: int, room: int) -> "BatchDecoder":
-        """Begin ``batch`` sequences of up to ``room`` tokens; this ends earlier ones of that pair.
-
-        Raises ConfigError for a number or a room out of range.
-        """
-        context = self.engine.config.context
-        if batch < 1 or not 0 < room <= context:
-            raise ConfigError(
-                f"batch_decoder: expected 1 or more sequences, with room for 1 to {context} "
-                f"tokens, the context; got {batch} and {room}"
-            )
-        with self.engine.session.exclusively("decoder()"):
-            self.begun[batch, room] = self.begun.get((batch, room), 0) + 1
-            self.use((batch, room))
-        return BatchDecoder(self, batch, room)
-
-    @uninterrupted
-    def use(self, key: tuple[int, int]) -> None:
-        """Mark this batch and room as used; free the least recently used."""
-        self._kept.setdefault(key, {})
-        self._kept.move_to_end(key)
-        while len(self._kept) > MOST_KEPT:
-            oldest = next(iter(self._kept))
-            self.engine.session.release(self._kept[oldest].values())
-            self.begun[oldest] += 1
-            del self._kept[oldest]
-
-    def rewinds(self, key: tuple[int, int]) -> bool:
-        """Return whether the pair's only caches are keys and values, so that it can rewind."""
-        return all(name.endswith(("keys", "values")) for name in self._kept.get(key, ()))
-
-    def reading(self, batch: int, room: int, length: int, *, long: bool) -> Reading:
-        """Return the tape that reads ``length`` tokens of each sequence, ``long`` ones or not."""
-        key = ("reading", batch, room, length, long)
-        return self.engine.session.record(key, lambda: self._record(batch, room, length, long))
-
-    def _record(self, batch: int, room: int, length: int, long: bool) -> Reading:
-        engine, s, cfg = self.engine, self.engine.session, self.engine.config
-        past, last = s.input("past", (batch,), "i32"), s.input("last", (batch,), "i32")
-        tokens = s.input("tokens", (batch * length,), "i32")
-        positions = s.input("positions", (batch * length,), "i32")
-        kept = self._kept[batch, room]
-        counts = s.input("counts", (batch,), "i32")
-        caches = Caches(s, past, counts, room + chunk(batch), f"{batch} x {room}: ", kept)
-        layers = engine.layers(batch, caches=caches, long=long)
-        x = engine.model.rows(layers, cfg, tokens, positions, last)
-        x = engine.model.last(layers, cfg, x)
-        logits = s.output(engine.model.logits(layers, cfg, engine.options, x))
-        return Reading(s.tape, tokens, positions, past, last, counts, logits)
+#: The latest decoder of each pair (batch, room), the least recently used first.
+Decoders = OrderedDict[tuple[int, int], "BatchDecoder"]
 
 
 @dataclass
@@ -128,13 +48,38 @@ class _Sequence:
 
 
 class BatchDecoder:
-    """Several numbered sequences that an engine reads together, piece by piece."""
+    """Several numbered sequences that an engine reads together, piece by piece.
 
-    def __init__(self, decoding: Decoding, batch: int, room: int) -> None:
-        self._decoding, self._engine = decoding, decoding.engine
-        self._key, self._number = (batch, room), decoding.begun[batch, room]
-        self.chunk = chunk(batch)  # the most tokens of a piece in one run
+    Tapes and memory belong to a pair: the number of sequences, and the room of each. A new batch of
+    a pair takes over from the one before. Of more than MOST_KEPT pairs the least recently used is
+    dropped: its memory is freed, and its sequences end.
+    """
+
+    def __init__(self, engine: Any, batch: int, room: int) -> None:
+        """Begin ``batch`` sequences of up to ``room`` tokens; this ends earlier ones of that pair.
+
+        Raises ConfigError for a number or a room out of range.
+        """
+        context = engine.config.context
+        if batch < 1 or not 0 < room <= context:
+            raise ConfigError(
+                f"batch_decoder: expected 1 or more sequences, with room for 1 to {context} "
+                f"tokens, the context; got {batch} and {room}"
+            )
+        self._engine, self._key = engine, (batch, room)
+        self._session: Session = engine.session
+        self._decoders: Decoders = engine.decoders
+        self._caches: dict[str, Tensor] = {}  # keys and values of the tapes, or recurrent states
+        self.chunk = max(LEAST, CHUNK // batch)  # the most tokens of a sequence in one run
         self._sequences = [_Sequence() for _ in range(batch)]
+        with self._session.exclusively("decoder()"):
+            if self._key in self._decoders:
+                self._caches = self._decoders.pop(self._key)._caches
+            self._decoders[self._key] = self
+            while len(self._decoders) > MOST_KEPT:
+                oldest = next(iter(self._decoders))
+                self._session.release(self._decoders[oldest]._caches.values())
+                del self._decoders[oldest]
 
     def past(self, number: int) -> int:
         """Return how many tokens of a sequence were read so far."""
@@ -152,12 +97,16 @@ class BatchDecoder:
                 f"Decoder.rewind: expected 0 to {len(sequence.ids)} tokens, which were read; got "
                 f"{past}"
             )
-        if past and not self._decoding.rewinds(self._key):
+        if past and not self._rewinds():
             raise ConfigError(
                 "Decoder.rewind: this model has a recurrent state, which cannot be rewound: begin "
                 "again"
             )
         self._sequences[number] = _Sequence(sequence.ids[:past], sequence.long and past > 0)
+
+    def _rewinds(self) -> bool:
+        """Return whether the only caches are keys and values, so that the batch can rewind."""
+        return all(name.endswith(("keys", "values")) for name in self._caches)
 
     def read(self, pieces: Mapping[int, ArrayLike]) -> dict[int, NDArray[np.float32]]:
         """Read the next piece of some sequences; return the logits (V,) after each piece.
@@ -172,42 +121,41 @@ class BatchDecoder:
         LifecycleError if another decoder of this size was begun on the engine, if MOST_KEPT other
         sizes were used since, or if another thread uses the engine. Nothing is read then.
         """
-        with self._engine.session.exclusively("Decoder.read()", signals=True):
+        with self._session.exclusively("Decoder.read()", signals=True):
             return self._read(pieces)
 
     def _read(self, pieces: Mapping[int, ArrayLike]) -> dict[int, NDArray[np.float32]]:
-        if self._decoding.begun[self._key] != self._number:
+        if self._decoders.get(self._key) is not self:
             raise LifecycleError(
                 "Decoder.read after another decoder() of the same engine. An engine keeps one "
                 f"batch of each size, and {MOST_KEPT} sizes: begin again, or "
                 "make a second engine"
             )
-        self._decoding.use(self._key)
+        self._decoders.move_to_end(self._key)
         new = {number: self._checked(number, ids) for number, ids in pieces.items()}
         before = {number: self._sequences[number] for number in new}
         waiting, long = dict(new), dict.fromkeys(new, False)
         past = [self.past(number) for number in range(len(self._sequences))]
         for number, ids in new.items():
             read = before[number].ids
-            model, cfg = self._engine.model, self._engine.config
-            long[number] = model.is_long(cfg, len(read) + ids.size)
+            long[number] = self._engine.is_long(len(read) + ids.size)
             again = long[number] != before[number].long
             if again:
                 waiting[number], past[number] = np.append(np.array(read, ids.dtype), ids), 0
-            if again or not self._decoding.rewinds(self._key):
+            if again or not self._rewinds():
                 self._sequences[number] = _Sequence()  # until all is read
-        found: dict[int, NDArray[np.float32]] = {}
+        logits: dict[int, NDArray[np.float32]] = {}
         for kind in (False, True):
             alike = {number: ids for number, ids in waiting.items() if long[number] is kind}
             while alike:
                 chunks = {number: ids[: self.chunk] for number, ids in alike.items()}
-                found |= self._run(chunks, past, long=kind)
+                logits |= self._run(chunks, past, long=kind)
                 for number, ids in chunks.items():
                     past[number] += ids.size
                 alike = {n: ids[self.chunk :] for n, ids in alike.items() if ids.size > self.chunk}
         for number, ids in new.items():
             self._sequences[number] = _Sequence(before[number].ids + ids.tolist(), long[number])
-        return found
+        return logits
 
     def _checked(self, number: int, piece: ArrayLike) -> NDArray[Any]:
         ids, past, (_, room) = np.asarray(piece), self.past(number), self._key
@@ -224,9 +172,10 @@ class BatchDecoder:
         self, pieces: Mapping[int, NDArray[Any]], past: Sequence[int], *, long: bool
     ) -> dict[int, NDArray[np.float32]]:
         """Read at most a chunk of some sequences of one kind, after their past; return logits."""
-        s, (batch, room) = self._engine.session, self._key
+        engine, (batch, room) = self._engine, self._key
         length = 1 if all(ids.size == 1 for ids in pieces.values()) else self.chunk
-        reading = self._decoding.reading(batch, room, length, long=long)
+        key = ("reading", batch, room, length, long)
+        reading = self._session.record(key, lambda: self._record(length, long=long))
         tokens = np.zeros((batch, length), np.int32)
         last, counts = np.arange(batch) * length, np.zeros(batch, np.int32)
         for number, ids in pieces.items():
@@ -234,17 +183,26 @@ class BatchDecoder:
             last[number] += ids.size - 1
             counts[number] = ids.size
         positions = np.array(past)[:, None] + np.arange(length)
-        positions = np.minimum(positions, self._engine.config.context - 1)
-        s.upload(reading.tokens, tokens.reshape(-1))
-        s.upload(reading.positions, positions.reshape(-1))
-        s.upload(reading.past, np.array(past))
-        s.upload(reading.last, last)
-        s.upload(reading.counts, counts)
-        self._engine.measure_norms()
-        s.run("loss", tape=reading.tape)
-        logits = s.download(reading.logits)
-        self._engine.check_unchanged()  # the mapped weights must still be the file that was opened
+        positions = np.minimum(positions, engine.config.context - 1)
+        values: Inputs = {"tokens": tokens.reshape(-1), "positions": positions.reshape(-1)}
+        engine.measure_norms()
+        values |= {"past": np.array(past), "last": last, "counts": counts}
+        logits = engine.compute(reading, values)
+        engine.check_unchanged()  # the mapped weights must still be the file that was opened
         return {number: logits[number] for number in pieces}
+
+    def _record(self, length: int, *, long: bool) -> Recorded:
+        """Record logits (B, V) of the ``last`` rows, from B ``counts`` of tokens after the past."""
+        engine, s, (batch, room) = self._engine, self._session, self._key
+        past, last = s.input("past", (batch,), "i32"), s.input("last", (batch,), "i32")
+        for name in ("tokens", "positions"):
+            s.input(name, (batch * length,), "i32")
+        counts, label = s.input("counts", (batch,), "i32"), f"{batch} x {room}: "
+        caches = Caches(s, past, counts, room + self.chunk, label, self._caches)
+        layers = engine.layers(batch, caches=caches, long=long)
+        x = engine.final(layers, last)
+        logits = engine.model.logits(layers, engine.config, engine.options, x)
+        return Recorded(tape=s.tape, logits=s.output(logits))
 
 
 class Decoder:

@@ -10,22 +10,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn.data.batch import Batch
+from toynn.engines.adapters import Adapters
 from toynn.engines.snapshot import Shapes, Snapshot, check_alike
-from toynn.engines.weights import OwnWeights, Weights
 from toynn.errors import ConfigError, LifecycleError
 from toynn.formats import safetensors
 from toynn.formats.files import write_atomically
 from toynn.formats.safetensors import SafeTensors
 from toynn.graph.reports import Cost, Memory
 from toynn.graph.tape import Tape, Tensor
-from toynn.models import Model
-from toynn.nn import Caches, Dropout, Layers
+from toynn.models import Model, Source
+from toynn.models.table import Weight
+from toynn.nn import Layers
 from toynn.numerics import checks
 from toynn.numerics.adamw_row import SLOTS
 from toynn.optim import AdamW
@@ -33,39 +34,45 @@ from toynn.options import RecipeOptions
 from toynn.session import Session
 from toynn.system.critical import Section, exclusive
 
-__all__ = ["Engine", "Recorded"]
+__all__ = ["Engine", "Inputs", "Recorded"]
 
 RATE, DECAY = SLOTS.index("lr"), SLOTS.index("weight_decay")
+
+Inputs = dict[str, ArrayLike]  # values of a tape's inputs, by name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """Handles of one recorded tape: forward only, or a whole training step."""
+    """Results of one recorded tape. Its inputs are in ``tape.inputs``, by name."""
 
     tape: Tape
-    logits: Tensor | None = None
-    labels: Tensor | None = None
-    hp: Tensor | None = None
-    hp_more: Mapping[tuple[bool, float], Tensor] = field(default_factory=dict)  # see _kind_of
-    loss: Tensor | None = None
-    dropout: Tensor | None = None  # (step, active) of ops.dropout, where it is used
+    loss: Tensor | None = None  # only of a tape that trains or evaluates
+    logits: Tensor | None = None  # also None: computed in chunks, see ops.linear_cross_entropy
+    losses: Tensor | None = None  # of labels with loss, in the first rows; if requested
+    sums: Tensor | None = None  # (S, 2): of the losses of each prompt and each completion
+    #: further inputs like "hp", by name: see _kind_of
+    hp_more: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
 
 
-class Width:
-    """A size of the model: the field of this name in its configuration."""
+def width(name: str) -> property:
+    """Return a property: a size of the model, the field of this name in its configuration."""
+    return property(lambda engine: int(getattr(engine.config, name)))
 
-    def __set_name__(self, owner: type[Any], name: str) -> None:
-        self._name = name
 
-    def __get__(self, engine: "Engine[Any, Any] | None", owner: type[Any]) -> Any:
-        return self if engine is None else int(getattr(engine.config, self._name))
+def of_step(name: str) -> property:
+    """Return a property: a result or an input of the training step; None before there is a step."""
+
+    def read(engine: "Engine[Any]") -> Any:
+        step = engine._step
+        return step and (getattr(step, name, None) or step.tape.inputs.get(name))
+
+    return property(read)
 
 
 C = TypeVar("C")
-R = TypeVar("R", bound=Recorded)
 
 
-class Engine(ABC, Generic[C, R]):
+class Engine(ABC, Generic[C]):
     """Weights by name, and the tapes that train and evaluate them.
 
     ``realize_for_random_init`` makes the weights, then ``build_training_step`` records and compiles
@@ -86,31 +93,29 @@ class Engine(ABC, Generic[C, R]):
 
     config: C
     options: RecipeOptions
-    t_batch: int
-    moments: dict[str, tuple[Tensor, Tensor]]  # (m, v) of AdamW, by the names of the parameters
-    t_labels: Tensor | None = None  # this and the next two: None before there is a step
-    t_hp: Tensor | None = None
-    t_loss: Tensor | None = None
-    t_logits: Tensor | None = None  # also None: computed in chunks, see ops.linear_cross_entropy
 
-    d_model = Width()  # of the residual stream
-    n_heads = Width()
-    d_head = Width()
-    d_ff = Width()  # of the feed-forward layers
-    n_layers = Width()
+    t_batch = property(lambda engine: engine.options.t_batch)  # sequences or pictures, usually
+    t_loss, t_logits = of_step("loss"), of_step("logits")
+    t_labels, t_hp = of_step("labels"), of_step("hp")
+
+    d_model, n_heads, d_head = width("d_model"), width("n_heads"), width("d_head")
+    d_ff, n_layers = width("d_ff"), width("n_layers")  # d_ff: of the feed-forward layers
 
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
-        self._backend, self._n_threads = backend, n_threads
+        self.backend, self._n_threads = backend, n_threads
         self._clear()
 
     def _clear(self) -> None:
         """Set the state before any call; the memory of an earlier session is freed."""
         self._session: Session | None = None
-        self._step: R | None = None
-        self._weights: Weights = OwnWeights()
+        self._step: Recorded | None = None
+        self._loadable: dict[str, Tensor] = {}  # weights in the session's memory
+        self._mapped: dict[str, Tensor] = {}  # weights of ``file``, frozen
+        self._adapters = Adapters()
         self._constants: dict[str, Tensor] = {}
-        self.t_labels = self.t_hp = self.t_loss = self.t_logits = None
-        self.moments = {}
+        self.file: Source | None = None  # the file that the weights are stored in, if any
+        self.parameters: dict[str, Tensor] = {}  # the trained weights, in the optimizer's order
+        self.moments: dict[str, tuple[Tensor, Tensor]] = {}  # (m, v) of AdamW, of each parameter
         self.step_index = 0  # steps taken
         self.batches = 0  # micro-batches trained on: each has its own dropout masks
 
@@ -128,19 +133,9 @@ class Engine(ABC, Generic[C, R]):
         return self
 
     @property
-    def backend(self) -> str:
-        """The name of the backend that the engine was made for."""
-        return self._backend
-
-    @property
     def session(self) -> Session:
         """The session that owns the weights."""
         return self._session_for("session")
-
-    def _session_for(self, call: str) -> Session:
-        if self._session is None:
-            raise LifecycleError(f"{type(self).__name__}.{call} before {self._declared_by}()")
-        return self._session
 
     def exclusively(self, call: str, signals: bool = False) -> Section:
         """Return the session's critical section for a call; see ``Session.exclusively``."""
@@ -152,61 +147,41 @@ class Engine(ABC, Generic[C, R]):
     def tensors(self) -> dict[str, Tensor]:
         """All weights by name: trained and frozen ones."""
         self._session_for("tensors")
-        return self._weights.tensors
-
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        """The weights that are trained, by name, in the order of the optimizer."""
-        return self._weights.parameters
+        return self._mapped | self._loadable
 
     # -- What a subclass says ------------------------------------------------------------------
 
+    @property
     @abstractmethod
-    def _model_of(self, cfg: C) -> Model[Any]:
-        """Return the model of a configuration. Raises ConfigError if the engine is for others."""
+    def model(self) -> Model[Any]:
+        """The model of the configuration. Raises ConfigError if the engine is for others."""
 
     @property
-    def model(self) -> Model[Any]:
-        """The model of the configuration."""
-        return self._model_of(self.config)
-
-    def _check(self, cfg: C, opts: RecipeOptions) -> None:
-        """Refuse options that do not fit the configuration. Raises ConfigError."""
-        self._model_of(cfg).check(cfg, opts)
-
-    def _beside(self) -> Shapes:
-        """Return the shapes of a file's tensors that are not weights."""
-        return {}
+    @abstractmethod
+    def _usual(self) -> tuple[Any, ...]:
+        """The arguments of ``_record_loss`` for batches as the options describe them."""
 
     @abstractmethod
-    def _record_main(self) -> R:
-        """Record the forward pass and the loss of the training step that the options ask for."""
+    def _record_loss(self, *kind: Any, **_: Any) -> Recorded:
+        """Record the forward pass and the loss of a kind of batches."""
 
-    def layers(
-        self,
-        batch: int,
-        dropout: Dropout | None = None,
-        caches: Caches | None = None,
-        segments: Tensor | None = None,
-        *,
-        adapted: bool = True,
-        long: bool = False,
-        long_positions: Tensor | None = None,
-    ) -> Layers:
-        """Return what recording a forward pass needs: all weights, and adapters if ``adapted``."""
-        adapters = self._weights.adapters if adapted else None
+    @abstractmethod
+    def _fitted(self, batch: Batch) -> tuple[Recorded, Batch, Inputs]:
+        """Return the step for a batch, the checked batch, and the step's input arrays."""
+
+    def layers(self, batch: int, *, adapted: bool = True, **more: Any) -> Layers:
+        """Return what recording a forward pass needs: all weights, and adapters if ``adapted``.
+
+        ``more`` are further fields of Layers.
+        """
         return Layers(
             session=self.session,
             weights=self.tensors,
             constants=self._constants,
             batch=batch,
             rounding=str(self.options.weight_dtype),
-            adapters={} if adapters is None else adapters.layers,
-            dropout=dropout,
-            caches=caches,
-            segments=segments,
-            long=long,
-            long_positions=long_positions,
+            adapters=self._adapters.layers if adapted else {},
+            **more,
         )
 
     # -- Life cycle ----------------------------------------------------------------------------
@@ -217,29 +192,47 @@ class Engine(ABC, Generic[C, R]):
         Each weight must be uploaded before a tape that reads it can run.
         """
         self._check_new(self._declared_by)
-        self._check(cfg, opts)
         self.config, self.options = cfg, replace(opts)
-        self.t_batch = opts.t_batch
-        own = {"n_threads": self._n_threads} if opts.n_threads is None else {}
-        self._session = Session(self._backend, **opts.of_session() | own)
-        weights = self.model.weights(cfg, self.options)
-        self._weights.declare(self._session, weights, self._beside())
-        self._constants = {
-            name: self._session.mapped(name, values)
-            for name, values in self.model.constants(cfg).items()
-        }
+        self._check()
+        threads = {"n_threads": self._n_threads} if opts.n_threads is None else {}
+        self._session = Session(self.backend, **opts.of_session() | threads)
+        self._declare_weights(self.model.weights(cfg, self.options))
+        mapped, arrays = self._session.mapped, self.model.constants(cfg)
+        self._constants = {name: mapped(name, values) for name, values in arrays.items()}
+
+    def _check(self) -> None:
+        """Refuse options that do not fit the configuration. Raises ConfigError."""
+        self.model.check(self.config, self.options)
+
+    def _declare_weights(self, weights: Mapping[str, Weight]) -> None:
+        """Declare parameters, and constants where the model freezes a weight."""
+        for name, weight in weights.items():
+            if weight.is_frozen:
+                self._loadable[name] = self.session.constant(name, weight.shape)
+            else:
+                w = self.session.parameter(name, weight.shape)
+                self._loadable[name] = self.parameters[name] = w
 
     def realize_for_random_init(self, cfg: C, opts: RecipeOptions) -> None:
         """Declare the weights and draw their values; ``build_training_step`` comes next."""
         self.declare(cfg, opts)
+        self._fill(self.model.start(cfg, self.options))
+
+    def _fill(self, values: Iterable[tuple[str, ArrayLike]]) -> None:
+        """Allocate all weights, and upload these values."""
         self.session.finalize_weights()
-        for name, values in self.model.start(cfg, self.options):
-            self.session.upload(self.tensors[name], values)
+        tensors = self.tensors
+        for name, array in values:
+            self.session.upload(tensors[name], array)
 
     @exclusive
     def build_training_step(self) -> None:
         """Record and compile the training step."""
-        self._weights.check_trained(type(self).__name__)
+        if self._session is not None and not self.parameters:
+            self._refuse(
+                "build_training_step: all weights are frozen: enable_lora_q() and "
+                "enable_lora_q_adamw() come before realize_for_mmap()"
+            )
         self.build_forward()
         self.build_update()
 
@@ -247,34 +240,46 @@ class Engine(ABC, Generic[C, R]):
         """Record the forward pass up to the loss: the first half of build_training_step."""
         self._session_for("build_forward()")
         if self._step is not None:
-            name = type(self).__name__
-            raise LifecycleError(f"{name}.build_forward: once only; make a new engine")
-        step = self._step = self._record_main()
-        assert step.labels is not None and step.hp is not None and step.loss is not None
-        self.t_logits = step.logits
-        self.t_labels, self.t_hp, self.t_loss = step.labels, step.hp, step.loss
+            self._refuse("build_forward: once only; make a new engine")
+        self._step = self._record_loss(*self._usual)
 
     def build_update(self) -> None:
         """Record backward and AdamW, and compile: the second half of build_training_step."""
         if self._step is None:
-            raise LifecycleError(f"{type(self).__name__}.build_update before build_forward()")
+            self._refuse("build_update before build_forward()")
         self._step = self._record_update(self._step)
         self.session.realize()
 
+    def _record_update(self, step: Recorded) -> Recorded:
+        """Record backward, and AdamW for every parameter; return the step with its inputs."""
+        s = self.session
+        s.build_backward()
+        names: dict[tuple[bool, float], str] = {(True, 1.0): "hp"}
+        for name, w in self.parameters.items():
+            kind = self._kind_of(name, w)
+            if kind not in names:
+                names[kind] = f"hp_{len(names) + 1}"
+                s.input(names[kind], (7,))
+            self.moments[name] = s.opt_step_adamw(w, s.grad(w), s.tape.inputs[names[kind]])
+        return replace(step, hp_more={hp: kind for kind, hp in names.items() if hp != "hp"})
+
+    def _kind_of(self, name: str, w: Tensor) -> tuple[bool, float]:
+        """Return whether a parameter decays, and the factor of its learning rate."""
+        return self.options.decay != "matrices" or _is_matrix(w), 1.0
+
     def step_memory(self) -> Memory:
         """Record the training step of declared weights; return the memory that it would need."""
-        self._record_step()
+        self.build_forward()
+        assert self._step is not None
+        self._record_update(self._step)
         return self.session.memory()
 
     def step_costs(self, prepack: Iterable[str]) -> dict[str, Cost]:
         """Do the same, and return what it would take by each choice of prepacking."""
-        self._record_step()
+        self.step_memory()
         return self.session.costs(prepack)
 
-    def _record_step(self) -> None:
-        self.build_forward()
-        assert self._step is not None
-        self._record_update(self._step)
+    # -- In which order: each call says what it needs ------------------------------------------
 
     @property
     def is_declared(self) -> bool:
@@ -286,19 +291,38 @@ class Engine(ABC, Generic[C, R]):
         """Whether the training step is compiled."""
         return self._step is not None and self._step.tape.sealed
 
-    def _check_built(self, call: str) -> R:
+    def _refuse(self, why: str) -> NoReturn:
+        raise LifecycleError(f"{type(self).__name__}.{why}")
+
+    def _check_new(self, call: str, why: str = ": once only;") -> None:
+        if self._session is not None:
+            self._refuse(f"{call}{why} make a new engine")
+
+    def _session_for(self, call: str) -> Session:
+        return self._session or self._refuse(f"{call} before {self._declared_by}()")
+
+    def _built(self, call: str) -> Recorded:
         """Return the training step. Raises LifecycleError if it is not built."""
         if self._step is None or not self._step.tape.sealed:
-            raise LifecycleError(f"{type(self).__name__}.{call} before {self._built_by}()")
+            self._refuse(f"{call} before {self._built_by}()")
         return self._step
 
-    def _check_new(self, call: str) -> None:
-        if self._session is not None:
-            raise LifecycleError(f"{type(self).__name__}.{call}: once only; make a new engine")
+    def _step_for(self, *kind: Any) -> Recorded:
+        """Return the training step for a kind of batches, recorded when first needed."""
+        if kind == self._usual and self._step is not None:
+            return self._step
+        return self.session.record(
+            ("step", *kind), lambda: self._record_update(self._record_loss(*kind))
+        )
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Become as new if the body fails, e.g. for lack of memory; this frees its memory."""
+    def _realizing(self, call: str | None = None) -> Iterator[None]:
+        """Become as new if the body fails, e.g. for lack of memory; this frees its memory.
+
+        The body is the ``call`` that realizes the engine, once; None: the second half of one.
+        """
+        if call is not None:
+            self._check_new(call)
         try:
             yield
         except LifecycleError:  # nothing was done
@@ -309,63 +333,49 @@ class Engine(ABC, Generic[C, R]):
 
     def _realize(self, cfg: C, opts: RecipeOptions) -> None:
         """Draw the weights and compile the step: what ``realize`` of most recipes does."""
-        self._check_new("realize")
-        with self._whole():
+        with self._realizing("realize"):
             self.realize_for_random_init(cfg, opts)
             self.build_training_step()
 
-    def _record_update(self, step: R) -> R:
-        """Record backward, and AdamW for every parameter; return the step with its inputs."""
-        s = self.session
-        s.build_backward()
-        assert step.hp is not None
-        more: dict[tuple[bool, float], Tensor] = {}
-        for name, w in self.parameters.items():
-            kind = self._kind_of(name, w)
-            if kind != (True, 1.0) and kind not in more:
-                more[kind] = s.input(f"hp_{len(more) + 2}", (7,))
-            self.moments[name] = s.opt_step_adamw(w, s.grad(w), more.get(kind, step.hp))
-        return replace(step, hp_more=more)
-
-    def _kind_of(self, name: str, w: Tensor) -> tuple[bool, float]:
-        """Return whether a parameter decays, and the factor of its learning rate."""
-        return self.options.decay != "matrices" or _is_matrix(w), 1.0
-
-    def _rows_of_adamw(self, step: R, row: ArrayLike) -> dict[Tensor, ArrayLike]:
-        """Return AdamW's row, and a changed row for each other kind of parameters."""
-        assert step.hp is not None
-        rows: dict[Tensor, ArrayLike] = {step.hp: row}
-        for (decays, rate), hp in step.hp_more.items():
-            own = np.array(row, np.float32)
-            own[RATE] *= rate
-            own[DECAY] *= decays
-            rows[hp] = own
-        return rows
-
-    def _recorded(self, key: tuple[Any, ...], record: Callable[[], R]) -> R:
-        """Return another training step; ``record`` records its loss when first needed."""
-        return self.session.record(key, lambda: self._record_update(record()))
-
     # -- Running -------------------------------------------------------------------------------
 
-    @abstractmethod
-    def _fitted(self, batch: Batch) -> tuple[R, Batch, dict[Tensor, ArrayLike]]:
-        """Return the step for a batch, the checked batch, and the step's input arrays."""
+    def _feed(self, tape: Tape, values: Inputs) -> None:
+        """Upload a tape's inputs, given by name."""
+        self.session.feed({tape.inputs[name]: array for name, array in values.items()}, tape)
 
-    def _fed(self, batch: Batch, hp: ArrayLike | None = None, *, train: bool) -> tuple[R, Batch]:
+    def compute(
+        self, recorded: Recorded, values: Inputs, result: str = "logits"
+    ) -> NDArray[np.float32]:
+        """Run a tape without backward, with these inputs by name; return one of its results."""
+        self._feed(recorded.tape, values)
+        self.session.run("loss", tape=recorded.tape)
+        return self.session.download(getattr(recorded, result))
+
+    def _rows_of_adamw(self, step: Recorded, row: ArrayLike) -> Inputs:
+        """Return AdamW's row, and a changed row for each other kind of parameters."""
+        rows: Inputs = {"hp": row}
+        for name, (decays, rate) in step.hp_more.items():
+            changed = rows[name] = np.array(row, np.float32)
+            changed[RATE] *= rate
+            changed[DECAY] *= decays
+        return rows
+
+    def _fed(
+        self, batch: Batch, hp: ArrayLike | None = None, *, train: bool
+    ) -> tuple[Recorded, Batch]:
         """Upload a batch; return the step that takes it, and the checked batch.
 
         With ``train`` the counter of dropout masks advances after the batch is accepted.
         """
-        self._check_built("step")
-        step, given, inputs = self._fitted(batch)
+        self._built("step")
+        step, batch, values = self._fitted(batch)
         if hp is not None:
-            inputs |= self._rows_of_adamw(step, hp)
-        if step.dropout is not None:
-            inputs[step.dropout] = np.array([self.batches, train], np.int32)
-        self.session.feed(inputs, step.tape)
+            values |= self._rows_of_adamw(step, hp)
+        if "dropout" in step.tape.inputs:
+            values["dropout"] = np.array([self.batches, train], np.int32)
+        self._feed(step.tape, values)
         self.batches += train
-        return step, given
+        return step, batch
 
     @exclusive
     def train(self, batch: Batch, hp: ArrayLike, is_first: bool) -> float:
@@ -378,13 +388,13 @@ class Engine(ABC, Generic[C, R]):
         Raises ShapeError or LabelError for a batch that does not fit. Raises NonFiniteError if a
         gradient is not finite; weights and moments are untouched then.
         """
-        step, given = self._fed(Batch.of(batch), hp, train=True)
+        step, batch = self._fed(Batch.of(batch), hp, train=True)
         s = self.session
         if is_first:
             s.reset_moments()
-        s.run("update", weight=float(given.rows) if s.pending else 1.0, tape=step.tape)
+        s.run("update", weight=float(batch.rows) if s.pending else 1.0, tape=step.tape)
         self.step_index += 1
-        return self._loss(step, given)
+        return self._loss(step, batch)
 
     @exclusive
     def accumulate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
@@ -392,9 +402,9 @@ class Engine(ABC, Generic[C, R]):
 
         A batch, or its arrays in order. Raises what ``train`` does: ShapeError, LabelError.
         """
-        step, given = self._fed(Batch.of(batch, *arrays), train=True)
-        self.session.run("grads", weight=float(given.rows), tape=step.tape)
-        return self._loss(step, given)
+        step, checked = self._fed(Batch.of(batch, *arrays), train=True)
+        self.session.run("grads", weight=float(checked.rows), tape=step.tape)
+        return self._loss(step, checked)
 
     @exclusive
     def evaluate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
@@ -402,9 +412,9 @@ class Engine(ABC, Generic[C, R]):
 
         A batch, or its arrays in order. Raises what ``train`` does: ShapeError, LabelError.
         """
-        step, given = self._fed(Batch.of(batch, *arrays), train=False)
+        step, checked = self._fed(Batch.of(batch, *arrays), train=False)
         self.session.run("loss", tape=step.tape)
-        return self._loss(step, given, evaluated=True)
+        return self._loss(step, checked, evaluated=True)
 
     @exclusive
     def update(self, hp: ArrayLike, is_first: bool) -> None:
@@ -413,110 +423,121 @@ class Engine(ABC, Generic[C, R]):
         hp and ``is_first`` are those of ``train``. Raises NonFiniteError if a gradient is not
         finite; weights and moments are untouched then.
         """
-        step = self._check_built("update")
-        self.session.feed(self._rows_of_adamw(step, hp), step.tape)
+        step = self._built("update")
+        self._feed(step.tape, self._rows_of_adamw(step, hp))
         if is_first:
             self.session.reset_moments()
         self.session.run("apply", tape=step.tape)
         self.step_index += 1
 
-    def _loss(self, step: R, given: Batch, *, evaluated: bool = False) -> float:
+    def _loss(self, step: Recorded, batch: Batch, *, evaluated: bool = False) -> float:
         """Return the loss of the last batch, of a step or an evaluation."""
         assert step.loss is not None
         return float(self.session.download(step.loss))
 
     # -- Resuming ------------------------------------------------------------------------------
 
-    def _moments(self) -> dict[str, Tensor]:
+    def _beside_weights(self) -> dict[str, Tensor]:
         """Return the optimizer's moments by name, and the frozen tensors of adapters."""
         pairs = ((name, zip("mv", pair, strict=True)) for name, pair in self.moments.items())
-        found = {f"{name}.{which}": tensor for name, pair in pairs for which, tensor in pair}
-        adapters = self._weights.adapters
-        return found if adapters is None else found | adapters.frozen
+        moments = {f"{name}.{which}": tensor for name, pair in pairs for which, tensor in pair}
+        return moments | self._adapters.frozen
 
     @exclusive
     def snapshot(self) -> Snapshot:
         """Return everything that training has changed; read it before training continues."""
-        session, kept = self.session, self.parameters | self._moments()
+        session, beside = self.session, self._beside_weights()
+        tensors = self.parameters | beside
         weight, sums = session.waiting()
-        named = {f"{name}.sum": values for name, values in sums.items()}
+        sums = {f"{name}.sum": values for name, values in sums.items()}
         return Snapshot(
             {"steps": self.step_index, "batches": self.batches, "waiting": weight},
             _shapes(self.parameters),
-            _shapes(self._moments()) | {name: values.shape for name, values in named.items()},
-            lambda name: named[name] if name in named else session.download(kept[name]),
-            "model" if self._weights.file is None else "adapter",
+            _shapes(beside) | {name: values.shape for name, values in sums.items()},
+            lambda name: sums[name] if name in sums else session.download(tensors[name]),
+            "model" if self.file is None else "adapter",
         )
 
     @exclusive
-    def restore(self, found: Snapshot) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Take over the state of an engine that was realized alike; continue with the same bits.
 
         Raises CheckpointError for the state of a different engine.
         """
-        kept, weight = self._moments(), found.counts["waiting"]
-        own = _shapes(self.parameters)
-        sums = {f"{name}.sum": shape for name, shape in own.items()} if weight else {}
-        check_alike("weights", own, found.weights)
-        check_alike("optimizer", _shapes(kept) | sums, found.optimizer)
-        for name, tensor in (*self.parameters.items(), *kept.items()):
-            self.session.upload(tensor, found.read(name))
+        beside, weight = self._beside_weights(), state.counts["waiting"]
+        shapes = _shapes(self.parameters)
+        sums = {f"{name}.sum": shape for name, shape in shapes.items()} if weight else {}
+        check_alike("weights", shapes, state.weights)
+        check_alike("optimizer", _shapes(beside) | sums, state.optimizer)
+        for name, tensor in (self.parameters | beside).items():
+            self.session.upload(tensor, state.read(name))
         if weight:
-            self.session.wait(weight, {name: found.read(f"{name}.sum") for name in own})
-        self.step_index = int(found.counts["steps"])
-        self.batches = int(found.counts["batches"])
+            self.session.wait(weight, {name: state.read(f"{name}.sum") for name in shapes})
+        self.step_index = int(state.counts["steps"])
+        self.batches = int(state.counts["batches"])
 
     # -- Weights -------------------------------------------------------------------------------
 
     @exclusive
     def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of all weights, by name."""
-        return {name: self.session.download(w) for name, w in self.tensors.items()}
+        """Return copies of all weights, by name, in the shapes that files have."""
+        return self._downloaded(self.tensors)
 
     @exclusive
     def gradients(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the last step's gradients of the mean loss, before clipping."""
-        self._check_built("gradients")
-        return {
-            name: self.session.download(self.session.grad(w)) for name, w in self.parameters.items()
-        }
+        self._built("gradients")
+        return self._downloaded({n: self.session.grad(w) for n, w in self.parameters.items()})
+
+    def _downloaded(self, tensors: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
+        model, download = self.model, self.session.download
+        return {n: model.outward(self.config, n, download(t)) for n, t in tensors.items()}
 
     @exclusive
     def load_weights(self, weights: Mapping[str, ArrayLike]) -> None:
         """Replace all weights; names and shapes must match ``weights()``.
 
-        Raises ConfigError if a name is missing or unknown; no weight is replaced then.
+        Of an engine over a mapped file, replace the adapters, as ``adapter_weights()`` returns
+        them. Raises ConfigError if a name is missing, unknown or frozen; no weight is replaced
+        then.
         """
         self._session_for("load_weights()")
-        tensors = self._weights.replaceable(weights)
-        missing = sorted(tensors.keys() - weights.keys())
-        unknown = sorted(weights.keys() - tensors.keys())
+        if self.file is not None and (frozen := sorted(weights.keys() & self._mapped.keys())):
+            more = f" and {len(frozen) - 1} more are" if frozen[1:] else " is"
+            raise ConfigError(
+                f"load_weights: {frozen[0]!r}{more} frozen in {self.file.path}: give only "
+                "adapters, as adapter_weights() returns them"
+            )
+        missing = sorted(self._loadable.keys() - weights.keys())
+        unknown = sorted(weights.keys() - self._loadable.keys())
         if missing or unknown:
             raise ConfigError(
                 f"load_weights: missing {missing or 'none'}, unknown {unknown or 'none'}"
             )
-        arrays = {  # all are checked before the first is replaced
-            name: checks.converted(name, weights[name], w.shape, w.dtype)
-            for name, w in tensors.items()
-        }
-        for name, w in tensors.items():
+        model, arrays = self.model, {}
+        for name, w in self._loadable.items():  # all are checked before the first is replaced
+            values = model.inward(self.config, name, weights[name])
+            arrays[name] = checks.converted(name, values, w.shape, w.dtype)
+        for name, w in self._loadable.items():
             self.session.upload(w, arrays[name])
 
     # -- Files ---------------------------------------------------------------------------------
 
     def write_run(self, folder: Path) -> None:
         """Write the weights to a run folder as model.safetensors; replaces an earlier file."""
-        self._check_built("write_run")
+        self._built("write_run")
         write_atomically(folder / "model.safetensors", safetensors.parts(self.weights()))
 
     def read_run(self, folder: Path) -> None:
         """Load what ``write_run`` wrote."""
-        self._check_built("read_run")
+        self._built("read_run")
         with closing(SafeTensors(folder / "model.safetensors")) as file:
             self.load_weights({name: file[name] for name in file.tensors})
 
     def check_unchanged(self) -> None:
-        """Raise the file's error if the weights are mapped and the file has changed."""
+        """Raise the file's error if it is mapped and has changed since it was opened."""
+        if self.file is not None:
+            self.file.check_unchanged()
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> Shapes:

@@ -8,10 +8,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import gguf, hf, mixes
@@ -21,7 +20,7 @@ from toynn.formats.hf.name_mapping import module_of
 from toynn.formats.tokenizer import ByteTokenizer, Given, Tokenizer, TokenType
 from toynn.formats.tokenizer.folder import FolderKeys
 from toynn.formats.tokenizer.vocab import PREFIX
-from toynn.models import ARCHITECTURES, HEAD, TABLE, Hyper, SequenceModel, Source, refuse
+from toynn.models import ARCHITECTURES, HEAD, TABLE, Hyper, SequenceModel, Source, hyper, refuse
 from toynn.options import RecipeOptions
 
 __all__ = [
@@ -30,7 +29,9 @@ __all__ = [
     "check_agrees",
     "check_model",
     "check_options",
+    "check_tensors",
     "config_of",
+    "metadata_of",
     "passed_on",
     "tokenizer_of",
     "write_gguf",
@@ -38,7 +39,6 @@ __all__ = [
 ]
 
 Carried = Mapping[str, Any]  # metadata of a file that is not the model's
-Floats = NDArray[np.float32]
 StrPath = str | PathLike[str]
 
 #: Keys of a file that describe that file and not the model.
@@ -69,9 +69,9 @@ def tokenizer_of(path: StrPath, vocab: int) -> dict[str, tuple[Any, str]]:
         texts = file.metadata.get("tokenizer.ggml.tokens")
         if isinstance(texts, gguf.Strings) and len(texts) > vocab:
             refuse(file, f"it has {len(texts)} tokens; the model has {vocab}")
-        found = {k: v for k, v in passed_on(file).items() if k.startswith("tokenizer.")}
+        keys = {k: v for k, v in passed_on(file).items() if k.startswith("tokenizer.")}
     if not isinstance(texts, gguf.Strings):
-        return found
+        return keys
     # Rows without a token get names and the type UNUSED, as in llama.cpp's converter.
     rows = range(len(texts), vocab)
     added: dict[str, list[Any]] = {
@@ -79,10 +79,10 @@ def tokenizer_of(path: StrPath, vocab: int) -> dict[str, tuple[Any, str]]:
         "token_type": [int(TokenType.UNUSED)] * len(rows),
         "scores": [0.0] * len(rows),
     }
-    for key, (values, type) in found.items() if rows else ():
-        if own := added.get(key.removeprefix(PREFIX)):
-            found[key] = [*values[: len(texts)], *own], type
-    return found
+    for key, (values, type) in keys.items() if rows else ():
+        if more := added.get(key.removeprefix(PREFIX)):
+            keys[key] = [*values[: len(texts)], *more], type
+    return keys
 
 
 def check_model(file: Source, known: Collection[str] | None = None, reader: str = "") -> None:
@@ -107,31 +107,46 @@ def config_of(
     ``known`` and ``reader`` are as in ``check_model``, whose error is raised, too.
     """
     check_model(file, known, reader)
-    hyper = Hyper(file)
+    keys = Hyper(file)
     try:
-        cfg, options = ARCHITECTURES[file.architecture].read(hyper)
+        cfg, options = ARCHITECTURES[file.architecture].read(keys)
     except ConfigError as error:
         refuse(file, str(error))
-    hyper.refuse_others()
+    keys.refuse_others()
     return cfg, options
 
 
-class Writable(Protocol):
-    """What writing needs from an engine."""
-
-    config: Any
-    _carried: Carried
-
-    @property
-    def model(self) -> SequenceModel[Any]:
-        """Its architecture."""
-
-    def weights(self) -> dict[str, Floats]:
-        """Return copies of all weights, by name."""
+def check_tensors(file: Source, model: SequenceModel[Any], cfg: Any, opts: RecipeOptions) -> None:
+    """Raise the file's error unless it has exactly the tensors of a model."""
+    beside = {name: array.shape for name, array in model.beside(cfg).items()}
+    hyper.check_tensors(file, model.shapes(cfg, opts) | beside)
 
 
-def write_gguf(path: StrPath, engine: Writable, outtype: str, *, overwrite: bool) -> None:
-    """Write a model; ``outtype`` is the type of its matrices, or a mix.
+def metadata_of(
+    model: SequenceModel[Any], cfg: Any, outtype: str, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the metadata of a model's GGUF file; ``more``: its tokenizer, if any, and names.
+
+    Raises ConfigError for a model that GGUF cannot express.
+    """
+    vocab = cfg.vocab
+    model, cfg = model.filed(cfg)
+    model.check_gguf(cfg)
+    name = model.architecture
+    return {
+        "general.architecture": name,
+        "general.type": "model",
+        "general.file_type": OUTTYPES[outtype],
+        "general.quantization_version": 2,
+        "tokenizer.ggml.model": "no_vocab",
+        **more,
+        f"{name}.vocab_size": vocab,
+        **{f"{name}.{key}": value for key, value in model.write(cfg).items()},
+    }
+
+
+def write_gguf(path: StrPath, engine: Any, outtype: str, *, overwrite: bool) -> None:
+    """Write a SequenceEngine's model; ``outtype`` is the type of its matrices, or a mix.
 
     Raises ConfigError for an unknown ``outtype``, and for a mix without llama-cpp-python.
     """
@@ -147,19 +162,7 @@ def write_gguf(path: StrPath, engine: Writable, outtype: str, *, overwrite: bool
         ):
             return
     model, cfg = engine.model, engine.config
-    named, its = model.filed(cfg)
-    named.check_gguf(its)
-    architecture, hyper = named.architecture, named.write(its)
-    metadata: dict[str, Any] = {
-        "general.architecture": architecture,
-        "general.type": "model",
-        "general.file_type": OUTTYPES[outtype],
-        "general.quantization_version": 2,
-        "tokenizer.ggml.model": "no_vocab",
-        **engine._carried,
-        f"{architecture}.vocab_size": cfg.vocab,
-    }
-    metadata |= {f"{architecture}.{key}": value for key, value in hyper.items()}
+    metadata = metadata_of(model, cfg, outtype, engine._carried)
     weights = model.exported(cfg, engine.weights()) | model.beside(cfg)
     if model.needs_head:
         weights.setdefault(HEAD, weights[TABLE])
@@ -169,50 +172,51 @@ def write_gguf(path: StrPath, engine: Writable, outtype: str, *, overwrite: bool
     gguf.write(path, metadata, tensors, overwrite=overwrite)
 
 
-def write_hf(path: StrPath, engine: Writable, tokenizer: StrPath | None) -> str:
+def write_hf(path: StrPath, engine: Any, tokenizer: StrPath | None) -> str:
     """Write a model as a new Hugging Face folder; return why it has no tokenizer, or "".
 
-    ``tokenizer`` is a path that replaces the model's own. Raises ConfigError for tensors that
-    config.json cannot describe, and what reading a tokenizer raises.
+    ``engine`` is a SequenceEngine; ``tokenizer``, a path, replaces its own. Raises ConfigError for
+    tensors that config.json cannot describe, and what reading a tokenizer raises.
     """
     model, cfg = engine.model, engine.config
     beside = model.beside(cfg)
     if unsaid := {name for name in beside if module_of(name) not in model.config_says}:
         raise ConfigError(f"export_hf: config.json has no place for {', '.join(sorted(unsaid))}")
-    hyper = model.write(cfg) | {"vocab_size": cfg.vocab}
+    keys = model.write(cfg) | {"vocab_size": cfg.vocab}
     files, named, why = _tokenizer_files(engine, tokenizer)
     tensors = model.exported(cfg, engine.weights())
-    hf.write(path, model.architecture, hyper, tensors, beside, files=files, named=named)
+    hf.write(path, model.architecture, keys, tensors, beside, files=files, named=named)
     return why
 
 
 def _tokenizer_files(
-    engine: Writable, named: StrPath | None
+    engine: Any, named: StrPath | None
 ) -> tuple[dict[str, bytes], dict[str, int | None], str]:
     """Return a tokenizer's files by name and its BOS and EOS ids; or why there is none."""
     carried, rows = engine._carried, engine.config.vocab
     try:
         if named is not None and Path(named).is_dir():
-            found = Tokenizer.of(named, rows)
+            tokenizer = Tokenizer.of(named, rows)
         elif named is not None:
-            found = Tokenizer.from_gguf(Given(Path(named), tokenizer_of(named, rows)))
+            tokenizer = Tokenizer.from_gguf(Given(Path(named), tokenizer_of(named, rows)))
         elif f"{PREFIX}tokens" in carried:
-            found = Tokenizer.from_gguf(Given(Path("the model"), carried))
+            tokenizer = Tokenizer.from_gguf(Given(Path("the model"), carried))
         elif rows == ByteTokenizer().vocab_size:
-            found = ByteTokenizer()
+            tokenizer = ByteTokenizer()
         else:
             return {}, {}, "the model has none"
-        return found.hf_files(), {"bos_token_id": found.bos, "eos_token_id": found.eos}, ""
+        ids = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos}
+        return tokenizer.hf_files(), ids, ""
     except (DataError, GGUFError, ConfigError) as error:
         if named is not None:
             raise
         return {}, {}, str(error)
 
 
-def check_options(file: Source, opts: RecipeOptions, found: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless the options fit a mapped file."""
+def check_options(file: Source, opts: RecipeOptions, required: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless the options fit a mapped file, which has ``required`` ones."""
     for name in ("untied", "qkv_bias"):
-        if getattr(opts, name) and not found.get(name, False):
+        if getattr(opts, name) and not required.get(name, False):
             raise ConfigError(f"{name}: expected False, as in {file.path}; got True")
     if opts.weight_dtype != "f32":
         raise ConfigError(
@@ -221,20 +225,17 @@ def check_options(file: Source, opts: RecipeOptions, found: Mapping[str, Any]) -
         )
 
 
-def check_agrees(file: Source, cfg: Any, found: Any) -> None:
-    """Raise ConfigError unless a configuration equals a file's."""
-    if type(cfg) is not type(found):
+def check_agrees(file: Source, cfg: Any, stored: Any) -> None:
+    """Raise ConfigError unless a configuration equals that ``stored`` in a file."""
+    if type(cfg) is not type(stored):
         raise ConfigError(
-            f"cfg: expected a {type(found).__name__}, as {file.path} is {file.architecture}; got "
+            f"cfg: expected a {type(stored).__name__}, as {file.path} is {file.architecture}; got "
             f"{cfg!r}"
         )
-    names = [field.name for field in fields(found) if field.name not in ("init", "head_dim")]
-    names += ["d_head"] if hasattr(found, "d_head") else []
-    differing = [
-        f"{name}: expected {getattr(found, name)!r}; got {getattr(cfg, name)!r}"
-        for name in names
-        if not _alike(getattr(found, name), getattr(cfg, name))
-    ]
+    names = [field.name for field in fields(stored) if field.name not in ("init", "head_dim")]
+    names += ["d_head"] if hasattr(stored, "d_head") else []
+    pairs = [(name, getattr(stored, name), getattr(cfg, name)) for name in names]
+    differing = [f"{name}: expected {a!r}; got {b!r}" for name, a, b in pairs if not _alike(a, b)]
     if differing:
         raise ConfigError(f"cfg differs from {file.path}: {'; '.join(differing)}")
 

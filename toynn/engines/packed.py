@@ -1,12 +1,12 @@
 """Check a packed batch, and pad it to the length of a tape."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from toynn.data.batch import IGNORED, Batch
-from toynn.engines.recording import Pass
 from toynn.errors import ShapeError
 from toynn.graph.tape import Tensor
 from toynn.numerics import checks
@@ -24,8 +24,8 @@ def checked(batch: Batch, t_seq: int, context: int) -> Batch:
     if labels.ndim == 2:
         raise ShapeError(f"segments: labels must be integers {size}; got {labels.shape}")
     if batch.segments is None:
-        given = rows % t_seq if batch.positions is None else np.asarray(batch.positions)
-        return replace(batch, positions=given, segments=rows - rows % t_seq)
+        positions = rows % t_seq if batch.positions is None else np.asarray(batch.positions)
+        return replace(batch, positions=positions, segments=rows - rows % t_seq)
     first = checks.converted("segments", batch.segments, size, "i32")
     checks.segments_within(ids.size)("segments", first)
     if ids.size > 1 and (first == rows).all():
@@ -41,35 +41,40 @@ def checked(batch: Batch, t_seq: int, context: int) -> Batch:
             f"context is {context}: cut it"
         )
     if batch.positions is not None:
-        found = checks.converted("positions", batch.positions, size, "i32")
-        if (found != rows - first).any():
-            row = int(np.argmax(found != rows - first))
+        positions = checks.converted("positions", batch.positions, size, "i32")
+        if (positions != rows - first).any():
+            row = int(np.argmax(positions != rows - first))
             raise ShapeError(
-                f"positions: row {row} is {found[row]}; must be {row - first[row]}: positions "
+                f"positions: row {row} is {positions[row]}; must be {row - first[row]}: positions "
                 f"start at 0 in each segment, and this one begins at row {first[row]}"
             )
     labels = checks.converted("labels", labels, size, "i32")
     return replace(batch, positions=rows - first, labels=labels, segments=first)
 
 
-def inputs_of(step: Pass, given: Batch) -> dict[Tensor, ArrayLike]:
-    """Return a tape's inputs, padded to its length; kernels read only the valid rows."""
-    assert step.segments is not None and step.count is not None and step.labels is not None
-    size, room = given.tokens, step.tokens.shape[0]
-    zeros = np.zeros(room - size, np.int32)
-    short = positions = np.asarray(given.positions)
-    more: dict[Tensor, ArrayLike] = {}
-    if step.long_positions is not None and step.is_long is not None:
+def inputs_of(
+    inputs: Mapping[str, Tensor], batch: Batch, is_long: Callable[[int], bool]
+) -> dict[str, ArrayLike]:
+    """Return the values of a tape's inputs, padded to its length; kernels read only valid rows.
+
+    If there are "long_positions", the tokens of an example of n tokens have these or "positions",
+    as ``is_long(n)`` says; the other is 0.
+    """
+    room = inputs["tokens"].size
+    short = positions = np.asarray(batch.positions)
+    zeros = np.zeros(room - batch.tokens, np.int32)
+    values: dict[str, ArrayLike] = {}
+    if "long_positions" in inputs:
         _, place, lengths = np.unique(
-            np.asarray(given.segments), return_inverse=True, return_counts=True
+            np.asarray(batch.segments), return_inverse=True, return_counts=True
         )
-        long = np.array([step.is_long(length) for length in lengths.tolist()])[place]
+        long = np.array([is_long(length) for length in lengths.tolist()])[place]
         short = np.where(long, 0, positions)
-        more = {step.long_positions: np.append(np.where(long, positions, 0), zeros)}
-    return more | {
-        step.count: np.array(size),
-        step.segments: np.append(given.segments, np.arange(size, room)),
-        step.tokens: np.append(given.inputs, zeros),
-        step.positions: np.append(short, zeros),
-        step.labels: np.append(given.labels, zeros + IGNORED),
+        values["long_positions"] = np.append(np.where(long, positions, 0), zeros)
+    return values | {
+        "count": np.array(batch.tokens),
+        "segments": np.append(batch.segments, np.arange(batch.tokens, room)),
+        "tokens": np.append(batch.inputs, zeros),
+        "positions": np.append(short, zeros),
+        "labels": np.append(batch.labels, zeros + IGNORED),
     }

@@ -69,16 +69,16 @@ def plans(
 
     A plan that takes no less memory than a faster one is left out.
     """
-    found = [
+    choices = [
         Plan(level, prepack, cost.memory, cost.seconds)
         for level in levels
         for prepack, cost in costs(level).items()
     ]
-    found.sort(key=lambda plan: plan.seconds)
+    choices.sort(key=lambda plan: plan.seconds)
     return [
         plan
-        for i, plan in enumerate(found)
-        if all(plan.memory.peak < faster.memory.peak for faster in found[:i])
+        for i, plan in enumerate(choices)
+        if all(plan.memory.peak < faster.memory.peak for faster in choices[:i])
     ]
 
 

@@ -15,19 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 from toynn import ops
 from toynn.data.batch import IGNORED, Batch
 from toynn.engines import packed
-from toynn.engines.recording import Model, Pass, record_losses
+from toynn.engines.engine import Inputs, Recorded
 from toynn.errors import ConfigError, ShapeError
-from toynn.graph.tape import Tensor
+from toynn.graph.tape import Tape, Tensor
 from toynn.options import check_fields, option, real
-from toynn.system.critical import Section, exclusive
 
-__all__ = [
-    "KINDS",
-    "Preference",
-    "PreferenceOptions",
-    "PreferencePass",
-    "mismatched",
-]
+__all__ = ["KINDS", "Preference", "PreferenceOptions", "mismatched"]
 
 Kind = Literal["dpo", "orpo", "kto"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -70,57 +63,48 @@ class PreferenceOptions:
         return self.loss != "kto"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreferencePass(Pass):
-    """Handles of a tape of a preference loss; without a loss, of the sums alone."""
-
-    bounds: Tensor
-    sums: Tensor  # (S, 2)
-    sequences: Tensor | None = None
-    reference: Tensor | None = None
-    kl: Tensor | None = None
-    wanted: Tensor | None = None
-
-
 class Preference:
-    """The tapes of a preference loss over an engine's weights, and their inputs."""
+    """The tapes of a preference loss over a SequenceEngine's weights, and their inputs."""
 
-    def __init__(self, engine: Model, options: PreferenceOptions) -> None:
+    def __init__(self, engine: Any, options: PreferenceOptions) -> None:
         self.engine, self.options = engine, options
         #: figures of the last batch by TRL's names: (sum, count)
         self.figures: Mapping[str, tuple[float, float]] = {}
         self._reference = np.zeros(0, np.float32)
 
-    def record(self, batch: int, dropout: float) -> PreferencePass:
+    def record(self, batch: int, *, train: bool) -> Recorded:
         """Record the loss of a batch of at most ``batch`` rows of t_seq tokens."""
         s, options = self.engine.session, self.options
-        given = self._record_sums(batch, dropout, adapted=True)
-        S = given.sums.shape[0]
-        count, hp = s.input("sequences", (), "i32"), s.input("hp", (7,))
-        reference = kl = wanted = None
+        sums, bounds = self._record_sums(batch, train=train)
+        S = sums.shape[0]
+        count = s.input("sequences", (), "i32")
+        s.input("hp", (7,))
         if options.loss == "orpo":
-            loss = ops.orpo(s, given.sums, given.bounds, count, options.beta)
+            loss = ops.orpo(s, sums, bounds, count, options.beta)
         else:
             reference = s.input("reference", (S,))
-        if options.loss == "dpo" and reference is not None:
-            smoothing = options.label_smoothing
-            loss = ops.dpo(s, given.sums, reference, count, options.beta, smoothing)
-        if options.loss == "kto" and reference is not None:
+        if options.loss == "dpo":
+            loss = ops.dpo(s, sums, reference, count, options.beta, options.label_smoothing)
+        elif options.loss == "kto":
             kl, wanted = s.input("kl", ()), s.input("wanted", (S,), "i32")
             weights = options.desirable_weight, options.undesirable_weight
-            loss = ops.kto(s, given.sums, reference, kl, wanted, count, options.beta, weights)
+            loss = ops.kto(s, sums, reference, kl, wanted, count, options.beta, weights)
         s.set_loss(loss)
-        own = {"sequences": count, "reference": reference, "kl": kl, "wanted": wanted}
-        return PreferencePass(**{**vars(given), **own, "hp": hp, "loss": loss})
+        return Recorded(tape=s.tape, loss=loss, sums=sums)
 
-    def _record_sums(self, batch: int, dropout: float, *, adapted: bool) -> PreferencePass:
-        """Record the sums of token losses over each prompt and each completion."""
+    def _record_sums(
+        self, batch: int, *, train: bool = False, adapted: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Record the sums of token losses over each prompt and each completion; return bounds too.
+
+        Without ``adapted`` they are those of the reference.
+        """
         engine, s = self.engine, self.engine.session
-        N = batch * engine.t_seq
-        found, losses = record_losses(engine, N, dropout, adapted=adapted)
-        bounds = s.input("bounds", (2 * N + 1,), "i32")
-        sums = s.output(ops.token_sums(s, losses, bounds))
-        return PreferencePass(**vars(found), bounds=bounds, sums=sums)
+        layers, x, labels = engine.record_labelled(batch, packed=True, adapted=adapted, train=train)
+        logits = engine.model.logits(layers, engine.config, engine.options, x)
+        losses = ops.token_losses(s, logits, labels)
+        bounds = s.input("bounds", (2 * batch * engine.t_seq + 1,), "i32")
+        return s.output(ops.token_sums(s, losses, bounds)), bounds
 
     def checked(self, batch: Batch) -> Batch:
         """Return a batch as arrays. Raises ShapeError unless it fits the loss."""
@@ -133,86 +117,82 @@ class Preference:
                 f"preferences: {self.options.loss} needs "
                 f"{'pairs' if self.options.paired else 'labelled completions'}; got the other kind"
             )
-        found = packed.checked(batch, self.engine.t_seq, self.engine.context)
         wanted = None if batch.wanted is None else np.asarray(batch.wanted)
         ids, bounds = np.asarray(batch.inputs), np.asarray(batch.bounds)
-        return replace(found, inputs=ids, bounds=bounds, wanted=wanted)
+        batch = packed.checked(batch, self.engine.t_seq, self.engine.context)
+        return replace(batch, inputs=ids, bounds=bounds, wanted=wanted)
 
-    def inputs(self, tape: PreferencePass, given: Batch) -> dict[Tensor, ArrayLike]:
+    def inputs(self, step: Recorded, batch: Batch) -> Inputs:
         """Return the inputs of the loss's tape, including the reference's log probabilities."""
-        found, S = self._inputs(tape, given), tape.sums.shape[0]
-        self._reference = np.zeros(given.examples, np.float32)
-        if tape.reference is not None:
-            self._reference = self.log_probabilities(given, adapted=False)
-            found[tape.reference] = _room(self._reference, S)
-        if tape.kl is not None and tape.wanted is not None:
-            found[tape.kl] = np.array(self._divergence(given), np.float32)
-            found[tape.wanted] = _room(given.wanted, S)
-        if tape.sequences is not None:
-            found[tape.sequences] = np.array(given.examples)
-        return found
+        values, inputs = self._inputs(step.tape, batch), step.tape.inputs
+        S = inputs["bounds"].size // 2
+        values["sequences"] = np.array(batch.examples)
+        self._reference = np.zeros(batch.examples, np.float32)
+        if "reference" in inputs:
+            self._reference = self.log_probabilities(batch, adapted=False)
+            values["reference"] = _padded(self._reference, S)
+        if "kl" in inputs:
+            values["kl"] = np.array(self._divergence(batch), np.float32)
+            values["wanted"] = _padded(batch.wanted, S)
+        return values
 
-    def _inputs(self, tape: PreferencePass, given: Batch) -> dict[Tensor, ArrayLike]:
-        bounds = np.full(tape.bounds.shape, given.bounds[-1], np.int32)
-        bounds[: len(given.bounds)] = given.bounds
-        return packed.inputs_of(tape, given) | {tape.bounds: bounds}
+    def _inputs(self, tape: Tape, batch: Batch) -> Inputs:
+        bounds = np.full(tape.inputs["bounds"].shape, batch.bounds[-1], np.int32)
+        bounds[: len(batch.bounds)] = batch.bounds
+        return packed.inputs_of(tape.inputs, batch, self.engine.is_long) | {"bounds": bounds}
 
-    def exclusively(self, call: str) -> Section:
-        """Return the engine's critical section."""
-        return self.engine.session.exclusively(call)
-
-    @exclusive
     def evaluate(self, batch: Batch) -> float:
         """Return the loss of a batch, without a training step; ``means`` has more figures."""
-        engine, s, given = self.engine, self.engine.session, self.checked(batch)
-        rows = max(-(-given.tokens // engine.t_seq), engine.t_batch)
-        tape = s.record(("preference loss", rows), lambda: self.record(rows, 0.0))
-        s.feed(self.inputs(tape, given), tape.tape)
-        s.run("loss", tape=tape.tape)
-        self.measure(tape, given)
-        assert tape.loss is not None
-        return float(s.download(tape.loss))
+        engine, batch = self.engine, self.checked(batch)
+        rows = engine.batch_of(batch)
+        with engine.session.exclusively("evaluate()"):
+            step = engine.session.record(
+                ("preference loss", rows), lambda: self.record(rows, train=False)
+            )
+            loss = float(engine.compute(step, self.inputs(step, batch), "loss"))
+            self.measure(step, batch)
+        return loss
 
     def means(self) -> dict[str, float]:
         """Return the means of the last batch's figures."""
         return {name: total / count for name, (total, count) in self.figures.items() if count}
 
-    @exclusive
-    def log_probabilities(self, given: Batch, *, adapted: bool) -> Floats:
+    def log_probabilities(self, batch: Batch, *, adapted: bool) -> Floats:
         """Return log p of each completion (S,), with or without the adapters; no dropout."""
         engine, s = self.engine, self.engine.session
-        batch = max(-(-given.tokens // engine.t_seq), engine.t_batch)
-        tape: PreferencePass = s.record(
-            ("sums", batch, adapted), lambda: self._record_sums(batch, 0.0, adapted=adapted)
-        )
-        s.feed(self._inputs(tape, given), tape.tape)
-        s.run("loss", tape=tape.tape)
-        return -s.download(tape.sums)[: given.examples, 1]
+        rows, S = engine.batch_of(batch), batch.examples
 
-    def _divergence(self, given: Batch) -> float:
+        def record() -> Recorded:
+            return Recorded(tape=s.tape, sums=self._record_sums(rows, adapted=adapted)[0])
+
+        recorded = s.record(("sums", rows, adapted), record)
+        sums: Floats = engine.compute(recorded, self._inputs(recorded.tape, batch), "sums")
+        return -sums[:S, 1]
+
+    def _divergence(self, batch: Batch) -> float:
         """Return KTO's kl: the divergence of model and reference on mismatched completions.
 
         Each completion follows the next example's prompt. With a single example it is 0.
         """
-        others = mismatched(given, self.engine.t_seq * self.engine.t_batch)
+        others = mismatched(batch, self.engine.t_seq * self.engine.t_batch)
         if others is None:
             return 0.0
         model, reference = (self.log_probabilities(others, adapted=a) for a in (True, False))
         return max(0.0, float((model - reference).mean(dtype=np.float64)))
 
-    def measure(self, tape: PreferencePass, given: Batch) -> None:
+    def measure(self, step: Recorded, batch: Batch) -> None:
         """Store the figures of the last batch."""
-        found = -self.engine.session.download(tape.sums)[: given.examples, 1].astype(np.float64)
-        options = self.options
+        assert step.sums is not None
+        sums, options = self.engine.session.download(step.sums), self.options
+        logps = -sums[: batch.examples, 1].astype(np.float64)
         if options.loss == "orpo":
-            length = np.diff(given.bounds)[1::2]
-            found = found / length
-        rewards = options.beta * (found - self._reference)
-        wanted = given.wanted
-        good = np.arange(given.examples) % 2 == 0 if wanted is None else wanted != 0
+            logps /= np.diff(batch.bounds)[1::2]
+        rewards = options.beta * (logps - self._reference)
+        wanted = batch.wanted
+        good = np.arange(batch.examples) % 2 == 0 if wanted is None else wanted != 0
         figures = {
             f"{what}/{which}": (float(values[part].sum()), float(part.sum()))
-            for what, values in (("rewards", rewards), ("logps", found))
+            for what, values in (("rewards", rewards), ("logps", logps))
             for which, part in (("chosen", good), ("rejected", ~good))
         }
         if options.paired:
@@ -222,48 +202,41 @@ class Preference:
         self.figures = figures
 
 
-def mismatched(given: Batch, room: int) -> Batch | None:
+def mismatched(batch: Batch, room: int) -> Batch | None:
     """Pair each prompt with the completion of the example before; None for a single example.
 
-    Each sequence is cut to the length of the longest given one. Only the first sequences, those
-    that fit into ``room`` tokens together, are kept.
+    Each sequence is cut to the length of the longest one in the batch. Only the first sequences,
+    those that fit into ``room`` tokens together, are kept.
     """
-    starts = np.flatnonzero(given.segments == np.arange(len(given.inputs)))
-    ends = np.append(starts[1:], len(given.inputs))
+    starts = np.flatnonzero(batch.segments == np.arange(batch.tokens))
+    ends = np.append(starts[1:], batch.tokens)
     if len(starts) < 2:
         return None
     longest = int((ends - starts).max())
-    ids: list[NDArray[Any]] = []
-    labels: list[NDArray[Any]] = []
-    counts = []
+    pairs: list[tuple[NDArray[Any], NDArray[Any]]] = []  # ids and labels of a sequence
+    size = 0
     for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        other = slice(starts[k - 1], ends[k - 1])
-        first = int(np.argmax(given.labels[other] != IGNORED))  # rows before it: the prompt's
-        own = int(np.argmax(given.labels[start:end] != IGNORED))
-        prompt = given.inputs[start : start + own + 1]
-        answer = given.labels[other][first:]
-        rows = np.append(prompt, answer[:-1])[:longest]
-        targets = np.append(np.full(own, IGNORED), answer)[:longest]
-        if (targets != IGNORED).any():
-            ids.append(rows)
-            labels.append(targets)
-            counts.append(int((targets != IGNORED).sum()))
-    lengths = [len(rows) for rows in ids]
-    keep = int(np.searchsorted(np.cumsum(lengths), room, side="right"))
-    if not keep:
+        before = batch.labels[starts[k - 1] : ends[k - 1]]
+        answer = before[np.argmax(before != IGNORED) :]  # without the rows of its prompt
+        prompt = int(np.argmax(batch.labels[start:end] != IGNORED))  # rows without loss
+        ids = np.append(batch.inputs[start : start + prompt + 1], answer[:-1])[:longest]
+        labels = np.append(np.full(prompt, IGNORED), answer)[:longest]
+        if (labels != IGNORED).any():
+            size += len(ids)
+            if size > room:
+                break
+            pairs.append((ids, labels))
+    if not pairs:
         return None
-    lengths = lengths[:keep]
+    lengths = [len(ids) for ids, _ in pairs]
     firsts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
-    bounds = np.repeat(np.cumsum([0, *counts[:keep]]), 2)[:-1]
-    return Batch(
-        np.concatenate(ids[:keep]).astype(np.int32),
-        (np.arange(len(firsts)) - firsts).astype(np.int32),
-        np.concatenate(labels[:keep]).astype(np.int32),
-        firsts.astype(np.int32),
-        bounds.astype(np.int32),
-    )
+    ids, labels = map(np.concatenate, zip(*pairs, strict=True))
+    counts = [int((one != IGNORED).sum()) for _, one in pairs]
+    bounds = np.repeat(np.cumsum([0, *counts]), 2)[:-1]
+    arrays = (ids, np.arange(len(firsts)) - firsts, labels, firsts, bounds)
+    return Batch(*(array.astype(np.int32) for array in arrays))
 
 
-def _room(values: ArrayLike, size: int) -> NDArray[Any]:
-    found = np.asarray(values)
-    return np.append(found, np.zeros(size - len(found), found.dtype))
+def _padded(values: ArrayLike, size: int) -> NDArray[Any]:
+    array = np.asarray(values)
+    return np.append(array, np.zeros(size - len(array), array.dtype))

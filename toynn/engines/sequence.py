@@ -5,12 +5,14 @@ around the model's forward pass, and feeds the tapes. It adds incremental decodi
 preferences (preference.py).
 
 Weights are drawn; or read from a file, dequantized and trained (``from_file``); or they stay in the
-file, frozen and mapped, with adapters (weights.py, adapters.py). The file's description of its
-model is checked before any memory is allocated. files.py writes files.
+file, frozen and mapped, with adapters (adapters.py). The file's description of its model is checked
+before any memory is allocated. files.py writes files.
 """
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, Self, TypeVar
@@ -18,50 +20,54 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from toynn import ops
 from toynn.data.batch import Batch
-from toynn.engines import files
+from toynn.engines import files, packed
 from toynn.engines.adapters import Adapters
-from toynn.engines.decoding import BatchDecoder, Decoder, Decoding
-from toynn.engines.engine import Engine
+from toynn.engines.decoding import BatchDecoder, Decoder, Decoders
+from toynn.engines.engine import Engine, Inputs, Recorded, of_step, width
 from toynn.engines.files import StrPath
-from toynn.engines.packed import checked, inputs_of
-from toynn.engines.preference import Preference, PreferenceOptions, PreferencePass
-from toynn.engines.recording import Pass, record_logits, record_loss
+from toynn.engines.preference import Preference, PreferenceOptions
 from toynn.engines.targets import AdapterOptions
-from toynn.engines.weights import FileWeights
-from toynn.errors import ConfigError, LifecycleError, ShapeError
-from toynn.formats import bases
+from toynn.errors import ConfigError, ShapeError
+from toynn.formats import bases, quants
 from toynn.formats.adapters import Adapter
 from toynn.graph.tape import Tensor
 from toynn.models import (
     ARCHITECTURES,
+    TABLE,
     SequenceConfig,
     SequenceModel,
-    Shapes,
     Source,
     architecture,
-    check_tensors,
     refuse,
 )
-from toynn.nn import LoRA
+from toynn.models.table import Weight
+from toynn.nn import Dropout, Layers, LoRA
 from toynn.options import RecipeOptions
+from toynn.session import Session
 from toynn.system.critical import exclusive
 
 __all__ = ["SequenceEngine"]
 
 C = TypeVar("C", bound=SequenceConfig)
 
+_DECLARED = " after the weights were declared:"
+
 
 class _Architectures:
     """The names of the architectures whose configurations have the engine's ``config_type``."""
 
     def __get__(self, engine: Any, kind: "type[SequenceEngine[Any]]") -> tuple[str, ...]:
-        of = ((name, model.config_type) for name, model in ARCHITECTURES.items())
-        own, others = kind.config_type, kind.other_types
-        return tuple(n for n, each in of if issubclass(each, own) and not issubclass(each, others))
+        return tuple(
+            name
+            for name, model in ARCHITECTURES.items()
+            if issubclass(model.config_type, kind.config_type)
+            and not issubclass(model.config_type, kind.other_types)
+        )
 
 
-class SequenceEngine(Engine[C, Pass], Generic[C]):
+class SequenceEngine(Engine[C], Generic[C]):
     """An engine that reads B sequences of T tokens, laid flat (B T,).
 
     Its weights are drawn (``realize_for_random_init``) or read (``from_file``), and all trained. Or
@@ -75,31 +81,22 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
     other_types: tuple[type[Any], ...] = ()  # of models that it leaves to others
     architectures = _Architectures()  # values of general.architecture that it reads
 
-    vocab: int
-    context: int
-    t_seq: int
-    t_tok: Tensor
-    t_pos: Tensor
+    vocab, context = width("vocab"), width("context")
+    t_seq = property(lambda engine: engine.options.t_seq or engine.context)  # T
+    t_tok, t_pos = of_step("tokens"), of_step("positions")
 
     def _clear(self) -> None:
         super()._clear()
         self.lora: AdapterOptions | None = None  # given to enable_lora
         self.preference: Preference | None = None  # the preference loss, if there is one
         self._trains_adapters = False
+        #: reads the values of a file's weights that cannot stay there, by name
+        self._copies: dict[str, Callable[[], NDArray[Any]]] = {}
         self._carried: files.Carried = MappingProxyType({})
-        self._decoding = Decoding(self)
-        self._evaluated: tuple[Pass, int] | None = None  # last evaluation's step, number of labels
+        self.decoders: Decoders = OrderedDict()
+        self._evaluated: tuple[Tensor | None, int] = None, 0  # losses of the labels, their number
 
     # -- The model -----------------------------------------------------------------------------
-
-    def _model_of(self, cfg: C) -> SequenceModel[Any]:
-        model = architecture(cfg.arch)
-        if cfg.arch not in self.architectures:
-            raise ConfigError(
-                f"{type(self).__name__}: expected the configuration of "
-                f"{', '.join(self.architectures)}; got one of {cfg.arch}"
-            )
-        return model.apart() if self._weights.pairs_apart else model
 
     @property
     def model(self) -> SequenceModel[Any]:
@@ -107,45 +104,65 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
 
         Raises ConfigError if the engine is for others.
         """
-        return self._model_of(self.config)
-
-    def _beside(self) -> Shapes:
-        return {name: array.shape for name, array in self.model.beside(self.config).items()}
-
-    def _check(self, cfg: C, opts: RecipeOptions) -> None:
-        if opts.t_seq > cfg.context:
+        name = self.config.arch
+        model = architecture(name)
+        if name not in self.architectures:
             raise ConfigError(
-                f"{type(self).__name__}: t_seq {opts.t_seq} is longer than the context "
-                f"{cfg.context}"
+                f"{type(self).__name__}: expected the configuration of "
+                f"{', '.join(self.architectures)}; got one of {name}"
             )
-        super()._check(cfg, opts)
+        return model.apart() if self.file is not None and self.file.pairs_apart else model
 
-    def declare(self, cfg: C, opts: RecipeOptions) -> None:
-        """Declare the weights; the session's ``finalize_weights`` allocates them.
+    def _check(self) -> None:
+        if self.options.t_seq > self.context:
+            raise ConfigError(
+                f"{type(self).__name__}: t_seq {self.options.t_seq} is longer than the context "
+                f"{self.context}"
+            )
+        super()._check()
 
-        Each weight must be uploaded before a tape that reads it can run.
+    def _declare_weights(self, weights: Mapping[str, Weight]) -> None:
+        """Declare weights to train; or map the file's, and declare the requested adapters."""
+        if self.file is None:
+            super()._declare_weights(weights)
+            return
+        files.check_tensors(self.file, self.model, self.config, self.options)
+        for name, weight in weights.items():
+            self._mapped[name] = self._declare_frozen(self.file, name, weight)
+        if self.lora is not None:
+            chosen = self.lora.resolve(self.file.architecture, weights)
+            # A tied head is the embedding table.
+            matrices = {name: self._mapped.get(name, self._mapped[TABLE]) for name in chosen}
+            trained = self._trains_adapters
+            self._adapters.declare(self.session, self.file, self.lora, matrices, trained=trained)
+            self._loadable, self.parameters = self._adapters.tensors, self._adapters.parameters
+
+    def _declare_frozen(self, file: Source, name: str, weight: Weight) -> Tensor:
+        """Declare a weight of a file: matrices, and vectors in float32, are mapped.
+
+        Other vectors will be dequantized, and weights whose layout is not the kernels' be copied.
         """
-        super().declare(cfg, opts)
-        self.vocab, self.context = cfg.vocab, cfg.context
-        self.t_seq = opts.t_seq or cfg.context
+        s, type, shape = self.session, file.tensors[name].type, weight.shape
+        is_copied = file.is_copied(name)
+        if type == "F32" and not is_copied:
+            return s.mapped(name, file.stored(name))
+        if type != "F32" and (len(shape) == 1 or weight.is_bias or weight.row.kind == "taps"):
+            self._copies[name] = partial(file.__getitem__, name)
+            return s.constant(name, shape)
+        if type not in quants.BLOCKS:
+            refuse(file, f"{name}: expected a type of {', '.join(quants.BLOCKS)}; got {type}")
+        if is_copied:
+            self._copies[name] = partial(file.stored, name)
+            return s.constant(name, shape, type.lower())
+        return s.mapped(name, file.stored(name), type.lower(), shape)
 
-    def build_forward(self) -> None:
-        """Record the forward pass up to the loss: the first half of build_training_step."""
-        super().build_forward()
-        assert self._step is not None
-        self.t_tok, self.t_pos = self._step.tokens, self._step.positions
+    def enable_preference(self, options: PreferenceOptions) -> None:
+        """Use a preference loss; comes before ``build_training_step``."""
+        self.preference = Preference(self, options)
 
-    # Upstream's names of inputs and weights.
+    # -- Upstream's names of inputs and weights ------------------------------------------------
 
-    @property
-    def t_seq_token_ids(self) -> Tensor:
-        """The input of token ids, once the training step is built."""
-        return self._check_built("t_seq_token_ids").tokens
-
-    @property
-    def t_seq_positions(self) -> Tensor:
-        """The input of positions, once the training step is built."""
-        return self._check_built("t_seq_positions").positions
+    t_seq_token_ids, t_seq_positions = t_tok, t_pos
 
     @property
     def t_seq_token_embed(self) -> Tensor:
@@ -165,74 +182,139 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
             raise ConfigError(f"{type(self).__name__}: there is no {name}: donor_d_in is 0")
         return self.tensors[name]
 
-    def enable_preference(self, options: PreferenceOptions) -> None:
-        """Use a preference loss; comes before ``build_training_step``."""
-        self.preference = Preference(self, options)
-
     # -- Recording -----------------------------------------------------------------------------
 
-    def _record_main(self) -> Pass:
+    @property
+    def _usual(self) -> tuple[int, bool, bool]:
+        return self.t_batch, False, self.options.packed
+
+    def _record_loss(self, *kind: Any, **_: Any) -> Recorded:
+        """Record the loss of a batch. With integer labels, the head computes only rows with loss.
+
+        A packed batch is one run of tokens, possibly fewer than the tape has room for: the rest is
+        not computed.
+        """
+        batch, dense, packed = kind
         if self.preference is not None:
-            return self.preference.record(self.t_batch, self.adapter_dropout)
-        return self._record_loss(self.t_batch, dense=False, packed=self.options.packed)
+            return self.preference.record(batch, train=True)
+        s, cfg, opts, model = self.session, self.config, self.options, self.model
+        layers, x, labels = self.record_labelled(batch, dense=dense, packed=packed)
+        s.input("hp", (7,))
+        logits, loss = model.loss(layers, cfg, opts, x, labels)
+        s.set_loss(loss)
+        wanted = self.options.label_losses and not dense
+        losses = _each(s, logits, labels, loss) if wanted else None
+        return Recorded(tape=s.tape, logits=logits, loss=loss, losses=losses)
 
-    def _record_loss(self, batch: int, *, dense: bool, packed: bool) -> Pass:
-        dropout = self.adapter_dropout
-        return record_loss(self, batch, self.t_seq, dropout, dense=dense, packed=packed)
+    def record_labelled(
+        self,
+        batch: int,
+        *,
+        packed: bool,
+        dense: bool = False,
+        adapted: bool = True,
+        train: bool = True,
+    ) -> tuple[Layers, Tensor, Tensor]:
+        """Record the inputs of ``batch`` sequences with labels, and all blocks.
 
-    def _step_for(self, tokens: int, *, dense: bool, packed: bool) -> Pass:
-        """Return the training step with room for ``tokens`` tokens, for dense labels or not."""
-        batch = -(-tokens // self.t_seq)
-        if packed:
-            batch = max(batch, self.t_batch)
-        if batch == self.t_batch and not dense and packed == self.options.packed:
-            return self._check_built("step")
-        return self._recorded(
-            ("step", batch, dense, packed),
-            lambda: self._record_loss(batch, dense=dense, packed=packed),
+        Return the layers, the head's input and the labels. The two are those of rows with loss, if
+        the labels are integers; else of all rows. Without ``adapted`` the model runs without its
+        adapters; dropout is only in a tape that will ``train``.
+        """
+        s, cfg, size = self.session, self.config, batch * self.t_seq
+        dropout = None
+        if train and self.lora and self._trains_adapters and self.lora.dropout:
+            dropout = Dropout(self.lora.dropout, s.input("dropout", (2,), "i32"))
+        inputs = self._record_inputs(size, packed=packed)
+        layers = self.layers(
+            1 if packed else batch,
+            adapted=adapted,
+            dropout=dropout,
+            segments=inputs.get("segments"),
+            long=not packed and self.is_long(self.t_seq),
+            long_positions=inputs.get("long_positions"),
         )
+        if dense:
+            labels = s.input("labels", (size, cfg.vocab))
+            return layers, self.final(layers, None), labels
+        labels = s.input("labels", (size,), "i32", inputs.get("count"))
+        rows, labels = ops.valid_rows(s, labels, cfg.vocab)
+        return layers, self.final(layers, rows), labels
+
+    def _record_inputs(self, size: int, *, packed: bool) -> Mapping[str, Tensor]:
+        """Record the inputs of ``size`` tokens; return all inputs of the tape so far.
+
+        Packed tokens have segments, and a second kind of positions if examples may be long.
+        """
+        s, count, names = self.session, None, ["tokens", "positions"]
+        if packed:
+            count = s.input("count", (), "i32")  # of the tokens that are not padding
+            names += ["segments"]
+            if self.is_long(min(size, self.context)):
+                names += ["long_positions"]  # 0 in short examples; "positions" are 0 in long ones
+        for name in names:
+            s.input(name, (size,), "i32", count)
+        return s.tape.inputs
+
+    def final(self, layers: Layers, rows: Tensor | None) -> Tensor:
+        """Record the blocks over the tape's tokens; return the head's input for all or ``rows``."""
+        model, inputs = self.model, self.session.tape.inputs
+        tokens, positions = inputs["tokens"], inputs["positions"]
+        if rows is None:
+            x = model.forward(layers, self.config, tokens, positions)
+        else:
+            x = model.rows(layers, self.config, tokens, positions, rows)
+        return model.last(layers, self.config, x)
+
+    def _record_logits(self, batch: int, length: int, wanted: int) -> Recorded:
+        """Record the logits of all rows of a batch, or of at most ``wanted`` rows if not 0."""
+        s, rows = self.session, None
+        self._record_inputs(batch * length, packed=False)
+        layers = self.layers(batch, long=self.is_long(length))
+        if wanted:
+            rows = s.input("rows", (wanted,), "i32", s.input("count", (), "i32"))
+        x = self.final(layers, rows)
+        logits = self.model.logits(layers, self.config, self.options, x)
+        return Recorded(tape=s.tape, logits=s.output(logits))
 
     def _kind_of(self, name: str, w: Tensor) -> tuple[bool, float]:
         return super()._kind_of(name, w)[0], self.lora.rate_of(name) if self.lora else 1.0
 
     # -- Running -------------------------------------------------------------------------------
 
-    def _fitted(self, batch: Batch) -> tuple[Pass, Batch, dict[Tensor, ArrayLike]]:
-        return (self._sequences if self.preference is None else self._preferences)(batch)
-
-    def _sequences(self, batch: Batch) -> tuple[Pass, Batch, dict[Tensor, ArrayLike]]:
-        """Fit a batch of sequences, or of packed examples."""
+    def _fitted(self, batch: Batch) -> tuple[Recorded, Batch, Inputs]:
+        if self.preference is not None:
+            batch = self.preference.checked(batch)
+            step = self._step_for(self.batch_of(batch), *self._usual[1:])
+            return step, batch, self.preference.inputs(step, batch)
+        t_seq = self.t_seq
         ids, labels, positions = np.asarray(batch.inputs), np.asarray(batch.labels), batch.positions
         dense, whole = labels.ndim == 2, batch.segments is None
-        if whole and ids.ndim == 1 and batch.width not in (0, self.t_seq):  # rows of another length
+        if whole and ids.ndim == 1 and batch.width not in (0, t_seq):  # rows of another length
             rows = np.arange(ids.size, dtype=np.int32)
             batch, whole = replace(batch, segments=rows - rows % batch.width), False
-        if ids.ndim != 1 or ids.size == 0 or (whole and ids.size % self.t_seq):
+        if ids.ndim != 1 or ids.size == 0 or (whole and ids.size % t_seq):
             raise ShapeError(
-                f"step: seq_ids must be flat, whole sequences of {self.t_seq}; got {ids.shape}"
+                f"step: seq_ids must be flat, whole sequences of {t_seq}; got {ids.shape}"
             )
         if batch.bounds is not None:
             raise ShapeError("step: expected no bounds, which belong to preferences; got some")
         if not whole or (self.options.packed and not dense):
-            batch = checked(batch, self.t_seq, self.context)
-            step = self._step_for(ids.size, dense=dense, packed=True)
-            return step, batch, inputs_of(step, batch)
+            batch = packed.checked(batch, t_seq, self.context)
+            step = self._step_for(self.batch_of(batch), dense, True)
+            return step, batch, packed.inputs_of(step.tape.inputs, batch, self.is_long)
         if positions is None:
-            positions = np.tile(np.arange(self.t_seq, dtype=np.int32), ids.size // self.t_seq)
-        step = self._step_for(ids.size, dense=dense, packed=False)
-        assert step.labels is not None
-        return step, batch, {step.tokens: ids, step.positions: positions, step.labels: labels}
+            positions = np.tile(np.arange(t_seq, dtype=np.int32), ids.size // t_seq)
+        step = self._step_for(ids.size // t_seq, dense, False)
+        return step, batch, {"tokens": ids, "positions": positions, "labels": labels}
 
-    def _preferences(self, batch: Batch) -> tuple[Pass, Batch, dict[Tensor, ArrayLike]]:
-        """Fit a batch of preferences."""
-        assert self.preference is not None
-        record, dropout = self.preference.record, self.adapter_dropout
-        batch, step = self.preference.checked(batch), self._check_built("step")
-        rows = max(-(-batch.tokens // self.t_seq), self.t_batch)
-        if rows != self.t_batch:
-            step = self._recorded(("preference", rows), lambda: record(rows, dropout))
-        assert isinstance(step, PreferencePass)
-        return step, batch, self.preference.inputs(step, batch)
+    def batch_of(self, batch: Batch) -> int:
+        """Return the sequences of t_seq that a tape for a packed batch has room for."""
+        return int(max(-(-batch.tokens // self.t_seq), self.t_batch))
+
+    def is_long(self, length: int) -> bool:
+        """Say whether the model treats sequences of ``length`` tokens as long."""
+        return self.model.is_long(self.config, length)
 
     def label_losses(self) -> NDArray[np.float32]:
         """Return the loss of each label with loss in the last evaluated batch, (rows,).
@@ -243,20 +325,19 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         Raises LifecycleError unless ``RecipeOptions.label_losses`` is set and a batch with integer
         labels was evaluated.
         """
-        step, rows = self._evaluated or (None, 0)
-        if step is None or step.losses is None:
-            raise LifecycleError(
-                f"{type(self).__name__}.label_losses before evaluate() of a batch with integer "
-                "labels, by an engine with RecipeOptions(label_losses=True)"
+        losses, rows = self._evaluated
+        if losses is None:
+            self._refuse(
+                "label_losses before evaluate() of a batch with integer labels, by an engine with "
+                "RecipeOptions(label_losses=True)"
             )
-        return self.session.download(step.losses)[:rows]
+        return self.session.download(losses)[:rows]
 
-    def _loss(self, step: Pass, given: Batch, *, evaluated: bool = False) -> float:
-        self._evaluated = (step, given.rows) if evaluated else None
+    def _loss(self, step: Recorded, batch: Batch, *, evaluated: bool = False) -> float:
+        self._evaluated = (step.losses, batch.rows) if evaluated else (None, 0)
         if self.preference is not None:
-            assert isinstance(step, PreferencePass)
-            self.preference.measure(step, given)
-        return super()._loss(step, given)
+            self.preference.measure(step, batch)
+        return super()._loss(step, batch)
 
     def step(
         self,
@@ -313,22 +394,20 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
                 f"logits: ids must be flat, {batch} sequence(s) of 1 to {self.context} of them; "
                 f"got {ids.shape}"
             )
-        s = self.session
         wanted = np.arange(0) if rows is None else np.asarray(rows)
         if rows is not None and (wanted.ndim != 1 or wanted.size == 0):
             raise ShapeError(f"logits: rows must be flat, at least one; got {wanted.shape}")
         room = 1 << (wanted.size - 1).bit_length() if wanted.size else 0  # a power of 2: few tapes
-        found = s.record(
-            ("logits", batch, length, room), lambda: record_logits(self, batch, length, room)
+        recorded = self.session.record(
+            ("logits", batch, length, room), lambda: self._record_logits(batch, length, room)
         )
-        if found.rows is not None and found.count is not None:
-            s.upload(found.count, wanted.size)
-            s.upload(found.rows, np.append(wanted, np.zeros(room - wanted.size, wanted.dtype)))
-        s.upload(found.tokens, ids)
-        s.upload(found.positions, np.tile(np.arange(length, dtype=np.int32), batch))
-        s.run("loss", tape=found.tape)
-        assert found.logits is not None
-        return s.download(found.logits)[: wanted.size or None]
+        values: Inputs = {}
+        if room:
+            padding = np.zeros(room - wanted.size, wanted.dtype)
+            values = {"count": wanted.size, "rows": np.append(wanted, padding)}
+        positions = np.tile(np.arange(length, dtype=np.int32), batch)
+        logits = self.compute(recorded, values | {"tokens": ids, "positions": positions})
+        return logits[: wanted.size or None]
 
     # -- Incremental decoding ------------------------------------------------------------------
 
@@ -339,7 +418,7 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         read, and kept.
         """
         self._session_for("decoder()")
-        return Decoder(self._decoding.begin(1, self.context))
+        return Decoder(BatchDecoder(self, 1, self.context))
 
     def batch_decoder(self, batch: int, room: int = 0) -> BatchDecoder:
         """Begin several sequences to read together, piece by piece; see ``decoder``.
@@ -349,15 +428,9 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         of other sizes were used since. Raises ConfigError for a number or a room out of range.
         """
         self._session_for("batch_decoder()")
-        return self._decoding.begin(batch, room or self.context)
+        return BatchDecoder(self, batch, room or self.context)
 
     # -- Weights as stored in a file ----------------------------------------------------------
-
-    def _check_undeclared(self, call: str) -> None:
-        if self._session is not None:
-            raise LifecycleError(
-                f"{type(self).__name__}.{call} after the weights were declared: make a new engine"
-            )
 
     def declare_for_mmap(self, file: Source, cfg: C | None, opts: RecipeOptions) -> None:
         """Declare a file's weights, frozen and in place, and the adapters; allocates nothing.
@@ -366,32 +439,28 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         ``opts.qkv_bias`` come from the file; given values must agree with it. The file stays mapped
         as long as the session lives, and is never written.
         """
-        self._map(file, cfg, opts)
-
-    def _map(self, file: Source, cfg: C | None, opts: RecipeOptions) -> FileWeights:
-        self._check_undeclared("realize_for_mmap")
-        found, options = files.config_of(file, self.architectures, type(self).__name__)
+        self._check_new("realize_for_mmap", _DECLARED)
+        config, options = files.config_of(file, self.architectures, type(self).__name__)
         if cfg is not None:
-            files.check_agrees(file, cfg, found)
+            files.check_agrees(file, cfg, config)
         files.check_options(file, opts, options)
-        weights = self._weights = FileWeights(file, self.lora, trained=self._trains_adapters)
-        self.declare(found, replace(opts, **options))
-        return weights
+        self.file = file
+        self.declare(config, replace(opts, **options))
 
     def realize_for_mmap(self, file: Source, cfg: C | None, opts: RecipeOptions) -> None:
         """Use a file's weights as they are stored, frozen; all adapters are zero.
 
         See ``declare_for_mmap``. Norms and biases that are not F32 are dequantized.
         """
-        weights = self._map(file, cfg, opts)
-        self.session.finalize_weights()
-        weights.fill(self.session)
+        self.declare_for_mmap(file, cfg, opts)
+        self._fill((name, values()) for name, values in self._copies.items())
+        self._adapters.zero()
 
     # -- Adapters: requested before the weights, used after ------------------------------------
 
     def enable_lora(self, options: AdapterOptions, *, train: bool = True) -> None:
         """Request adapters, before ``realize_for_mmap``. Without ``train`` they only add to y."""
-        self._check_undeclared("enable_lora")
+        self._check_new("enable_lora", _DECLARED)
         self.lora, self._trains_adapters = options, train
 
     def enable_lora_q(self, rank: int) -> None:
@@ -403,33 +472,15 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
 
         Raises LifecycleError before enable_lora_q().
         """
-        self._check_undeclared("enable_lora_q_adamw")
+        self._check_new("enable_lora_q_adamw", _DECLARED)
         if self.lora is None:
-            raise LifecycleError(
-                f"{type(self).__name__}.enable_lora_q_adamw before enable_lora_q()"
-            )
+            self._refuse("enable_lora_q_adamw before enable_lora_q()")
         self._trains_adapters = True
-
-    @property
-    def adapter_dropout(self) -> float:
-        """The share of their inputs that adapters drop in a training step."""
-        return self.lora.dropout if self.lora and self._trains_adapters else 0.0
-
-    @property
-    def file(self) -> Source | None:
-        """The file that the weights are stored in, if any."""
-        return self._weights.file
-
-    def check_unchanged(self) -> None:
-        """Raise the file's error if it is mapped and has changed since it was opened."""
-        if self.file is not None:
-            self.file.check_unchanged()
 
     @property
     def adapters(self) -> Mapping[str, LoRA]:
         """The adapters, by the GGUF name of their matrix."""
-        found = self._weights.adapters
-        return {} if found is None else found.layers
+        return self._adapters.layers
 
     @exclusive
     def init_adapters(self, init: str, seed: int, init_scale: float) -> None:
@@ -439,8 +490,7 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         """
         self._session_for("init_adapters()")
         AdapterOptions(1, init=init)  # refuses an unknown init
-        if self._weights.adapters is not None:
-            self._weights.adapters.start(init, seed, init_scale)
+        self._adapters.start(init, seed, init_scale)
 
     def upload_lora_q_init(self, seed: int, init_scale: float) -> None:
         """Draw every A from N(0, init_scale); set every B to zero."""
@@ -452,7 +502,6 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
 
         Raises LifecycleError where there are none.
         """
-        self._session_for("adapter()")
         return self._adapted("adapter").copy()
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -469,30 +518,22 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         With DoRA also `<weight>.lora_magnitude` (out,). Rows are in the order of the mapped file;
         ``adapter`` has GGUF's order.
         """
-        found = self._weights.adapters
-        return {} if found is None else found.weights()
+        return self._adapters.weights()
 
     @property
     def unwritten(self) -> Mapping[str, str]:
         """Why the adapters cannot be written as "gguf" and as "peft"; "" if they can."""
-        found = self._weights.adapters
-        return {"gguf": "", "peft": ""} if found is None else found.unwritten
-
-    @property
-    def starts(self) -> Mapping[str, Tensor]:
-        """PiSSA's initial A and B, frozen, by name: s B0 A0 is subtracted."""
-        found = self._weights.adapters
-        return {} if found is None else found.starts
+        return self._adapters.unwritten
 
     def measure_norms(self) -> None:
         """Compute the row norms for DoRA, if weights have changed."""
-        if self._weights.adapters is not None:
-            self._weights.adapters.measure()
+        self._adapters.measure()
 
     def _adapted(self, call: str) -> Adapters:
-        if self._weights.adapters is None:
-            raise LifecycleError(f"{type(self).__name__}.{call}: realized without adapters")
-        return self._weights.adapters
+        self._session_for(f"{call}()")
+        if not self._adapters.layers:
+            self._refuse(f"{call}: realized without adapters")
+        return self._adapters
 
     # -- Reading files -------------------------------------------------------------------------
 
@@ -526,9 +567,7 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
     def read(self, file: Source, opts: RecipeOptions) -> None:
         """Declare an open file's model and take its weights; there is no training step yet."""
         self.declare_from(file, opts)
-        self.session.finalize_weights()
-        for name, tensor in self.tensors.items():
-            self.session.upload(tensor, file[name])
+        self._fill((name, file[name]) for name in self.tensors)
         file.check_unchanged()
         self._carried = files.passed_on(file)
 
@@ -542,8 +581,7 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
             self.declare(cfg, replace(opts, **options))
         except ShapeError as error:  # sizes that no memory could hold
             refuse(file, str(error))
-        shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
-        check_tensors(file, shapes | self._beside())
+        files.check_tensors(file, self.model, self.config, self.options)
 
     # -- Writing files -------------------------------------------------------------------------
 
@@ -552,36 +590,55 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
 
         Raises DataError for a folder's tokenizer of a kind that GGUF has no name for.
         """
-        own = {k: v for k, v in self._carried.items() if not k.startswith("tokenizer.")}
-        self._carried = own | files.tokenizer_of(path, self.vocab)
+        others = {k: v for k, v in self._carried.items() if not k.startswith("tokenizer.")}
+        self._carried = others | files.tokenizer_of(path, self.vocab)
 
     def export_gguf(self, path: StrPath, outtype: str = "f32", *, overwrite: bool = False) -> None:
         """Write the model; ``outtype`` is the type of its matrices: f32, f16, bf16 or q8_0.
 
         The tokenizer comes from the file that the engine was read from. Without a tokenizer the
-        file says "no_vocab", and llama.cpp takes token ids. Refused if the weights are mapped: the
-        file exists already.
+        file says "no_vocab", and llama.cpp takes token ids. Raises ConfigError if the weights are
+        mapped: the file exists already.
         """
-        self._weights.check_exported(f"{type(self).__name__}.export_gguf")
-        self._session_for("export_gguf()")
+        self._check_exported("export_gguf")
         files.write_gguf(path, self, outtype, overwrite=overwrite)
 
     def export_hf(self, path: StrPath, tokenizer: StrPath | None = None) -> str:
         """Write the model as a new Hugging Face folder: config.json, weights, tokenizer.
 
         The tokenizer comes from ``tokenizer``, a path, or from the file that the engine was read
-        from. Return why the folder has no tokenizer, or "". Refused if the weights are mapped.
+        from. Return why the folder has no tokenizer, or "". Raises ConfigError if the weights are
+        mapped.
         """
-        self._weights.check_exported(f"{type(self).__name__}.export_hf")
-        self._session_for("export_hf()")
+        self._check_exported("export_hf")
         return files.write_hf(path, self, tokenizer)
 
-    def save(self, path: StrPath, outtype: str = "f32", *, overwrite: bool = False) -> None:
-        """Write the model as a GGUF file, which llama.cpp loads. See ``export_gguf``."""
-        self.export_gguf(path, outtype, overwrite=overwrite)
+    def _check_exported(self, call: str) -> None:
+        """Raise ConfigError for mapped weights, LifecycleError if there are none."""
+        if self.file is not None:
+            raise ConfigError(
+                f"{type(self).__name__}.{call}: the weights are in {self.file.path}, unchanged; "
+                "write the adapter (LoRA.export_adapter) or both in one file (LoRA.save)"
+            )
+        self._session_for(f"{call}()")
+
+    save = export_gguf
 
     def write_run(self, folder: Path) -> None:
         """Write the model to a run folder, as model.gguf and as model.safetensors."""
-        self._check_built("write_run")
-        self.save(folder / "model.gguf", overwrite=True)
         super().write_run(folder)
+        self.save(folder / "model.gguf", overwrite=True)
+
+
+def _each(s: Session, logits: Tensor | None, labels: Tensor, loss: Tensor) -> Tensor:
+    """Record an output with the loss of each row, for runs that end at the mean loss.
+
+    A chunked cross-entropy computes them anyway; otherwise an op of phase E does.
+    """
+    if logits is None:
+        mean = next(node for node in reversed(s.tape.nodes) if loss in node.outputs)
+        return s.output(mean["losses"])
+    s.tape.phase = "E"
+    losses = ops.token_losses(s, logits, labels)
+    s.tape.phase = "F"
+    return s.output(losses)

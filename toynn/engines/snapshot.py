@@ -38,12 +38,12 @@ class Snapshot:
     kind: str = "model"
 
 
-def check_alike(what: str, own: Shapes, found: Shapes) -> None:
+def check_alike(what: str, wanted: Shapes, stored: Shapes) -> None:
     """Raise CheckpointError unless names and shapes are the same."""
-    for name in sorted(own.keys() | found.keys()):
-        if own.get(name) != found.get(name):
+    for name in sorted(wanted.keys() | stored.keys()):
+        if wanted.get(name) != stored.get(name):
             raise CheckpointError(
-                f"{what}: {name}: expected {own.get(name, 'none of this name')}, as the recipe "
-                f"has it; got {found.get(name, 'none of this name')}: realize the recipe with "
+                f"{what}: {name}: expected {wanted.get(name, 'none of this name')}, as the recipe "
+                f"has it; got {stored.get(name, 'none of this name')}: realize the recipe with "
                 "the run's options"
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from os import fspath
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 from toynn.errors import AdapterError, ConfigError
 from toynn.formats.adapters import LORA_B, LORA_M, Adapter, is_embedding, is_stack
@@ -128,16 +128,11 @@ class AdapterOptions:
         object.__setattr__(self, "targets", tuple(targets))
 
     @classmethod
-    def of(
-        cls,
-        adapter: Adapter,
-        dropout: float = 0.0,
-        loraplus_lr_ratio: float = 1.0,
-        use_lorafa: bool = False,
-    ) -> Self:
+    def of(cls, adapter: Adapter, dropout: float = 0.0, **training: Any) -> Self:
         """Return the options to continue training an adapter.
 
-        Raises AdapterError if the adapter's scales cannot be expressed by one alpha.
+        ``training`` are loraplus_lr_ratio and use_lorafa. Raises AdapterError if the adapter's
+        scales cannot be expressed by one alpha.
         """
         ranks = {weight: adapter.rank_of(weight) for weight in adapter.pairs}
         if not adapter.alpha and len(set(ranks.values())) > 1:
@@ -150,11 +145,10 @@ class AdapterOptions:
             adapter.alpha or None,
             tuple(ranks),
             dropout,
-            adapter.use_rslora and bool(adapter.alpha),
-            ranks,
-            loraplus_lr_ratio=loraplus_lr_ratio,
+            use_rslora=adapter.use_rslora and bool(adapter.alpha),
+            ranks=ranks,
             use_dora=adapter.use_dora,
-            use_lorafa=use_lorafa,
+            **training,
         )
 
     @property
@@ -198,13 +192,13 @@ class AdapterOptions:
             hf_names = {name: hf for name, hf in hf_names.items() if _block_of(name) not in below}
         chosen: set[str] = set()
         for target in self.targets:
-            found = {name for name in hf_names if _is_meant(target, name, hf_names[name])}
-            if not found:
+            meant = {name for name in hf_names if _is_meant(target, name, hf_names[name])}
+            if not meant:
                 raise ConfigError(
                     f"targets: this {architecture} has no {target!r}{within}; it has "
                     f"{', '.join(_listed(hf_names))}, {', '.join(_groups(hf_names))}"
                 )
-            chosen |= found
+            chosen |= meant
         self._check_kinds(chosen)
         return [name for name in hf_names if name in chosen]
 
@@ -235,8 +229,8 @@ def _block_of(weight: str) -> int:
 
 def principal_passes(init: object) -> int | None:
     """Return the number of PiSSA's passes (0: exact SVD), or None for another ``init``."""
-    found = _PISSA.fullmatch(init) if isinstance(init, str) else None
-    return int(found[1] or 0) if found else None
+    match = _PISSA.fullmatch(init) if isinstance(init, str) else None
+    return int(match[1] or 0) if match else None
 
 
 def _is_meant(target: str, weight: str, module: str) -> bool:

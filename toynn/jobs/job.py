@@ -175,7 +175,7 @@ class Job(ABC):
         return 0
 
     @abstractmethod
-    def realize(self) -> Engine[Any, Any]:
+    def realize(self) -> Engine[Any]:
         """Return the recipe, ready to step."""
 
     def say(self, label: str, text: str) -> None:

@@ -282,7 +282,7 @@ class LoRAJob(TextJob):
         with bases.open(self.options.model, check=False) as file:
             return engines.frozen(file, options=self.recipe_options())
 
-    def realize_with(self, options: RecipeOptions) -> Engine[Any, Any]:
+    def realize_with(self, options: RecipeOptions) -> Engine[Any]:
         """Return the recipe with these options, ready to step."""
         backend, adapter = self.options.backend, self.options.adapter
         recipe = LoRA(backend) if self.preference is None else Preference(self.preference, backend)

@@ -215,7 +215,7 @@ class ModelJob(TextJob):
         engine.declare(self.config, options)
         return engine
 
-    def realize_with(self, options: RecipeOptions) -> Engine[Any, Any]:
+    def realize_with(self, options: RecipeOptions) -> Engine[Any]:
         """Return the recipe with these options, ready to step."""
         recipe, own = type(self).make(self.options.backend), self.options
         if own.init_from is not None:

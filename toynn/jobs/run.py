@@ -117,7 +117,7 @@ def carried_out(job: Job) -> Outcome:
     return Outcome(job, result, folder.path)
 
 
-def build(job: Job) -> tuple[Engine[Any, Any], AdamW, Schedule]:
+def build(job: Job) -> tuple[Engine[Any], AdamW, Schedule]:
     """Return the recipe, ready to step, its optimizer and its learning rates."""
     job.recipe = job.realize()
     return job.recipe, job.optimizer(), job.take(Schedule, steps=job.options.steps)

@@ -550,12 +550,12 @@ class TextJob(Job):
             more = {**of_data, "label_losses": self.measures_ends, **more}
         return self.recipe_options(**more)
 
-    def realize(self) -> Engine[Any, Any]:
+    def realize(self) -> Engine[Any]:
         """Return the recipe, ready to step."""
         return self.realize_with(self.all_options())
 
     @abstractmethod
-    def realize_with(self, options: RecipeOptions) -> Engine[Any, Any]:
+    def realize_with(self, options: RecipeOptions) -> Engine[Any]:
         """Return the recipe with these options, ready to step; the source is still open."""
 
     @abstractmethod

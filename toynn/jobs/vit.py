@@ -152,7 +152,7 @@ class ViTJob(Job):
         own = self.options
         return {"image": own.image_size, "n_heads": own.heads, "act": own.act}
 
-    def realize(self) -> Engine[Any, Any]:
+    def realize(self) -> Engine[Any]:
         """Return the recipe, ready to step.
 
         Raises ConfigError for pictures that cannot be cut into patches.

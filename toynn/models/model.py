@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from toynn.models.table import Row, Shapes, Sizes, Weight, expand
 from toynn.options import RecipeOptions
@@ -59,3 +59,11 @@ class Model(ABC, Generic[C]):
     def constants(self, cfg: C) -> dict[str, NDArray[np.float32]]:
         """Return the arrays that the forward pass reads beside weights and inputs, by name."""
         return {}
+
+    def outward(self, cfg: C, name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return a weight in its shape in files."""
+        return values
+
+    def inward(self, cfg: C, name: str, values: ArrayLike) -> ArrayLike:
+        """Return a weight in its shape on the tape."""
+        return values

@@ -85,28 +85,28 @@ def still_finite(name: str, array: ArrayLike, values: NDArray[Any]) -> None:
     """
     if values is array or values.dtype != np.float32:
         return
-    given = np.asarray(array)
-    if given.dtype == np.float32:
+    before = np.asarray(array)
+    if before.dtype == np.float32:
         return
-    lost = np.isinf(values) & np.isfinite(given)
+    lost = np.isinf(values) & np.isfinite(before)
     if lost.any():
         place = tuple(int(i) for i in np.argwhere(lost)[0])
         raise ShapeError(
-            f"upload {name}: {given[place]} at {place} exceeds float32 "
+            f"upload {name}: {before[place]} at {place} exceeds float32 "
             f"({np.finfo(np.float32).max:g})"
         )
 
 
 def first_values(name: str, array: ArrayLike, dtype: str) -> NDArray[np.float32]:
     """Return a float32 copy of a weight's initial values. Raises ShapeError."""
-    given = np.asarray(array)
+    array = np.asarray(array)
     if dtype != "f32":
         raise ShapeError(
             f"{name}: only f32 weights can be declared with values; give the shape of {dtype} "
             "weights, and upload their bytes"
         )
-    values = converted(name, given, given.shape, dtype)
-    still_finite(name, given, values)
+    values = converted(name, array, array.shape, dtype)
+    still_finite(name, array, values)
     return np.array(values, np.float32)
 
 

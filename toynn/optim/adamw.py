@@ -90,11 +90,11 @@ class AdamW:
     def _check_mode(self) -> None:
         if self.mode == self.MODE_UNSET:
             names = ("lr", "beta1", "beta2", "eps", "weight_decay")
-            own = {name: getattr(self, name) for name in names}
-            given = ", ".join(f"{k}={v!r}" for k, v in own.items() if v != getattr(AdamW, k))
+            values = {name: getattr(self, name) for name in names}
+            args = ", ".join(f"{k}={v!r}" for k, v in values.items() if v != getattr(AdamW, k))
             raise ConfigError(
-                f"AdamW.hp: mode is unset: use AdamW.for_lora({given}), Adam with bias correction, "
-                f"as in PyTorch; or AdamW.for_from_scratch({given}), without; or set mode"
+                f"AdamW.hp: mode is unset: use AdamW.for_lora({args}), Adam with bias correction, "
+                f"as in PyTorch; or AdamW.for_from_scratch({args}), without; or set mode"
             )
         if self.mode not in (self.MODE_FROM_SCRATCH, self.MODE_LORA):
             raise ConfigError(

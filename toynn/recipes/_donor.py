@@ -13,7 +13,7 @@ from toynn.formats import gguf, quants
 from toynn.formats.foreign import foreign
 from toynn.formats.gguf import GGUFFile, Strings
 from toynn.formats.tokenizer import byte_letters
-from toynn.models import ARCHITECTURES
+from toynn.models import ARCHITECTURES, refuse
 
 __all__ = ["Donor", "open_donor"]
 
@@ -29,29 +29,24 @@ class Donor:
         architecture = file.architecture
         if architecture not in ARCHITECTURES:
             expected = f"general.architecture: expected {', '.join(ARCHITECTURES)}; got "
-            said = foreign([architecture]) or f"{expected}{architecture!r}"
-            raise GGUFError(f"{file.path}: {said}")
+            refuse(file, foreign([architecture]) or f"{expected}{architecture!r}")
         self.width = file.require(f"{architecture}.embedding_length", int)
         if self.width < 1:
-            raise GGUFError(
-                f"{file.path}: {architecture}.embedding_length: expected at least 1; "
-                f"got {self.width}"
-            )
+            key = f"{architecture}.embedding_length"
+            refuse(file, f"{key}: expected at least 1; got {self.width}")
         if TABLE not in file.tensors:
-            raise GGUFError(f"{file.path}: the donor has no tensor {TABLE}")
+            refuse(file, f"the donor has no tensor {TABLE}")
         self._file, self._info = file, file.tensors[TABLE]
         if len(self._info.shape) != 2 or self._info.shape[1] != self.width:
-            raise GGUFError(
-                f"{file.path}: {TABLE}: expected rows as wide as {architecture}.embedding_length, "
-                f"{self.width}; got shape {self._info.shape}"
-            )
+            expected = f"rows as wide as {architecture}.embedding_length, {self.width}"
+            self.refuse(expected, f"shape {self._info.shape}")
         if self._info.type not in quants.BLOCKS:
             self.refuse(f"a type of {', '.join(quants.BLOCKS)}", self._info.type)
         self.count = self._info.shape[0]
 
     def refuse(self, expected: str, got: object) -> NoReturn:
         """Raise GGUFError: the donor does not fit the model."""
-        raise GGUFError(f"{self._file.path}: {TABLE}: expected {expected}; got {got}")
+        refuse(self._file, f"{TABLE}: expected {expected}; got {got}")
 
     def ids_of(self, tokens: Sequence[str]) -> NDArray[np.intp]:
         """Return the donor's id of each token, by its text; -1 where the donor has none."""
@@ -75,19 +70,15 @@ class Donor:
                 letter if letter in known else f"<0x{byte:02X}>"
                 for byte, letter in enumerate(letters)
             ]
-        raise GGUFError(
-            f"{self._file.path}: {key}: expected gpt2 or llama, whose tokens for bytes are known; "
-            f"got {kind!r} with {self.count} tokens"
-        )
+        expected = "expected gpt2 or llama, whose tokens for bytes are known"
+        refuse(self._file, f"{key}: {expected}; got {kind!r} with {self.count} tokens")
 
     def _texts(self) -> Strings:
         key = "tokenizer.ggml.tokens"
         texts = self._file.metadata.get(key)
         if not isinstance(texts, Strings) or len(texts) != self.count:
             got = f"{len(texts)} of them" if isinstance(texts, Strings) else "none"
-            raise GGUFError(
-                f"{self._file.path}: {key}: expected {self.count} token texts; got {got}"
-            )
+            refuse(self._file, f"{key}: expected {self.count} token texts; got {got}")
         return texts
 
     def rows(self, ids: NDArray[np.intp]) -> Iterator[NDArray[np.float32]]:
@@ -98,7 +89,7 @@ class Donor:
             rows = quants.dequantize(raw[part], self._info.type, (len(part), self.width))
             if not np.isfinite(rows).all():
                 row = part[np.argmin(np.isfinite(rows).all(1))]
-                raise GGUFError(f"{self._file.path}: {TABLE}: row {row} is not finite")
+                refuse(self._file, f"{TABLE}: row {row} is not finite")
             yield rows
 
 

@@ -39,8 +39,7 @@ class FromScratch(SequenceEngine[Any]):
         The model's shape is the file's. ``t_seq`` 0 means the file's context length. If ``options``
         are given, t_seq and t_batch are ignored.
         """
-        self._check_new("realize_from")
-        with self._whole():
+        with self._realizing("realize_from"):
             with bases.open(path, check=True) as file:
                 self.read(file, options or RecipeOptions(t_seq, t_batch))
             self.build_training_step()

@@ -11,8 +11,8 @@ memory.
 Source: Hu et al. 2021, arXiv:2106.09685.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -73,8 +73,7 @@ class LoRA(SequenceEngine[Any]):
         if not isinstance(options, AdapterOptions):
             options = AdapterOptions(options, alpha, targets, dropout, use_rslora, **more)
         opts = replace(opts, checkpointing=checkpointing or opts.checkpointing)
-        self._check_new("realize")
-        with self._whole(), _opened(gguf) as file:
+        with self._realizing("realize"), _opened(gguf) as file:
             self.enable_lora(options)
             self.realize_for_mmap(file, cfg, opts)
             self.init_adapters(options.init, opts.seed, opts.init_scale)
@@ -86,20 +85,19 @@ class LoRA(SequenceEngine[Any]):
         adapter: StrPath | Adapter,
         opts: RecipeOptions,
         dropout: float = 0.0,
-        loraplus_lr_ratio: float = 1.0,
-        use_lorafa: bool = False,
+        **training: Any,
     ) -> None:
         """Map a file's weights, continue from an adapter, compile the step.
 
         ``adapter`` is a GGUF file, a PEFT folder or an Adapter; it decides targets, rank and alpha.
+        ``training`` are loraplus_lr_ratio and use_lorafa of AdapterOptions.
         AdamW starts anew. Raises AdapterError if the adapter is for another model.
         """
-        self._check_new("realize_from_adapter")
-        with self._whole(), _opened(gguf) as file:
-            found = _read(adapter, file)
-            self.enable_lora(AdapterOptions.of(found, dropout, loraplus_lr_ratio, use_lorafa))
+        with self._realizing("realize_from_adapter"), _opened(gguf) as file:
+            trained = _read(adapter, file)
+            self.enable_lora(AdapterOptions.of(trained, dropout, **training))
             self.realize_for_mmap(file, None, opts)
-            super().load_adapter(found)
+            super().load_adapter(trained)
             self.build_training_step()
 
     # -- Adapters and files --------------------------------------------------------------------
@@ -110,21 +108,19 @@ class LoRA(SequenceEngine[Any]):
         Gradients from ``accumulate`` are dropped, since they belong to the old adapters. Raises
         AdapterError unless the new adapters have the same targets, ranks and scales.
         """
-        found = _read(adapter, self._base("load_adapter"))
+        trained = _read(adapter, self._base("load_adapter"))
         with Section():
-            super().load_adapter(found)
+            super().load_adapter(trained)
             self.session.reset(moments=True)
 
     def export_adapter(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write the adapters as a GGUF file, which llama.cpp loads with --lora."""
         base = self._base("export_adapter")
-        base.check_unchanged()
         adapters.write_gguf(path, self.adapter(), base, overwrite=overwrite)
 
     def export_peft(self, folder: StrPath, *, overwrite: bool = False) -> None:
         """Write the adapters as a folder, which PEFT loads on the same model."""
         base = self._base("export_peft")
-        base.check_unchanged()
         adapters.write_peft(folder, self.adapter(), base, overwrite=overwrite)
 
     def write_run(self, folder: Path) -> None:
@@ -147,7 +143,7 @@ class LoRA(SequenceEngine[Any]):
         Each file's size and time are compared, not its bytes. If a mapped file is cut short, the
         next product that reads the lost bytes ends the process: the system sends SIGBUS.
         """
-        self._base("check_unchanged").check_unchanged()
+        self._base("check_unchanged")
 
     def save(self, path: StrPath, outtype: str | None = None, *, overwrite: bool = False) -> None:
         """Write the model with its adapters merged in, as a GGUF file. See toynn.formats.fuse.
@@ -156,13 +152,14 @@ class LoRA(SequenceEngine[Any]):
         which rounds part of the adapter away. From a folder, all matrices get the most frequent
         type that can be written (MXFP4 cannot), or q8_0.
         """
-        self._base("save").check_unchanged()
         with bases.open(self._base("save").path, check=False) as base:
             fuse_into(base, self.adapter(), path, outtype=outtype, overwrite=overwrite)
 
     def _base(self, call: str) -> Source:
-        self._check_built(call)
+        """Return the unchanged base of a built recipe."""
+        self._built(call)
         assert self.file is not None
+        self.file.check_unchanged()
         return self.file
 
     @staticmethod
@@ -193,11 +190,8 @@ def _read(adapter: StrPath | Adapter, base: Source) -> Adapter:
     return adapter
 
 
-@contextmanager
-def _opened(gguf: StrPath | Source, check: bool = True) -> Iterator[Source]:
+def _opened(gguf: StrPath | Source, check: bool = True) -> AbstractContextManager[Source]:
     """Open a file or folder unless it is open. A session keeps the mapping of a closed file."""
     if isinstance(gguf, str | PathLike):
-        with bases.open(gguf, check=check) as file:
-            yield file
-    else:
-        yield gguf
+        return bases.open(gguf, check=check)
+    return nullcontext(gguf)

@@ -31,6 +31,5 @@ class VitTiny(ViTEngine):
         is new, because the number of classes or their names differ from the file's. ``told`` are
         arguments of ViTEngine.read: classes, image, n_heads, act, norm_eps, class_names.
         """
-        self._check_new("realize_from")
-        with self._whole():
+        with self._realizing("realize_from"):
             self.read(path, opts, **told)

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn.engines import LlamaConfig, LlamaSeqEngine
-from toynn.errors import ConfigError, LifecycleError, ShapeError
+from toynn.errors import ConfigError, ShapeError
 from toynn.graph.reports import Memory
-from toynn.graph.tape import Tensor
 from toynn.optim import AdamW
 from toynn.options import RecipeOptions
 from toynn.recipes._donor import open_donor
@@ -96,8 +95,7 @@ class WarmStart(LlamaSeqEngine):
 
     def realize_scratch(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
         """Draw all weights; table and lens can now be replaced. Consumes all options."""
-        self._check_new("realize_scratch")
-        with self._whole():
+        with self._realizing("realize_scratch"):
             self.realize_for_random_init(cfg, opts)
 
     def realize_warm(
@@ -113,11 +111,11 @@ class WarmStart(LlamaSeqEngine):
         donor that does not fit.
         """
         self._check_window("realize_warm")
-        own = self.config
-        if (cfg.vocab, cfg.donor_d_in) != (own.vocab, own.donor_d_in):
+        vocab, width = self.vocab, self.config.donor_d_in
+        if (cfg.vocab, cfg.donor_d_in) != (vocab, width):
             raise ConfigError(
                 f"WarmStart.realize_warm: expected the vocab and donor_d_in of realize_scratch(), "
-                f"{own.vocab} and {own.donor_d_in}; got {cfg.vocab} and {cfg.donor_d_in}"
+                f"{vocab} and {width}; got {cfg.vocab} and {cfg.donor_d_in}"
             )
         if tokens is not None and len(tokens) != cfg.vocab:
             raise ConfigError(
@@ -140,16 +138,14 @@ class WarmStart(LlamaSeqEngine):
 
         Raises ShapeError for other shapes and for numbers that are not finite.
         """
-        self._check_window("upload_donor")
-        self._upload("upload_donor", self.t_seq_token_embed, table)
+        self._upload("upload_donor", "token_embd.weight", table)
 
     def upload_lens(self, lens: ArrayLike) -> None:
         """Replace the lens by an array (d_model, donor_d_in), such as ``pca_lens`` returns.
 
         Raises ShapeError for other shapes and for numbers that are not finite.
         """
-        self._check_window("upload_lens")
-        self._upload("upload_lens", self.t_seq_w_proj, lens)
+        self._upload("upload_lens", "lens.proj.weight", lens)
 
     def build(self) -> None:
         """Record and compile the training step; table and lens can no longer be replaced.
@@ -157,17 +153,17 @@ class WarmStart(LlamaSeqEngine):
         If this fails, e.g. for lack of memory, the recipe is as new: ``realize_scratch`` it again.
         """
         self._check_window("build")
-        with self._whole():
+        with self._realizing():
             self.build_training_step()
 
     def _check_window(self, call: str) -> None:
         if self.is_built or not self.is_declared:
             when = "after build()" if self.is_built else "before realize_scratch()"
-            raise LifecycleError(
-                f"WarmStart.{call} {when}: call it between realize_scratch() and build()"
-            )
+            self._refuse(f"{call} {when}: call it between realize_scratch() and build()")
 
-    def _upload(self, call: str, tensor: Tensor, array: ArrayLike) -> None:
+    def _upload(self, call: str, name: str, array: ArrayLike) -> None:
+        self._check_window(call)
+        tensor = self._tensor(name)
         with np.errstate(over="ignore"):  # too large for float32: infinite, refused below
             values = np.asarray(array)
             if values.dtype.kind == "f":

@@ -107,7 +107,7 @@ class Learner:
         The processes that train it.
     """
 
-    recipe: Engine[Any, Any]
+    recipe: Engine[Any]
     optimizer: AdamW
     schedule: Callable[[int], float]
     measure: Callable[[Any], Figures]
