@@ -339,6 +339,10 @@ def test_an_option_fills_one_field_and_its_type_names_its_words(name):
         words = {word for part in literal for word in get_args(part)}
         assert not words or words >= {*each.words}, each.name
         assert not words or words == {*each.words} or each.name == "precision", each.name
+        kind, field = each.of
+        theirs = {*options_of(kind)[field].words} if kind and not each.read else set()
+        known = {"loss": {"sft"}, "precision": {"int8"}}.get(each.name, set())
+        assert not theirs or theirs ^ {*each.words} <= known, each.name
 
 
 @dataclass
