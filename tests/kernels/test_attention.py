@@ -119,10 +119,11 @@ def starts(lengths, before=0):
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
-def test_a_segment_gives_the_bits_of_a_sequence_of_its_own(precision, n_threads):
+@pytest.mark.parametrize("limits", [{}, {"causal": 0}, {"causal": 0, "window": 30}])
+def test_a_segment_gives_the_bits_of_a_sequence_of_its_own(precision, limits, n_threads):
     """Wherever it begins: so what a batch gives does not depend on how it was packed."""
     rows, KV = sum(LENGTHS), 1
-    options = {"precision": precision, "n_threads": n_threads}
+    options = {"precision": precision, "n_threads": n_threads, **limits}
     q, do = normal(2, rows, H * D)
     k, v = normal(2, rows, KV * D)
     packed = backward(q, k, v, do, starts(LENGTHS), 1, **options)
@@ -145,11 +146,11 @@ def backward(q, k, v, do, first, batch, **options):
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])
 @pytest.mark.parametrize("segments", [[290], [3, 130, 64, 93]], ids=["one", "segments"])
-@pytest.mark.parametrize("limits", [{}, {"window": 70}, {"cap": 2.0}, {"causal": 0}])
+@pytest.mark.parametrize(
+    "limits", [{}, {"window": 70}, {"cap": 2.0}, {"causal": 0}, {"causal": 0, "window": 70}]
+)
 def test_many_threads_for_few_heads_give_the_same_bits(limits, segments, precision):
     """With more than 2 threads for each head of keys, dq is computed apart from dk and dv."""
-    if "causal" in limits:
-        segments = [290]  # segments are causal
     H, KV, D, T = 4, 2, 16, sum(segments)
     q, do = normal(2, 2 * T, H * D)
     k, v = normal(2, 2 * T, KV * D)
@@ -194,11 +195,9 @@ def test_bad_segments_are_refused(change, message):
         attention.forward(o, normal(B, H, T), q, k, v, first)
 
 
-def test_segments_are_causal_and_as_many_as_rows():
+def test_segments_are_as_many_as_rows():
     q, k, v, o = normal(4, B * T, H * D)
     first = np.concatenate([starts([T]), starts([T], T)])
-    with pytest.raises(ValueError, match="first needs causal=True"):
-        attention.forward(o, normal(B, H, T), q, k, v, first, causal=False)
     with pytest.raises(ValueError, match=r"first\[B\*T\] needs shape \(140,\)"):
         attention.forward(o, normal(B, H, T), q, k, v, first[1:])
 
@@ -206,8 +205,6 @@ def test_segments_are_causal_and_as_many_as_rows():
 def test_segments_are_checked_when_they_are_uploaded():
     s = Session()
     first, x = s.input("first", (B * T,), "i32"), s.input("x", (B * T, H * D))
-    with pytest.raises(ShapeError, match=r"attention: needs causal, .* first \(140,\) of i32"):
-        ops.attention(s, x, x, x, batch=B, n_heads=H, causal=False, first=first)
     with pytest.raises(ShapeError, match="of i32"):
         ops.attention(s, x, x, x, batch=B, n_heads=H, first=x)
     ops.attention(s, x, x, x, batch=B, n_heads=H, first=first)
@@ -221,6 +218,21 @@ def test_segments_are_checked_when_they_are_uploaded():
 
 
 # -- Windows and caps ----------------------------------------------------------------------------
+
+
+def test_a_row_sees_as_far_to_the_other_side_if_it_is_not_causal():
+    """Also keys of blocks beyond the last query's; what is farther could be anything."""
+    q, k, v, do = normal(4, 640, D)
+    k[512:] = v[512:] = k[:63] = v[:63] = np.nan
+    rows = slice(128, 448)  # they see keys 64 to 511
+    limits = {"causal": False, "window": 65}
+    H, lse = 1, np.empty((1, 1, 640), np.float32)
+    o = np.empty_like(q)
+    attention.forward(o, lse, q, k, v, **limits)
+    assert np.isfinite(o[rows]).all()
+    k[511] = np.nan
+    attention.forward(o, lse, q, k, v, **limits)
+    assert np.isnan(o[447]).all() and np.isfinite(o[:447][128:]).all()
 
 
 def test_blocks_behind_a_window_are_not_looked_at():
@@ -254,10 +266,6 @@ def test_a_cap_bounds_scores_of_any_size():
     ("limits", "message"),
     [
         ({"window": -1}, "got -1"),
-        (
-            {"window": 3, "causal": False},
-            "window must be the keys that a row sees, .* needs causal=True; got 3",
-        ),
         ({"cap": -1.0}, "cap must be a number above 0, or 0 for none; got -1.0"),
         ({"cap": np.nan}, "got nan"),
     ],

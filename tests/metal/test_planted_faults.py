@@ -310,7 +310,9 @@ FAULTS = {
         "constant const uchar* row = IQ2_XXS",
         "constant const uchar* row = IQ2_S",
     ),
-    "attention: who sees whom": ("attention", 0, "(!causal || j <= i)", "(!causal || j < i)"),
+    "attention: who sees whom": ("attention", 0, "j < T && j <= i", "j < T && j < i"),
+    "attention: the other side": ("attention", 0, "j < i + window", "j <= i + window"),
+    "attention: the other segment": ("attention", 0, "first[i] == first[j]", "true"),
     "attention: borders of segments": ("attention", 0, "return j >= from && j", "return j"),
     "attention: sums not shrunk": ("attention", 0, "out[c][i] *= shrunk", "out[c][i] *= 1.0f"),
     "attention: keys as if dv were theirs": (

@@ -67,7 +67,8 @@ def attention(
     scale
         None means 1 / sqrt(D).
     window
-        The number of keys that a row sees, its own the last; 0: all.
+        The number of keys that a row sees, its own the last; 0: all. If not causal, it sees as many
+        from its own on.
     cap
         Scores become cap tanh(score / cap); 0: no cap.
     sinks
@@ -110,16 +111,14 @@ def attention(
     without = cache is not None and cache.v is None
     fits = shared == without and (0 < E <= D if shared else d_value is None)
     require(fits, "attention", "v, or a cache without values and d_value of 1 to D", q=q, k=k, v=v)
-    require(window >= 0 and (causal or not window), "attention", "a causal window of keys", q=q)
+    require(window >= 0, "attention", "a window of keys", q=q)
     require(sinks is None or sinks.shape == (H,), "attention", f"sinks ({H},)", q=q, sinks=sinks)
     T = N // batch
     if q.root.valid is not None and batch != 1:
         raise ConfigError("attention: a count may limit the rows of one sequence; got several")
     if first is not None:
-        fits = causal and cache is None and first.shape == (N,) and first.dtype == "i32"
-        require(
-            fits, "attention", f"causal, without a cache, first ({N},) of i32", q=q, first=first
-        )
+        fits = cache is None and first.shape == (N,) and first.dtype == "i32"
+        require(fits, "attention", f"without a cache, first ({N},) of i32", q=q, first=first)
         s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
     read = {"q": q, "k": k, "v": v, "sinks": sinks}
     given: dict[str, Any] = {"B": batch, "H": H, "KV": KV, "D": D, "E": E}
@@ -170,7 +169,7 @@ def _no_gradient(back: Backward, node: Node, do: Tensor) -> None:
 def _products(sizes: Sizes, columns: int | None = None) -> int:
     """Count only products, T x T x ``columns`` per head (default D + E); half if causal.
 
-    A causal window of W keys has T^2 / 2 - (T - W)^2 / 2 scores.
+    A causal window of W keys has T^2 / 2 - (T - W)^2 / 2 scores, one of both sides twice as many.
     """
     T, W = sizes["T"], min(sizes.get("window", 0), sizes["T"])
     full = 2 * sizes["B"] * sizes["H"] * (T**2 - (T - W) ** 2 if W else T**2)

@@ -9,7 +9,7 @@ from libc.math cimport INFINITY, logf
 
 from toynn._kernels.base._common cimport LANES, exp_, tanh_
 from toynn._kernels.attention._visible cimport (
-    BLOCK, WIDTH, Block, Sizes, block_count, block_size, first_key, strip_end, strip_size,
+    BLOCK, WIDTH, Block, Sizes, block_size, first_key, key_blocks, strip_end, strip_size,
     visible_begin, visible_end,
 )
 from toynn._kernels.gemm._gemm cimport multiply
@@ -208,7 +208,7 @@ cdef inline void forward_block(
         if s.sink != NULL:
             most[r] = s.sink[0]
             total[r] = 1
-    for t in range(begin // BLOCK, block_count(s, keys)):
+    for t in range(begin // BLOCK, key_blocks(s, i, rows)):
         b = Block(i, rows, t * BLOCK, block_size(s, t * BLOCK, keys))
         _products_of_rows(p, s, &b, q, s.ldq, k, s.ldk, s.D)
         for r in range(rows):

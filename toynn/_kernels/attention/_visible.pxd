@@ -26,7 +26,8 @@ then hidden; a blank is not computed:
         15 - - - - - - - -   - - # # # # # #
 
 Queries from 16 on begin at the second column of blocks: first_key is 8 for them. Without a window
-all keys before the diagonal are #. Without causal all are #, and a last block may be TAIL longer.
+all keys before the diagonal are #. Without causal all are #, or with a window also the keys as far
+on the other side (a row sees W - 1 keys on each side, and its own); a last block may be TAIL longer.
 
 Examples are like separate sequences: blocks begin where examples start. Examples of 5 and 11 rows
 have their blocks at rows 0, 5 and 13:
@@ -47,7 +48,7 @@ cdef struct Sizes:
     Py_ssize_t B, T, H, KV, D, E
     Py_ssize_t S       # keys
     Py_ssize_t past    # keys before the first query's own; causal only
-    Py_ssize_t window  # how many keys a query sees, up to its own; 0: all. causal only
+    Py_ssize_t window  # how many keys a query sees, up to its own, and back from it; 0: all
     Py_ssize_t hidden  # first keys that no query sees, fewer than BLOCK; if not causal
     Py_ssize_t ldq, ldk, ldv, ldo  # floats from one row to the next
     bint causal
@@ -85,6 +86,14 @@ cdef inline Py_ssize_t first_key(const Sizes* s, Py_ssize_t query) noexcept nogi
     return max(0, s.past + query + 1 - s.window) // BLOCK * BLOCK if s.window > 0 else 0
 
 
+cdef inline Py_ssize_t key_blocks(const Sizes* s, Py_ssize_t i, Py_ssize_t rows) noexcept nogil:
+    """Count the blocks of keys up to the last that one of the queries i .. i + rows - 1 sees."""
+    cdef Py_ssize_t count = block_count(s, s.past + i + rows if s.causal else s.S)
+    if s.causal or s.window <= 0:
+        return count
+    return min(count, (i + rows + s.window - 2) // BLOCK + 1)
+
+
 cdef inline Py_ssize_t visible_begin(const Sizes* s, const Block* b, Py_ssize_t r) noexcept nogil:
     """The first key of a block that row r of the block sees."""
     cdef Py_ssize_t key = s.past + b.i + r + 1 - s.window if s.window > 0 else s.hidden
@@ -93,11 +102,15 @@ cdef inline Py_ssize_t visible_begin(const Sizes* s, const Block* b, Py_ssize_t 
 
 cdef inline Py_ssize_t visible_end(const Sizes* s, const Block* b, Py_ssize_t r) noexcept nogil:
     """The key after the last one of a block that row r of the block sees."""
-    return max(0, min(b.columns, s.past + b.i + r + 1 - b.j)) if s.causal else b.columns
+    if s.causal:
+        return max(0, min(b.columns, s.past + b.i + r + 1 - b.j))
+    return max(0, min(b.columns, b.i + r + s.window - b.j)) if s.window > 0 else b.columns
 
 
 cdef inline Py_ssize_t strip_end(const Sizes* s, const Block* b, Py_ssize_t r) noexcept nogil:
     """The key after the last one of a block that the strip of row r is multiplied with."""
+    if not s.causal:
+        return b.columns
     return visible_end(s, b, min(b.rows, (r // STRIP + 1) * STRIP) - 1)
 
 

@@ -1,6 +1,7 @@
 """Scaled dot-product attention, causal or full, with grouped queries, without a T x T matrix.
 
-    s[i,j] = scale q[i] . k[j]                 j <= i if causal, i - window < j if there is one
+    s[i,j] = scale q[i] . k[j]                 j <= i if causal; with a window i - window < j,
+                                               and j < i + window if not causal
     p[i,j] = exp(s[i,j] - lse[i])              lse[i] = log sum_j exp(s[i,j])
     o[i]   = sum_j p[i,j] v[j]
 
@@ -24,7 +25,7 @@ H*E). Saved: o, lse (B,H,T). All outputs are overwritten (dz: or added to) and a
 sink, z (H,), is the score of one more key, which every row sees and which has no value: the weight
 that goes to it adds nothing to o. The gradients above hold with sinks, too.
 
-A causal sequence may be several examples that do not see each other. first[i] (i32) is the row at
+A sequence may be several examples that do not see each other. first[i] (i32) is the row at
 which row i's example starts, counted over all rows. Blocks begin where examples start. So an
 example has the same bits, and the same cost, as a separate sequence. Blocks of keys that a window
 hides from all queries of a block are skipped, so that time is linear in T.
@@ -38,7 +39,9 @@ Sources: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2; wind
 from libc.string cimport memset
 
 from toynn._kernels.attention._attention cimport backward_block, forward_block
-from toynn._kernels.attention._visible cimport BLOCK, Sizes, block_count, first_key
+from toynn._kernels.attention._visible cimport (
+    BLOCK, Sizes, block_count, block_size, first_key, key_blocks,
+)
 from toynn._kernels.base._common cimport dot_, exp_
 from toynn._kernels.gemm._product cimport PAIRS, Form
 from toynn._kernels.base._parallel cimport parallel_each, parallel_for, part_fn
@@ -101,6 +104,20 @@ cdef inline Sizes _example(
     return one
 
 
+cdef inline bint _begins(
+    const Sizes* s, const int* first, Py_ssize_t row, Py_ssize_t i
+) noexcept nogil:
+    """Whether a block begins at row i of the sequence at ``row``; a last one may be longer."""
+    cdef Py_ssize_t n = i - _start(first, row, i)
+    cdef Sizes one
+    if n % BLOCK != 0:
+        return False
+    if s.causal or first == NULL or n == 0:
+        return True
+    one = _example(s, first, row, _start(first, row, i), s.T)
+    return n // BLOCK < block_count(&one, one.T)
+
+
 cdef inline float* _from(float* x, Py_ssize_t offset) noexcept nogil:
     """The part of a gradient from ``offset`` on; NULL if it is not wanted."""
     return x + offset if x != NULL else NULL
@@ -132,7 +149,7 @@ cdef inline void _backward_keys(
     """dk and dv of block j of keys of an example; with ``queries`` also what it adds to dq."""
     cdef Sizes one = _example(s, a.first, batch * s.T, start, s.T)
     cdef Py_ssize_t group = s.H // s.KV, blocks = block_count(&one, one.T), g, i
-    cdef Py_ssize_t i0 = j if s.causal else 0
+    cdef Py_ssize_t i0 = j if s.causal else first_key(&one, j * BLOCK) // BLOCK
     for g in range(group):
         for i in range(i0, blocks):
             if first_key(&one, i * BLOCK) > j * BLOCK:
@@ -147,8 +164,8 @@ cdef inline void _backward_queries(
 ) noexcept nogil:
     """dq of block i of queries of an example: the sums of _backward_keys, in the same order."""
     cdef Sizes one = _example(s, a.first, batch * s.T, start, s.T)
-    cdef Py_ssize_t last = i if s.causal else block_count(&one, one.T) - 1, j
-    for j in range(first_key(&one, i * BLOCK) // BLOCK, last + 1):
+    cdef Py_ssize_t rows = block_size(&one, i * BLOCK, one.T), j
+    for j in range(first_key(&one, i * BLOCK) // BLOCK, key_blocks(&one, i * BLOCK, rows)):
         _backward_pair(a, s, &one, batch, h, start, i, j, True, False, True)
 
 
@@ -158,7 +175,11 @@ cdef inline void _forward_block(
     """Compute the block of queries that begins at row i of a sequence."""
     cdef Py_ssize_t kv = h * s.KV // s.H, start = _start(a.first, batch * s.T, i)
     cdef Py_ssize_t row = batch * s.T + start
-    cdef Sizes one = _example(s, a.first, batch * s.T, i, i + BLOCK)
+    cdef Sizes one
+    if s.causal:  # later rows do not count
+        one = _example(s, a.first, batch * s.T, i, i + BLOCK)
+    else:
+        one = _example(s, a.first, batch * s.T, start, s.T)
     if a.sinks != NULL:
         one.sink = a.sinks + h
     forward_block(
@@ -180,7 +201,7 @@ cdef void _forward_stretches(Forward* a, Py_ssize_t begin, Py_ssize_t end) noexc
         i = n % stretches * BLOCK
         rows = min(BLOCK, s.T - i) if a.first != NULL else 1
         for r in range(i, i + rows):
-            if (r - _start(a.first, batch * s.T, r)) % BLOCK == 0:
+            if _begins(&s, a.first, batch * s.T, r):
                 _forward_block(a, &s, batch, n // stretches % s.H, r)
 
 
@@ -225,7 +246,7 @@ cdef void _key_blocks(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept no
         i = n // s.KV // s.B * BLOCK
         for r in range(i, i + (min(BLOCK, s.T - i) if a.first != NULL else 1)):
             start = _start(a.first, batch * s.T, r)
-            if (r - start) % BLOCK == 0:
+            if _begins(&s, a.first, batch * s.T, r):
                 _backward_keys(a, &s, batch, n % s.KV, start, (r - start) // BLOCK, False)
 
 
@@ -238,7 +259,7 @@ cdef void _query_blocks(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept 
         i = (stretches - 1 - n // s.H // s.B) * BLOCK
         for r in range(i, i + (min(BLOCK, s.T - i) if a.first != NULL else 1)):
             start = _start(a.first, batch * s.T, r)
-            if (r - start) % BLOCK == 0:
+            if _begins(&s, a.first, batch * s.T, r):
                 _backward_queries(a, &s, batch, n % s.H, start, (r - start) // BLOCK)
 
 
@@ -287,7 +308,7 @@ cdef void _backward_sinks(BackwardSinks* a) noexcept nogil:
     parallel_for(<part_fn>_sink_heads, a, a.H)
 
 
-# A row sees ``window`` keys up to its own; 0: all of them. ``cap`` bounds scores; 0: no cap.
+# A row sees ``window`` keys up to its own, and if not causal as many back from it; 0: all of them. ``cap`` bounds scores; 0: no cap.
 forward = entry(
     "o[B*T H*E]; lse[B H T] <- q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*E]@ldv i32 first[B*T]? "
     "sinks[H]? | E=D causal=1 window=0 precision=highest float scale=1/sqrt(D) cap=0.0",

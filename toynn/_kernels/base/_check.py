@@ -58,13 +58,10 @@ def countable(where: str, name: str, shape: Sequence[int]) -> None:
         )
 
 
-def check_limits(where: str, window: int, cap: float, *, causal: bool = True) -> None:
+def check_limits(where: str, window: int, cap: float) -> None:
     """Raise ValueError for an impossible window or cap of attention; 0 means none."""
-    if window < 0 or (window and not causal):
-        raise ValueError(
-            f"{where}: window must be the keys that a row sees, 0 for all, and needs causal=True; "
-            f"got {window}"
-        )
+    if window < 0:
+        raise ValueError(f"{where}: window must be the keys that a row sees, 0 for all; got {window}")
     if not 0 <= cap < inf:
         raise ValueError(f"{where}: cap must be a number above 0, or 0 for none; got {cap}")
 
@@ -126,11 +123,8 @@ def attention_fits(where: str, arrays: Arrays, sizes: Sizes, options: Options) -
             f"{where}: needs D >= 1, E >= 1 and KV that divides H; got {D}, {E}, {KV}, {H} from q "
             f"{arrays['q'].shape}, k {arrays['k'].shape}"
         )
-    causal = sizes.get("causal", 1)
-    check_limits(where, sizes["window"], options["cap"], causal=bool(causal))
+    check_limits(where, sizes["window"], options["cap"])
     if "first" in arrays:
-        if not causal:
-            raise ValueError(f"{where}: first needs causal=True: segments are causal")
         segments_within(sizes["T"])(f"{where}: first", arrays["first"])
     if "delta" not in arrays and ("dq" in arrays or "dk" in arrays):
         raise ValueError(f"{where}: dq and dk need delta; got None")

@@ -38,8 +38,9 @@ def _capped(scores: Array, cap: float) -> Array:
 def _masked(scores: Array, first: Array | None, causal: int, window: int) -> Array:
     """Return scores (B, H, T, T), with -infinity for keys that a row does not see."""
     B, _, T, _ = scores.shape
-    if causal:
-        scores = np.where(_seen(T, T, 0, window), scores, -np.inf)
+    if causal or window:
+        seen = _seen(T, T, 0, window)
+        scores = np.where(seen if causal else seen | seen.T, scores, -np.inf)
     if first is not None:
         segments = first.reshape(B, 1, T)
         alike = segments.transpose(0, 2, 1) == segments

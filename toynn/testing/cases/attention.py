@@ -124,11 +124,23 @@ CASE = differentiable(
             **{"segments": 5, "window": 40, "cap": 3},
         },
         {"B": 1, "T": 70, "H": 2, "KV": 1, "D": 130, "E": 129, "causal": 1, "wanted": 5},
+        # from both sides: last blocks of 70 and 145 rows are longer, segments begin anywhere
+        {"B": 2, "T": 200, "H": 4, "KV": 2, "D": 16, "causal": 0, "segments": 1},
+        {"B": 1, "T": 480, "H": 2, "KV": 1, "D": 20, "causal": 0, "segments": 5, "wanted": 4},
+        {"B": 3, "T": 7, "H": 1, "KV": 1, "D": 8, "causal": 0, "segments": 4},
+        {"B": 1, "T": 145, "H": 2, "KV": 1, "D": 8, "causal": 0, "window": 1, "wanted": 5},
+        {"B": 1, "T": 300, "H": 2, "KV": 2, "D": 8, "causal": 0, "window": 65},
+        {"B": 1, "T": 70, "H": 2, "KV": 1, "D": 8, "causal": 0, "window": 500},
+        {
+            **{"B": 1, "T": 480, "H": 2, "KV": 1, "D": 20, "causal": 0},
+            **{"segments": 5, "window": 40, "cap": 2, "sinks": 1},
+        },
     ),
     bench={
         "gpt2_124m_t256": {"B": 4, "T": 256, "H": 12, "KV": 12, "D": 64, "causal": 1},
         "gpt2_124m_t64": {"B": 4, "T": 64, "H": 12, "KV": 12, "D": 64, "causal": 1},
         "llama_135m": {"B": 1, "T": 256, "H": 9, "KV": 3, "D": 64, "causal": 1},
+        "bert_packed": {"B": 1, "T": 512, "H": 12, "KV": 12, "D": 64, "causal": 0, "segments": 5},
         "vit_tiny": {"B": 1, "T": 197, "H": 3, "KV": 3, "D": 64, "causal": 0},
         "sinks": {
             **{"B": 1, "T": 256, "H": 64, "KV": 8, "D": 64},

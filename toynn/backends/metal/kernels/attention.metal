@@ -1,6 +1,6 @@
 // Scaled dot-product attention, causal or full, with grouped queries, without a T x T matrix.
 //
-//   s[i,j] = scale q[i] . k[j]                 j <= i if causal, and i - window < j
+//   s[i,j] = scale q[i] . k[j]                 j <= i if causal, else j < i + window; and i - window < j
 //   p[i,j] = exp(s[i,j] - lse[i])              lse[i] = log sum_j exp(s[i,j])
 //   o[i]   = sum_j p[i,j] v[j]
 //
@@ -16,16 +16,25 @@
 // serve. Outputs that are not wanted are not computed. A group has the sums of WIDE columns; if there are more,
 // other groups recompute the scores for the other columns. Saved: o, lse (B,H,T).
 //
-// Causal rows may come in segments, which do not see each other. first[i] is the first row of row i's segment,
+// Rows may come in segments, which do not see each other. first[i] is the first row of row i's segment,
 // counted over all rows. A window of 0 means none. With a cap, s[i,j] is cap tanh(s[i,j] / cap), and ds[i,j] is
 // multiplied by the slope, 1 - (s[i,j] / cap)^2. A sink is one more score of each row of a head, for a key without
 // a value. Its gradient is - sum_i e^(sink - lse[i]) delta[i]. All products are float32, in every precision.
 // Source: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2.
 #include "heads.metal"
 
-// Whether row i of a sequence sees key j: keys from `from` on that are below T and, if causal, not after row i.
-static inline bool sees(uint i, uint j, uint from, uint T, bool causal) {
-    return j >= from && j < T && (!causal || j <= i);
+// Whether row i of a sequence sees key j: keys from `from` on that are below T and, if causal, not after row i. If not
+// causal, they are in its window on the other side, too, and in its segment; `first` says which, if there are any.
+static inline bool sees(uint i, uint j, uint from, uint T, bool causal, uint window, bool segments,
+                        device const int* first) {
+    if (j < from || j >= T || causal) return j >= from && j < T && j <= i;
+    return (window == 0 || j < i + window) && (!segments || (i < T && first[i] == first[j]));
+}
+
+// The row after the last key that one of the rows start .. start + LINE - 1 sees; segments may end before it.
+static inline uint keys_end(uint start, uint T, bool causal, uint window) {
+    if (causal) return min(T, start + LINE);
+    return window == 0 ? T : min(T, start + LINE - 1 + window);
 }
 
 [[max_total_threads_per_threadgroup(GROUP)]]
@@ -58,8 +67,10 @@ kernel void attention_forward(
         for (uint c = 0; c < PARTS; ++c) out[c][i] = 0.0f;
     }
     const uint begin = first_key(start, args.has_first ? uint(first[b * T + start]) - b * T : 0, args.window);
-    const uint end = args.causal ? min(T, start + LINE) : T;
+    const uint end = keys_end(start, T, args.causal, args.window), last = b * T + min(T, start + LINE) - 1;
+    device const int* own_first = first + b * T;
     for (uint j0 = begin; j0 < end; j0 += LINE) {
+        if (args.has_first && uint(own_first[j0]) > last) break;  // the segments of these keys begin after the rows
         float s[OWN] = {0.0f, 0.0f, 0.0f, 0.0f};
         for (uint d = 0; d < D; d += LINE) {
             threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -73,7 +84,7 @@ kernel void attention_forward(
             const uint row = start + own + LINES * i;
             float slope;
             s[i] = capped(s[i] * args.scale, args.cap, slope);
-            s[i] = sees(row, j, from[i], T, args.causal) ? s[i] : -INFINITY;
+            s[i] = sees(row, j, from[i], T, args.causal, args.window, args.has_first, own_first) ? s[i] : -INFINITY;
             const float top = max(most[i], line_max(s[i], part, tid));
             const float p = top == -INFINITY ? (s[i] == top ? 0.0f : NAN) : precise::exp(s[i] - top);
             const float shrunk = most[i] == -INFINITY ? 0.0f : precise::exp(most[i] - top);
@@ -154,8 +165,10 @@ kernel void attention_backward_q(
         for (uint c = 0; c < PARTS; ++c) out[c][i] = 0.0f;
     }
     const uint begin = first_key(start, args.has_first ? uint(first[b * T + start]) - b * T : 0, args.window);
-    const uint end = args.causal ? min(T, start + LINE) : T;
+    const uint end = keys_end(start, T, args.causal, args.window), last = b * T + min(T, start + LINE) - 1;
+    device const int* own_first = first + b * T;
     for (uint j0 = begin; j0 < end; j0 += LINE) {
+        if (args.has_first && uint(own_first[j0]) > last) break;  // the segments of these keys begin after the rows
         float s[OWN] = {0.0f, 0.0f, 0.0f, 0.0f}, dp[OWN] = {0.0f, 0.0f, 0.0f, 0.0f};
         for (uint d = 0; d < max(D, E); d += LINE) {
             threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -171,7 +184,7 @@ kernel void attention_backward_q(
         for (uint i = 0; i < OWN; ++i) {
             const uint row = start + own + LINES * i, at = group.y * T + row;
             float ds = 0.0f;
-            if (row < T && sees(row, j, from[i], T, args.causal)) {
+            if (row < T && sees(row, j, from[i], T, args.causal, args.window, args.has_first, own_first)) {
                 float slope;
                 const float p = precise::exp(capped(s[i] * args.scale, args.cap, slope) - lse[at]);
                 ds = p * (dp[i] - delta[at]) * slope * args.scale;
@@ -225,10 +238,12 @@ kernel void attention_backward_kv(
         for (uint i = 0; i < OWN; ++i) k_sum[c][i] = v_sum[c][i] = 0.0f;
     }
     const uint last = min(T, start + LINE) - 1, j = start + tid % LINE;
+    device const int* own_first = first + b * T;
+    const uint before = first_key(start, args.has_first ? uint(own_first[start]) - b * T : 0, args.window);
     for (uint h = g * served; h < (g + 1) * served; ++h) {
         device const float* q_h = q + b * T * args.ldq + h * D;
         device const float* o_h = do_ + b * T * H * E + h * E;
-        for (uint i0 = args.causal ? start : 0; i0 < T; i0 += LINE) {
+        for (uint i0 = args.causal ? start : before; i0 < T; i0 += LINE) {
             const uint segment = args.has_first ? uint(first[b * T + i0]) - b * T : 0;
             if (first_key(i0, segment, args.window) > last) break;  // later rows do not see these keys either
             float s[OWN] = {0.0f, 0.0f, 0.0f, 0.0f}, dp[OWN] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -247,7 +262,8 @@ kernel void attention_backward_kv(
                 float p = 0.0f, ds = 0.0f;
                 if (row < T) {
                     const uint segment = args.has_first ? uint(first[b * T + row]) - b * T : 0;
-                    if (sees(row, j, first_key(row, segment, args.window), T, args.causal)) {
+                    const uint from = first_key(row, segment, args.window);
+                    if (sees(row, j, from, T, args.causal, args.window, args.has_first, own_first)) {
                         float slope;
                         p = precise::exp(capped(s[i] * args.scale, args.cap, slope) - lse[at]);
                         if (args.has_dk) ds = p * (dp[i] - delta[at]) * slope * args.scale;
