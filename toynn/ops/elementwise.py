@@ -119,9 +119,9 @@ def swiglu(
     return s.tape.record(SWIGLU, {"gate": gate, "up": up}, alpha=alpha, limit=limit).output
 
 
-def geglu(s: Recorder, gate: Tensor, up: Tensor) -> Tensor:
-    """Record y = gelu_tanh(gate) * up."""
-    return s.tape.record(GEGLU, {"gate": gate, "up": up}).output
+def geglu(s: Recorder, gate: Tensor, up: Tensor, *, exact: bool = False) -> Tensor:
+    """Record y = gelu(gate) * up, in GELU's tanh form or exactly."""
+    return s.tape.record(GEGLU, {"gate": gate, "up": up}, exact=exact).output
 
 
 def softcap(s: Recorder, x: Tensor, cap: float) -> Tensor:

@@ -61,7 +61,9 @@ def countable(where: str, name: str, shape: Sequence[int]) -> None:
 def check_limits(where: str, window: int, cap: float) -> None:
     """Raise ValueError for an impossible window or cap of attention; 0 means none."""
     if window < 0:
-        raise ValueError(f"{where}: window must be the keys that a row sees, 0 for all; got {window}")
+        raise ValueError(
+            f"{where}: window must be the keys that a row sees, 0 for all; got {window}"
+        )
     if not 0 <= cap < inf:
         raise ValueError(f"{where}: cap must be a number above 0, or 0 for none; got {cap}")
 

@@ -305,15 +305,15 @@ def swiglu_halves_backward(dy: Array, x: Array) -> Outputs:
 
 
 @kernel("geglu.forward")
-def geglu(gate: Array, up: Array) -> Outputs:
-    """Compute y = gelu(gate) up, in the tanh form."""
-    return {"y": gelu_of(gate, 0) * up}
+def geglu(gate: Array, up: Array, exact: int) -> Outputs:
+    """Compute y = gelu(gate) up."""
+    return {"y": gelu_of(gate, exact) * up}
 
 
 @kernel("geglu.backward")
-def geglu_backward(dy: Array, gate: Array, up: Array) -> Outputs:
+def geglu_backward(dy: Array, gate: Array, up: Array, exact: int) -> Outputs:
     """Compute dgate = dy up gelu'(gate), dup = dy gelu(gate)."""
-    return {"dgate": gelu_backward(dy * up, gate, 0)["dx"], "dup": dy * gelu_of(gate, 0)}
+    return {"dgate": gelu_backward(dy * up, gate, exact)["dx"], "dup": dy * gelu_of(gate, exact)}
 
 
 @kernel("softcap.forward")

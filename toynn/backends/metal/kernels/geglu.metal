@@ -1,4 +1,4 @@
-// GeGLU: gelu of the gate times up, the activation in the middle of a Gemma MLP; in GELU's tanh form.
+// GeGLU: gelu of the gate times up, the activation in the middle of a Gemma MLP; in GELU's tanh form, or exact.
 //
 //   y     = gelu(g) u
 //   dgate = dy u gelu'(g)
@@ -16,7 +16,7 @@ kernel void geglu_forward(
     uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
-    y[i] = gelu_tanh(gate[i]) * up[i];
+    y[i] = (args.exact ? gelu_exact(gate[i]) : gelu_tanh(gate[i])) * up[i];
 }
 
 kernel void geglu_backward(
@@ -30,6 +30,6 @@ kernel void geglu_backward(
 {
     if (i >= args.n) return;
     const float g = gate[i], u = up[i], d = dy[i];
-    dgate[i] = d * u * gelu_tanh_slope(g);
-    dup[i] = d * gelu_tanh(g);
+    dgate[i] = d * u * (args.exact ? gelu_exact_slope(g) : gelu_tanh_slope(g));
+    dup[i] = d * (args.exact ? gelu_exact(g) : gelu_tanh(g));
 }
