@@ -91,6 +91,7 @@ SECTIONS = {
     "transpose": "Arithmetic, and sums over axes",
     "dora": "Magnitudes: DoRA",
     "rounding": "Weights of 16 bits",
+    "pooling": "Vectors of texts: pooling",
     "token_sums": "Preferences: losses of whole completions",
     "dpo": "Preferences: losses of whole completions",
     "orpo": "Preferences: losses of whole completions",

@@ -222,11 +222,11 @@ def test_segments_are_checked_when_they_are_uploaded():
 
 def test_a_row_sees_as_far_to_the_other_side_if_it_is_not_causal():
     """Also keys of blocks beyond the last query's; what is farther could be anything."""
-    q, k, v, do = normal(4, 640, D)
+    q, k, v = normal(3, 640, D)
     k[512:] = v[512:] = k[:63] = v[:63] = np.nan
     rows = slice(128, 448)  # they see keys 64 to 511
     limits = {"causal": False, "window": 65}
-    H, lse = 1, np.empty((1, 1, 640), np.float32)
+    lse = np.empty((1, 1, 640), np.float32)
     o = np.empty_like(q)
     attention.forward(o, lse, q, k, v, **limits)
     assert np.isfinite(o[rows]).all()

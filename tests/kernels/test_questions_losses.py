@@ -103,6 +103,43 @@ def test_chunked_cross_entropy_overwrites_the_logits():
     assert np.abs(apart.dlogits - right).max() < 1e-6
 
 
+# -- pooling
+
+
+def test_pooling_without_bounds():
+    """What breaks if the mean of a text runs over its padding?
+
+    Its vector would depend on the longest text of its batch. Here texts lie one after the other,
+    and bounds say where each begins; what is behind the last one is not read, not even a NaN.
+    """
+    x = np.float32([[1, 5], [3, 7], [8, 0], [np.nan, np.nan]])
+    assert run("pooling.forward", x=x, bounds=[0, 2, 3]).y.tolist() == [[2, 6], [8, 0]]
+
+
+def test_pooling_gives_each_row_its_share():
+    """How much does one token of a long text learn?
+
+    A mean over n rows has the slope 1 / n, so each row of a text of four gets a quarter of what the
+    row of a text of one gets. A sum would push long texts n times as hard.
+    """
+    back = run("pooling.backward", dy=np.float32([[8], [8]]), bounds=[0, 4, 5], N=6).dx
+    assert back.ravel().tolist() == [2, 2, 2, 2, 8, 0]
+
+
+def test_pooling_has_the_bits_of_a_batch_of_its_own():
+    """What breaks if all rows are summed up once, and bounds are differences of running sums?
+
+    A text's digits would be lost behind those of all texts before it, and its vector would depend
+    on them. A thread that adds a text's own rows gives the same bits in any batch.
+    """
+    loud, x = 1e6 * draw(50, 4), draw(9, 4, seed=1)
+    alone = run("pooling.forward", x=x, bounds=[0, 9]).y
+    packed = run("pooling.forward", x=np.concatenate([loud, x]), bounds=[0, 50, 59]).y
+    assert packed[1].tobytes() == alone[0].tobytes()
+    running = np.cumsum(np.concatenate([loud, x]), axis=0, dtype=np.float32)
+    assert np.abs((running[58] - running[49]) / 9 - alone[0]).max() > 1e-4
+
+
 # -- token_sums
 
 

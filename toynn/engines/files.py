@@ -20,7 +20,17 @@ from toynn.formats.hf.name_mapping import module_of
 from toynn.formats.tokenizer import ByteTokenizer, Given, Tokenizer, TokenType
 from toynn.formats.tokenizer.folder import FolderKeys
 from toynn.formats.tokenizer.vocab import PREFIX
-from toynn.models import ARCHITECTURES, HEAD, TABLE, Hyper, SequenceModel, Source, hyper, refuse
+from toynn.models import (
+    ARCHITECTURES,
+    HEAD,
+    TABLE,
+    Hyper,
+    SequenceModel,
+    Source,
+    architecture,
+    hyper,
+    refuse,
+)
 from toynn.options import RecipeOptions
 
 __all__ = [
@@ -109,7 +119,7 @@ def config_of(
     check_model(file, known, reader)
     keys = Hyper(file)
     try:
-        cfg, options = ARCHITECTURES[file.architecture].read(keys)
+        cfg, options = architecture(file.architecture).read(keys)
     except ConfigError as error:
         refuse(file, str(error))
     keys.refuse_others()
@@ -141,7 +151,10 @@ def metadata_of(
         "tokenizer.ggml.model": "no_vocab",
         **more,
         f"{name}.vocab_size": vocab,
-        **{f"{name}.{key}": value for key, value in model.write(cfg).items()},
+        **{
+            key if key.startswith("tokenizer.") else f"{name}.{key}": value
+            for key, value in model.write(cfg).items()
+        },
     }
 
 
@@ -163,6 +176,8 @@ def write_gguf(path: StrPath, engine: Any, outtype: str, *, overwrite: bool) -> 
             return
     model, cfg = engine.model, engine.config
     metadata = metadata_of(model, cfg, outtype, engine._carried)
+    name = metadata["general.architecture"]
+    metadata |= {f"{name}.{key}": value for key, value in engine.told().items()}
     weights = model.exported(cfg, engine.weights()) | model.beside(cfg)
     if model.needs_head:
         weights.setdefault(HEAD, weights[TABLE])
@@ -182,9 +197,10 @@ def write_hf(path: StrPath, engine: Any, tokenizer: StrPath | None) -> str:
     beside = model.beside(cfg)
     if unsaid := {name for name in beside if module_of(name) not in model.config_says}:
         raise ConfigError(f"export_hf: config.json has no place for {', '.join(sorted(unsaid))}")
-    keys = model.write(cfg) | {"vocab_size": cfg.vocab}
+    keys = model.write(cfg) | {"vocab_size": cfg.vocab} | engine.told(folder=True)
     files, named, why = _tokenizer_files(engine, tokenizer)
     tensors = model.exported(cfg, engine.weights())
+    files |= engine.files_beside()
     hf.write(path, model.architecture, keys, tensors, beside, files=files, named=named)
     return why
 

@@ -126,7 +126,7 @@ class SequenceEngine(Engine[C], Generic[C]):
         if self.file is None:
             super()._declare_weights(weights)
             return
-        files.check_tensors(self.file, self.model, self.config, self.options)
+        self._check_tensors(self.file)
         for name, weight in weights.items():
             self._mapped[name] = self._declare_frozen(self.file, name, weight)
         if self.lora is not None:
@@ -581,9 +581,21 @@ class SequenceEngine(Engine[C], Generic[C]):
             self.declare(cfg, replace(opts, **options))
         except ShapeError as error:  # sizes that no memory could hold
             refuse(file, str(error))
+        self._check_tensors(file)
+
+    def _check_tensors(self, file: Source) -> None:
+        """Raise the file's error unless it has exactly the tensors of the model."""
         files.check_tensors(file, self.model, self.config, self.options)
 
     # -- Writing files -------------------------------------------------------------------------
+
+    def told(self, *, folder: bool = False) -> dict[str, Any]:
+        """Return hyper-parameters that the engine knows and its model does not: none."""
+        return {}
+
+    def files_beside(self) -> dict[str, bytes]:
+        """Return further files of a folder, by name: none."""
+        return {}
 
     def carry_tokenizer(self, path: StrPath) -> None:
         """Include the tokenizer of a file or folder in exports; it must fit the vocabulary.

@@ -8,6 +8,7 @@ from toynn.formats import gguf, hf
 from toynn.formats.foreign import foreign
 from toynn.formats.gguf import GGUFFile
 from toynn.formats.hf import HFModel
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
 __all__ = ["Base", "context_length", "open"]
 
@@ -24,8 +25,11 @@ def open(path: str | os.PathLike[str], *, check: bool | None = None) -> Base:
     if Path(path).is_dir():
         return hf.open(path, check=check)
     file = gguf.open(path, check=check)
+    architecture = file.metadata.get("general.architecture")
     heads = [name for name in file.tensors if name.startswith("cls.")]
-    if other := foreign([file.metadata.get("general.architecture"), *heads]):
+    mapping = NAME_MAPPINGS.get(str(architecture))
+    known = mapping is not None and mapping.encodes
+    if other := foreign(() if known else [architecture, *heads]):
         file.close()
         raise GGUFError(f"{file.path}: {other}")
     return file

@@ -51,6 +51,7 @@ class NewFolder:
         """Write a file and wait for the disk. Raises the ``error`` of `new_folder`."""
         parts = parts_of(content)
         try:
+            (self.path / name).parent.mkdir(exist_ok=True)
             with open_new(self.path / name) as file:
                 file.writelines(parts)
                 finish(file)

@@ -4,9 +4,11 @@ Importing the file ``register``s the architecture; every command and recipe then
 `docs/adding-a-model.md` says how to write one.
 """
 
+from toynn.models.bert import Bert
 from toynn.models.checks import check_sizes
 from toynn.models.cohere2 import Cohere2Config
 from toynn.models.deepseek2 import DeepSeek2Config
+from toynn.models.encoder import Encoder, EncoderConfig
 from toynn.models.ernie4_5 import Ernie45
 from toynn.models.ernie4_5moe import Ernie45MoEConfig
 from toynn.models.exaone4 import Exaone4Config
@@ -27,6 +29,7 @@ from toynn.models.lfm2moe import LFM2MoEConfig
 from toynn.models.llama import LlamaConfig
 from toynn.models.ministral3 import Ministral3Config
 from toynn.models.model import Model
+from toynn.models.modernbert import ModernBertConfig
 from toynn.models.nemotronh import NemotronHConfig
 from toynn.models.olmo2 import Olmo2Config
 from toynn.models.olmoe import OLMoEConfig
@@ -35,7 +38,7 @@ from toynn.models.qwen3moe import Qwen3MoEConfig
 from toynn.models.qwen3next import Qwen3NextConfig
 from toynn.models.qwen35 import Qwen35Config
 from toynn.models.qwen35moe import Qwen35MoEConfig
-from toynn.models.registry import ARCHITECTURES, architecture, register
+from toynn.models.registry import ARCHITECTURES, ENCODERS, architecture, register
 from toynn.models.seed_oss import SeedOss
 from toynn.models.sequence import HEAD, TABLE, Folder, SequenceConfig, SequenceModel
 from toynn.models.smollm3 import SmolLM3
@@ -45,11 +48,15 @@ from toynn.models.vit import VIT, ViTConfig
 
 __all__ = [
     "ARCHITECTURES",
+    "ENCODERS",
     "HEAD",
     "TABLE",
     "VIT",
+    "Bert",
     "Cohere2Config",
     "DeepSeek2Config",
+    "Encoder",
+    "EncoderConfig",
     "Ernie45",
     "Ernie45MoEConfig",
     "Exaone4Config",
@@ -71,6 +78,7 @@ __all__ = [
     "LlamaConfig",
     "Ministral3Config",
     "Model",
+    "ModernBertConfig",
     "NemotronHConfig",
     "OLMoEConfig",
     "Olmo2Config",

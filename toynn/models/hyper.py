@@ -1,6 +1,6 @@
 """Read and check the hyper-parameters of a model's file, and check its tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import isfinite
 from reprlib import repr  # which shortens long arrays
 from typing import Any, NoReturn
@@ -25,6 +25,7 @@ _NEUTRAL = {
     "attention.sliding_window": 0,
     "expert_count": 0,
     "expert_used_count": 0,
+    "pooling_type": None,
 }
 
 
@@ -135,6 +136,10 @@ class Hyper:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             refuse(self.file, f"{self.prefix}{key} must be a whole number >= 1; got {repr(value)}")
         return value
+
+    def known(self, *keys: str) -> None:
+        """Take note of keys that others read."""
+        self._known.update(keys)
 
     def has(self, key: str) -> bool:
         """Say whether a key is there."""
@@ -260,8 +265,10 @@ def _further(file: Source) -> tuple[str, ...]:
     return tuple(f"blk.{n}." for n in range(first, first + further))
 
 
-def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that a file has exactly these tensors, with these shapes.
+def check_tensors(
+    file: Source, shapes: Mapping[str, tuple[int, ...]], spare: Collection[str] = ()
+) -> None:
+    """Check that a file has exactly these tensors, with these shapes, and perhaps ``spare`` ones.
 
     A file with a tied head may still have output.weight, if it equals token_embd.weight; and
     tensors that its architecture does not read.
@@ -272,7 +279,7 @@ def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
         found = tuple(file.tensors[name].shape)
         if found != shape:
             refuse(file, f"tensor {name} has the wrong shape: expected {shape}; got {found}")
-    unknown = file.tensors.keys() - shapes.keys()
+    unknown = file.tensors.keys() - shapes.keys() - set(spare)
     unknown -= {name for name in unknown if name.startswith(_further(file))}
     if mapping := NAME_MAPPINGS.get(file.architecture):
         unknown -= {name for name in unknown if mapping.passes_over(file.metadata, name)}

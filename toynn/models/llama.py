@@ -166,7 +166,7 @@ class Llama(SequenceModel[LlamaConfig]):
 
     config_type: ClassVar[type[Any]] = LlamaConfig
 
-    table: ClassVar[tuple[Row, ...]] = (
+    table: tuple[Row, ...] = (
         *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
         replace(QKV[0], bias="qkv_bias", pairs=(_Q,)),

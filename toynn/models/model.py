@@ -32,7 +32,7 @@ class Model(ABC, Generic[C]):
     """
 
     config_type: ClassVar[type[Any]]
-    table: ClassVar[tuple[Row, ...]]
+    table: tuple[Row, ...]
 
     @abstractmethod
     def sizes(self, cfg: C, opts: RecipeOptions, n: int | None) -> Sizes:

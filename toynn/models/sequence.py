@@ -59,6 +59,8 @@ class SequenceModel(Model[S]):
     narrows: bool = False
     #: Whether llama.cpp wants an output.weight even if the head is tied.
     needs_head: bool = False
+    #: Whether it is an encoder, whose rows say what a text is and not what comes next.
+    encodes: bool = False
     #: Modules of ``beside`` that ``folder`` writes.
     config_says: frozenset[str] = frozenset()
 
@@ -153,6 +155,7 @@ class SequenceModel(Model[S]):
             claims=self.claims,
             complete=self.complete,
             beside=self.folder,
+            encodes=self.encodes,
         )
 
     def matrices(self, names: Iterable[str]) -> dict[str, str]:

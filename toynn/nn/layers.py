@@ -55,6 +55,8 @@ class Layers:
     long_positions
         Given if a batch may hold both short and long examples: positions in long examples, 0 in
         short ones. The usual positions are then 0 in long examples.
+    types
+        Token types, if the model has a table of them.
     prefix
         Prefix of the names of a block's weights.
     """
@@ -71,6 +73,7 @@ class Layers:
     wanted: Tensor | None = None
     long: bool = False
     long_positions: Tensor | None = None
+    types: Tensor | None = None
     prefix: str = ""
 
     def blocks(self, count: int, name: str = "blk") -> Iterator["Layers"]:
@@ -252,6 +255,13 @@ class Layers:
     def swiglu_of(self, x: Tensor, both: str, down: str) -> Tensor:
         """Record down(silu(gate) * up), where gate and up are the halves of both(x)."""
         return self.linear(ops.swiglu_halves(self.session, self.linear(x, both)), down)
+
+    def geglu_of(self, x: Tensor, both: str, down: str) -> Tensor:
+        """Record down(gelu(gate) * up), where gate and up are the halves of both(x); exact GELU."""
+        whole = self.linear(x, both)
+        F = whole.shape[1] // 2
+        gate, up = self.columns(whole, 0, F), self.columns(whole, F, F)
+        return self.linear(ops.geglu(self.session, gate, up, exact=True), down)
 
     def geglu(
         self, x: Tensor, gate: str, up: str | Tensor, down: str, cutoff: float | None = None
@@ -508,6 +518,10 @@ class Layers:
     def silu(self, x: Tensor) -> Tensor:
         """Record x / (1 + e^-x)."""
         return ops.silu(self.session, x)
+
+    def relu(self, x: Tensor) -> Tensor:
+        """Record max(x, 0)."""
+        return ops.relu(self.session, x)
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """Record x silu(gate)."""

@@ -66,6 +66,7 @@ from toynn.ops.preference import dpo, kto, orpo, token_losses, token_sums
 from toynn.ops.recurrent import decay, delta, gated, queries, ssd
 from toynn.ops.rows import class_token, gatednorm, layernorm, rmsnorm, rope, softmax
 from toynn.ops.shortconv import RING, shortconv
+from toynn.ops.texts import binary_cross_entropy, cosent, infonce, pooling, squared_error
 from toynn.ops.update import adamw_step, grad_norm
 
 __all__ = [
@@ -84,12 +85,14 @@ __all__ = [
     "adamw_step",
     "add",
     "attention",
+    "binary_cross_entropy",
     "chunk_rows",
     "class_token",
     "columns",
     "combine",
     "concat",
     "correct",
+    "cosent",
     "cross_entropy",
     "decay",
     "delta",
@@ -110,6 +113,7 @@ __all__ = [
     "gelu",
     "grad_norm",
     "head_columns",
+    "infonce",
     "joined",
     "kto",
     "layernorm",
@@ -125,6 +129,7 @@ __all__ = [
     "orpo",
     "part",
     "placed",
+    "pooling",
     "power",
     "predict",
     "queries",
@@ -144,6 +149,7 @@ __all__ = [
     "softmax",
     "sqrt",
     "square",
+    "squared_error",
     "ssd",
     "sub",
     "sum",

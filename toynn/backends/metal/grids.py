@@ -229,6 +229,8 @@ PASSES: dict[str, Passes] = {
     "ssd.forward": _each("B", "V", "E"),
     "sums.forward": lambda s: [rows(s["A"] * s["B"])],
     "swiglu.halves_backward": _each("N", "F"),
+    "pooling.backward": _each("N", "C"),
+    "pooling.forward": _each("S", "C"),
     "token_sums.forward": lambda s: [rows(2 * s["S"])],
     "valid_rows.forward": _one_group,
 }

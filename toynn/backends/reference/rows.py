@@ -249,3 +249,19 @@ def expand(x: Array, N: int, alpha: float) -> Outputs:
 def transpose(x: Array) -> Outputs:
     """Compute y[a,m,n,b] = x[a,n,m,b]."""
     return {"y": x.swapaxes(1, 2)}
+
+
+@kernel("pooling.forward")
+def pooling(x: Array, bounds: Array) -> Outputs:
+    """Compute the mean of rows bounds[s] .. bounds[s+1]-1; 0 if there are none."""
+    before = np.concatenate([np.zeros((1, x.shape[1])), np.cumsum(x, axis=0)])
+    counts = np.maximum(np.diff(bounds), 1)
+    return {"y": np.diff(before[bounds], axis=0) / counts[:, None]}
+
+
+@kernel("pooling.backward")
+def pooling_backward(dy: Array, bounds: Array, N: int) -> Outputs:
+    """Compute dx[n] = dy[s] / count[s] of the s that holds row n."""
+    dx, counts = np.zeros((N, dy.shape[1])), np.diff(bounds)
+    dx[bounds[0] : bounds[-1]] = np.repeat(dy / np.maximum(counts, 1)[:, None], counts, axis=0)
+    return {"dx": dx}

@@ -46,7 +46,7 @@ Floats = NDArray[np.float32]
 Scalar = TypeVar("Scalar", bool, int, float, str)
 
 #: Suffixes of tensors in old files that are constants; not used.
-BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq", ".position_ids")
 TABLE = "token_embd.weight"
 #: The number of extra blocks that predict further tokens (MTP). They are left out.
 _FURTHER = "num_nextn_predict_layers"
@@ -279,6 +279,8 @@ class HFModel(Opened):
             text_name = text_name_of(name) if self._is_part else name
             if text_name is None or self._is_further(text_name):
                 continue
+            if text_name.startswith(self._mapping.without):
+                continue
             hf_name = self._mapping.plain_name(text_name)
             if pieces := pieces_of(self._mapping.modules, hf_name):
                 for piece in pieces:
@@ -296,6 +298,8 @@ class HFModel(Opened):
             where = self._stored.path_of(unknown[0])
             raise DataError(f"{where}: unknown tensors: {', '.join(unknown[:5])}")
         self._check_biases(sources)
+        if self._mapping.encodes:
+            return sources
         if self._mapping.tied if self._is_tied is None else self._is_tied:
             head = sources.pop("output.weight", None)
             table = sources.get("token_embd.weight")
@@ -423,7 +427,8 @@ def _name_mapping_for(whole: Config) -> NameMapping | None:
     config, _ = whole.of_text()
     mapping, classes = name_mapping_for(config), whole.get("architectures")
     found = list(classes) if isinstance(classes, list) else []
-    if other := foreign(found if mapping else [*found, config.get("model_type")]):
+    known = mapping is not None and mapping.encodes
+    if other := foreign(() if known else found if mapping else [*found, config.get("model_type")]):
         whole.refuse(other)
     return mapping
 

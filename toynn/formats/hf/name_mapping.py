@@ -38,6 +38,8 @@ _BESIDE_TEXT = (
     "vision_tower.", "multi_modal_projector.", "visual.", "audio_tower.", "embed_vision.",
     "embed_audio.", "mtp.",
 )  # fmt: skip
+#: Endings of norms in the first BERTs, and what they are now.
+_OLD_NORMS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 MAX_DIGITS = 10  # of a block's number
 #: By general.architecture.
 NAME_MAPPINGS: dict[str, "NameMapping"] = {}
@@ -107,6 +109,12 @@ class Folder:
         Prefixes of names that a folder may have, and the prefixes that toynn expects instead.
     unadapted
         Modules whose adapters a program does not apply: "gguf", llama.cpp; or "peft".
+    unheaded
+        Prefix of names that a folder of an encoder without a head leaves out.
+    without
+        Prefixes of names in folders that belong to other heads, which are left out.
+    aliases
+        Names of an encoder's head of tokens that differ from those of its head of sequences.
     """
 
     keys: Mapping[str, str]
@@ -122,6 +130,9 @@ class Folder:
     also: tuple[str, ...] = ()
     begins: Mapping[str, str] = field(default_factory=dict)
     unadapted: Mapping[str, str] = field(default_factory=dict)
+    unheaded: str = ""
+    without: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -165,6 +176,8 @@ class NameMapping(Folder):
         Returns whether a model with these hyper-parameters ignores a weight, if a folder has it.
     has_head
         Whether a model can have a head that is not its embedding table.
+    encodes
+        Whether the model is an encoder.
     """
 
     architecture: str
@@ -177,6 +190,7 @@ class NameMapping(Folder):
     whole: frozenset[str] = frozenset()
     orders: Mapping[str, Order] = field(default_factory=dict)
     has_head: bool = True
+    encodes: bool = False
     flat: Mapping[str, str] = field(default_factory=dict)
     filed_as: Callable[[Hyper], str] = _own_name
     spare: Callable[[Hyper], Collection[str]] = _none_spare
@@ -202,9 +216,10 @@ class NameMapping(Folder):
 
         Folders of models without a head omit the first part of the names.
         """
-        prefix = self._block.partition(".")[0]
-        if not name.startswith((f"{prefix}.", "lm_head.")):
-            name = f"{prefix}.{name}"
+        prefix = f"{self._block.partition('.')[0]}."
+        heads = (own for own in self.modules.values() if not own.startswith(prefix))
+        if not name.startswith((prefix, "lm_head.", *heads)):
+            name = f"{prefix}{name}"
         hf_name, _, kind = name.rpartition(".")
         number, _, part = hf_name.removeprefix(self._block).partition(".")
         in_block = hf_name.startswith(self._block) and number.isdecimal()
@@ -233,6 +248,9 @@ class NameMapping(Folder):
 
     def plain_name(self, name: str) -> str:
         """Undo ``bare_name`` and other beginnings; blocks of MXFP4 are weights."""
+        name = self.aliases.get(name, name)
+        for old, new in _OLD_NORMS.items():
+            name = name.removesuffix(old) + new if name.endswith(old) else name
         for begin, usual in self.begins.items():
             name = usual + name.removeprefix(begin) if name.startswith(begin) else name
         for ending, kind in (("", "weight"), ("_bias", "bias"), (BLOCKS, "weight")):
@@ -240,6 +258,11 @@ class NameMapping(Folder):
             if name.endswith(ending) and self.bare and module.endswith(tuple(self.bare)):
                 return f"{module}.{kind}"
         return name
+
+    def headed(self, name: str, head: str) -> str:
+        """Return a weight's name in a new folder of an encoder with this kind of head, or none."""
+        plain = {own: alias for alias, own in self.aliases.items()} if head == "tokens" else {}
+        return plain.get(name, name) if head else name.removeprefix(self.unheaded)
 
     @staticmethod
     def _whole(gguf_name: str) -> str:

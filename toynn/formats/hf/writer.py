@@ -111,6 +111,9 @@ def write(
     for hf_name, whole in how.items():
         found = [values for (name, _), values in sorted(parts.items()) if name == hf_name]
         arrays[mapping.bare_name(hf_name)] = joined(whole, found)
+    if mapping.encodes:
+        head = str(hyper.get("head", ""))
+        arrays = {mapping.headed(name, head): values for name, values in arrays.items()}
     with new_folder(path, DataError) as folder:
         folder.write(CONFIG, (json.dumps(config, indent=2) + "\n").encode())
         for name, content in files.items():

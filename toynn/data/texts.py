@@ -1,0 +1,59 @@
+"""The batch of an encoder: packed texts with labels of texts or of tokens."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from toynn.data.batch import IGNORED, Batch
+
+__all__ = ["Texts"]
+
+
+@dataclass(eq=False)
+class Texts(Batch):
+    """Texts one after the other. See ``Batch`` for the other fields.
+
+    Attributes
+    ----------
+    inputs, segments
+        Token ids, int (n,), and the index of the first token of each token's text, int (n,).
+    labels
+        For each of S texts a class, int (S,), or numbers, float (S, K): class probabilities,
+        targets, scores. For token classes int (n,), -100 where there is no loss. None: no labels.
+    types
+        Token types, int (n,); None: all 0.
+    """
+
+    types: Any = field(default=None, kw_only=True)
+
+    @classmethod
+    def pack(
+        cls,
+        texts: Sequence[Sequence[int]],
+        labels: Any = None,
+        types: Iterable[Sequence[int]] | None = None,
+    ) -> Self:
+        """Return a batch of texts, each the ids of its tokens, with their token types if given."""
+        lengths = [len(text) for text in texts]
+        firsts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths).astype(np.int32)
+        ids = np.concatenate([np.asarray(text, np.int32) for text in texts])
+        kinds = None if types is None else np.concatenate([np.asarray(t, np.int32) for t in types])
+        return cls(ids, None, labels, firsts, types=kinds)
+
+    @cached_property
+    def bounds_of_texts(self) -> Any:
+        """The first token of each text, and the end of the last one: int (S + 1,)."""
+        first = np.asarray(self.segments)
+        starts = np.flatnonzero(first == np.arange(len(first)))
+        return np.append(starts, len(first)).astype(np.int32)
+
+    @cached_property
+    def rows(self) -> int:
+        """The number of labels with loss; of texts, if labels are numbers or there are none."""
+        labels = np.asarray(self.labels)
+        if self.labels is None or labels.dtype.kind == "f":
+            return self.examples
+        return int(np.count_nonzero(labels != IGNORED))

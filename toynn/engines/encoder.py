@@ -1,0 +1,576 @@
+"""The engine around an encoder, or a decoder used as one: texts to vectors or to classes.
+
+    encoder = Encoder.load("all-MiniLM-L6-v2")                    a folder or a GGUF file
+    vectors = encoder.encode(["What is it?", "It is a cat."])     (2, 384)
+
+    classifier = Encoder.load("bert-base", Task("sequence", 3), options)
+    classifier.train(Texts.pack(ids, labels), hp, is_first)       then as with any engine
+    logits = classifier.outputs(texts)                            (n, 3)
+
+Texts are packed: they are not padded, see nothing of each other, and have the bits that each has
+alone. A head that the file does not have is drawn anew (``new_weights`` names it). All weights are
+trained, the head alone, or adapters and the head over a frozen file (``enable_lora``, ``map``).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from math import sqrt
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from toynn import ops
+from toynn.data.batch import Batch
+from toynn.data.texts import Texts
+from toynn.engines import files
+from toynn.engines.engine import Inputs, Recorded
+from toynn.engines.files import StrPath
+from toynn.engines.sequence import SequenceEngine
+from toynn.errors import ConfigError, LabelError, LifecycleError, ShapeError
+from toynn.formats import bases, sentences
+from toynn.formats.gguf import Strings
+from toynn.formats.sentences import POOLINGS, Sentences
+from toynn.formats.tokenizer import Tokenizer
+from toynn.formats.tokenizer.folder import has_tokenizer
+from toynn.graph.tape import Tensor
+from toynn.models import ARCHITECTURES, ENCODERS, Source, architecture, check_tensors, refuse
+from toynn.models import Encoder as Model
+from toynn.models.encoder import LABELS
+from toynn.models.table import Weight
+from toynn.nn import Dropout, Layers
+from toynn.numerics import checks
+from toynn.options import RecipeOptions
+from toynn.system.critical import exclusive
+
+__all__ = ["Encoder", "Task"]
+
+Floats = NDArray[np.float32]
+Text = str | Sequence[int] | tuple[str, str]
+
+AT_ONCE = 64  # the most texts in one pass of encode() and outputs()
+TOKENS = 4096  # the most tokens there
+FEW = 16  # tokens; products of fewer rows have other bits, so a text without use joins them
+_HIDDEN = np.float32(-1e30)  # see ops.cosent
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an encoder's training step computes. Raises ConfigError for values that do not fit.
+
+    Attributes
+    ----------
+    kind
+        "vectors"; or "sequence" or "tokens": a head with ``labels`` outputs.
+    labels
+        Number of outputs of the head; 0: those of the file.
+    loss
+        For classes: "cross_entropy" (one class; dense labels may be smoothed or weighted),
+        "binary" (several, or one yes or no), "squared" (numbers). For vectors: "infonce" (texts are
+        n anchors, n positives, and any negatives) or "cosent" (n texts, then n others; labels are
+        n scores). "": that of the kind, cross_entropy or infonce.
+    factor
+        Of cosines, in losses of vectors.
+    symmetric
+        For infonce: whether positives also look for their anchors; the mean of both is the loss.
+    head_only
+        Whether only the head is trained.
+    """
+
+    kind: Literal["vectors", "sequence", "tokens"] = "vectors"
+    labels: int = 0
+    loss: str = ""
+    factor: float = 20.0
+    symmetric: bool = False
+    head_only: bool = False
+
+    def __post_init__(self) -> None:
+        losses = ("infonce", "cosent") if self.kind == "vectors" else _LOSSES
+        if self.kind not in ("vectors", "sequence", "tokens"):
+            raise ConfigError(f"Task: kind must be vectors, sequence or tokens; got {self.kind!r}")
+        object.__setattr__(self, "loss", self.loss or losses[0])
+        if self.loss not in losses or (self.kind == "tokens" and self.loss != losses[0]):
+            raise ConfigError(
+                f"Task: the loss of {self.kind} must be one of {', '.join(losses)}; got "
+                f"{self.loss!r}"
+            )
+        if self.head_only and self.kind == "vectors":
+            raise ConfigError("Task: head_only needs a head: kind sequence or tokens")
+
+
+_LOSSES = ("cross_entropy", "binary", "squared")
+
+
+class Encoder(SequenceEngine[Any]):
+    """An encoder, or any decoder that toynn has; its vectors, or its head.
+
+    Calls in another order raise LifecycleError.
+    """
+
+    _declared_by = "load"
+
+    def _clear(self) -> None:
+        super()._clear()
+        self.task = Task()
+        #: How rows become vectors; set from the file, and to be changed before the first pass.
+        self.sentences = Sentences("mean")
+        self.class_names: tuple[str, ...] = ()  # by number, if known
+        self.new_weights: tuple[str, ...] = ()  # drawn, as the file has none of them
+        self._source: Path | None = None
+
+    @property
+    def architectures(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Values of general.architecture that it reads."""
+        return (*ENCODERS, *ARCHITECTURES)
+
+    # -- The model -----------------------------------------------------------------------------
+
+    @classmethod
+    def load(
+        cls,
+        path: StrPath,
+        task: Task | None = None,
+        options: RecipeOptions | None = None,
+        *,
+        backend: str = "cpu",
+        build: bool = True,
+    ) -> Self:
+        """Return an encoder with the weights of a folder or a GGUF file, in float32.
+
+        With a task there is a training step, unless ``build`` is False; without, there is the
+        file's own head, if it has one, and no training. Raises GGUFError, DataError, ConfigError.
+        """
+        engine = cls(backend)
+        with bases.open(path, check=True) as file:
+            engine.read(file, options or RecipeOptions(), task)
+        if task is not None and build:
+            engine.build_training_step()
+        return engine
+
+    def read(self, file: Source, opts: RecipeOptions, task: Task | None = None) -> None:
+        """Declare an open file's model and take its weights; there is no training step yet."""
+        self._begin(file, task)
+        self.declare_from(file, opts)
+        self._fill(self._values(file, self.tensors))
+        file.check_unchanged()
+        self._carried = files.passed_on(file)
+
+    def map(self, file: Source, opts: RecipeOptions, task: Task | None = None) -> None:
+        """Use a file's weights as they are stored, frozen; ``enable_lora`` comes before, if at all.
+
+        The weights of a head are in memory, and trained: the file's, or new ones. Raises
+        ConfigError for a head that the architecture has not, or without labels.
+        """
+        self._begin(file, task)
+        cfg, options = files.config_of(file, self.architectures, type(self).__name__)
+        files.check_options(file, opts, options)
+        cfg, self.file = self._suited(file, cfg), file
+        self.declare(cfg, replace(opts, **options))
+        copies = ((name, values()) for name, values in self._copies.items())
+        head = [name for name in self._loadable if name.startswith("cls")]
+        self._fill(chain(copies, self._values(file, head)))
+        self._adapters.zero()
+
+    def _values(self, file: Source, names: Iterable[str]) -> Iterator[tuple[str, ArrayLike]]:
+        """Yield weights of the file, and drawn ones that it does not have."""
+        start = self.model.start(self.config, self.options) if self.new_weights else ()
+        drawn = {name: values for name, values in start if name in self.new_weights}
+        yield from ((name, drawn[name] if name in drawn else file[name]) for name in names)
+
+    def _begin(self, file: Source, task: Task | None) -> None:
+        self._check_new("read")
+        self._source, folder = Path(file.path), Path(file.path)
+        names = file.metadata.get(f"{file.architecture}.{LABELS}")
+        self.class_names = tuple(map(str, names)) if isinstance(names, list | Strings) else ()
+        number = file.metadata.get(f"{file.architecture}.pooling_type", 0)
+        if folder.is_dir():
+            found = sentences.read(folder)
+        else:
+            told = POOLINGS[number] if isinstance(number, int) and 0 <= number < 5 else ""
+            found = Sentences("" if told == "rank" else told, told in POOLINGS[1:4])
+        usual = "last" if file.architecture in ARCHITECTURES else "mean"
+        self.sentences = found if found.pooling else replace(found, pooling=usual)
+        self._asked = task
+
+    def declare_from(self, file: Source, opts: RecipeOptions) -> None:
+        """Declare an open file's model with the task's head, before memory is allocated.
+
+        Raises ConfigError for a head that the architecture has not, or without labels.
+        """
+        cfg, options = files.config_of(file, self.architectures, type(self).__name__)
+        cfg = self._suited(file, cfg)
+        try:
+            self.declare(cfg, replace(opts, **options))
+        except ShapeError as error:  # sizes that no memory could hold
+            refuse(file, str(error))
+        self._check_tensors(file)
+
+    def _check_tensors(self, file: Source) -> None:
+        """Raise the file's error unless it has the model's tensors; a head may be new or unread."""
+        shapes = self.model.shapes(self.config, self.options)
+        shapes |= {name: array.shape for name, array in self.model.beside(self.config).items()}
+        stored = {name: shape for name, shape in shapes.items() if name not in self.new_weights}
+        check_tensors(file, stored, [name for name in file.tensors if name.startswith("cls")])
+
+    def _suited(self, file: Source, cfg: Any) -> Any:
+        """Return the configuration with the head of the task, by default the file's own."""
+        encodes = file.architecture in ENCODERS
+        if self._asked is None:
+            kind: Any = (cfg.head if encodes else "") or "vectors"
+            self.task = Task(kind, cfg.labels if encodes else 0)
+        else:
+            self.task = self._asked
+        if self.task.kind == "vectors":
+            return replace(cfg, head="", labels=0, pooler=False) if encodes else cfg
+        if not encodes:
+            raise ConfigError(
+                f"{file.path}: {file.architecture} is a decoder: toynn has no head of classes for "
+                "it yet; use an encoder, or its vectors"
+            )
+        labels = self.task.labels or cfg.labels
+        if not labels:
+            raise ConfigError(f"{file.path}: it has no head: give Task(labels=)")
+        if self.class_names and len(self.class_names) != labels:
+            self.class_names = ()
+        self.task = replace(self.task, labels=labels)
+        same = (cfg.head, cfg.labels) == (self.task.kind, labels)
+        # A head of tokens has cls only where the architecture has it with a norm.
+        dense = any(row.name == "cls.norm" for row in architecture(cfg.arch).table)
+        pooler = cfg.pooler if same else self.task.kind == "sequence" or dense
+        cfg = replace(cfg, head=self.task.kind, labels=labels, pooler=pooler)
+        weights = architecture(cfg.arch).shapes(cfg, RecipeOptions())
+        self.new_weights = tuple(
+            name
+            for name, shape in weights.items()
+            if name.startswith("cls")
+            and (
+                name not in file.tensors
+                or file.tensors[name].shape != shape
+                or (name.startswith("cls.output") and not same)
+            )
+        )
+        return cfg
+
+    def _declare_weights(self, weights: Mapping[str, Weight]) -> None:
+        """Declare all weights, of which perhaps the head alone is trained; over a file, it is."""
+        head = {name: w for name, w in weights.items() if name.startswith("cls")}
+        others = {name: w for name, w in weights.items() if name not in head}
+        if self.file is None:
+            frozen = self.task.head_only
+            others = {name: replace(w, is_frozen=frozen) for name, w in others.items()}
+            super()._declare_weights(others | head)
+            return
+        super()._declare_weights(others)
+        own = {name: self.session.parameter(name, w.shape) for name, w in head.items()}
+        self._loadable, self.parameters = self._loadable | own, self.parameters | own
+
+    def declare(self, cfg: Any, opts: RecipeOptions) -> None:
+        """Declare the weights; the session's ``finalize_weights`` allocates them.
+
+        Raises ConfigError for a model that has two tables of RoPE.
+        """
+        super().declare(cfg, replace(opts, t_seq=opts.t_seq or min(cfg.context, 512)))
+        if cfg.arch in ARCHITECTURES and self.model.is_long(cfg, cfg.context):
+            raise ConfigError(f"{cfg.arch}: two tables of RoPE are not read by an encoder yet")
+        unit = np.full(cfg.d_model, 1 / sqrt(cfg.d_model), np.float32)
+        self._constants["unit"] = self.session.mapped("unit", unit)
+
+    # -- Recording -----------------------------------------------------------------------------
+
+    @property
+    def _usual(self) -> tuple[Any, ...]:
+        texts = self.t_batch * (self.columns if self.task.kind == "vectors" else 2)
+        return self.t_batch * self.t_seq, texts, False, self.columns
+
+    def _record_rows(self, size: int, texts: int, *, train: bool) -> tuple[Layers, Tensor]:
+        """Record what a head or a loss reads: a row (S, C) for each text, or all rows (N, C)."""
+        s, dropout = self.session, None
+        if train and self.lora and self._trains_adapters and self.lora.dropout:
+            dropout = Dropout(self.lora.dropout, s.input("dropout", (2,), "i32"))
+        inputs = self._record_inputs(size, packed=True)
+        if getattr(self.config, "types", 0):
+            s.input("types", (size,), "i32", inputs["count"])
+        types = inputs.get("types")
+        layers = self.layers(1, dropout=dropout, segments=inputs["segments"], types=types)
+        kind, pooling = self.task.kind, self.sentences.pooling
+        if kind == "sequence":
+            pooling = cast(Model, self.model).pooling(self.config)
+        if kind == "tokens":
+            return layers, self.final(layers, None)
+        if pooling == "mean":
+            bounds = s.input("bounds", (texts + 1,), "i32")
+            x = ops.pooling(s, self.final(layers, None), bounds)
+        else:
+            x = self.final(layers, s.input("ends", (texts,), "i32"))
+        unit = kind == "vectors" and (self.sentences.normalize or train)
+        return layers, self._normalized(x) if unit else x
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        """Record rows of length 1: RMSNorm with a gain of 1 / sqrt(C)."""
+        return ops.rmsnorm(self.session, x, self._constants["unit"], 1e-30)
+
+    def _record_outputs(self, size: int, texts: int) -> Recorded:
+        layers, x = self._record_rows(size, texts, train=False)
+        if self.task.kind != "vectors":
+            x = cast(Model, self.model).outputs(layers, self.config, x)
+        return Recorded(tape=self.session.tape, logits=self.session.output(x))
+
+    def _record_loss(self, *kind: Any, **_: Any) -> Recorded:
+        """Record the task's loss of a batch of texts with at most ``size`` tokens."""
+        size, texts, dense, columns = kind
+        s, task, logits = self.session, self.task, None
+        layers, x = self._record_rows(size, texts, train=True)
+        s.input("hp", (7,))
+        if task.kind == "vectors":
+            loss = self._record_vectors(x, texts, texts // columns)
+        else:
+            logits = cast(Model, self.model).outputs(layers, self.config, x)
+            rows = size if task.kind == "tokens" else texts
+            loss = self._record_classes(logits, rows, dense=dense)
+        s.set_loss(loss)
+        return Recorded(tape=s.tape, logits=logits, loss=loss)
+
+    def _record_vectors(self, x: Tensor, texts: int, n: int) -> Tensor:
+        s, task = self.session, self.task
+        first, others = ops.part(s, x, slice(0, n)), ops.part(s, x, slice(n, texts))
+        if task.loss == "cosent":
+            hidden = s.input("hidden", (n, n))
+            return ops.cosent(s, first, others, hidden, s.input("labels", (1,), "i32"), task.factor)
+        labels = s.input("labels", (n,), "i32")
+        loss = ops.infonce(s, first, others, labels, task.factor)
+        if not task.symmetric:
+            return loss
+        back = ops.infonce(s, ops.part(s, others, slice(0, n)), first, labels, task.factor)
+        return ops.scale(s, ops.add(s, loss, back), 0.5)
+
+    def _record_classes(self, logits: Tensor, rows: int, *, dense: bool) -> Tensor:
+        s, task = self.session, self.task
+        shape = (rows, task.labels)
+        if task.loss == "cross_entropy" and not dense:
+            count = s.tape.inputs["count"] if task.kind == "tokens" else None
+            return ops.cross_entropy(s, logits, s.input("labels", (rows,), "i32", count))
+        labels = s.input("labels", shape)
+        if task.loss == "cross_entropy":
+            return ops.cross_entropy(s, logits, labels)
+        if task.loss == "squared":
+            return ops.squared_error(s, logits, labels)
+        return ops.binary_cross_entropy(s, logits, labels, s.input("weights", shape))
+
+    #: Texts of an example of infonce: anchor, positive, and any negatives.
+    columns = 2
+
+    # -- Running -------------------------------------------------------------------------------
+
+    #: Weights (K,) of positive labels in the loss "binary"; None: 1.
+    positive_weights: Floats | None = None
+
+    def _checked(self, batch: Batch) -> Texts:
+        if not isinstance(batch, Texts):
+            raise ShapeError(f"expected a batch of Texts; got {type(batch).__name__}")
+        ids = np.asarray(batch.inputs)
+        if ids.ndim != 1 or ids.size == 0:
+            raise ShapeError(f"texts: ids must be flat, at least one; got {ids.shape}")
+        first = checks.converted("segments", batch.segments, ids.shape, "i32")
+        checks.segments_within(ids.size)("segments", first)
+        longest = int((np.arange(ids.size) - first).max()) + 1
+        if longest > self.context:
+            raise ShapeError(f"texts: one has {longest} tokens; the context is {self.context}")
+        return batch
+
+    def _fitted(self, batch: Batch) -> tuple[Recorded, Batch, Inputs]:
+        given, task = self._checked(batch), self.task
+        texts, size = given.examples, given.tokens
+        if given.labels is None and task.loss != "infonce":
+            raise LabelError(f"texts: the loss {task.loss} needs labels; got none")
+        if task.kind == "vectors" and texts % self.columns:
+            raise ShapeError(
+                f"texts: {texts} texts are not examples of {self.columns} columns: anchors, "
+                "positives, negatives"
+            )
+        labels = np.zeros(0) if given.labels is None else np.asarray(given.labels)
+        dense = task.loss == "cross_entropy" and labels.dtype.kind == "f"
+        room = self.batch_of(given) * self.t_seq
+        step = self._step_for(room, texts, dense, self.columns)
+        inputs = self._inputs(step, given)
+        if task.loss == "infonce":
+            inputs["labels"] = np.arange(texts // self.columns, dtype=np.int32)
+        elif task.loss == "cosent":
+            scores = checks.converted("labels", labels, (texts // 2,), "f32")
+            pairs = scores[:, None] < scores[None, :]
+            pairs[0, 0] = True
+            inputs |= {"hidden": np.where(pairs, np.float32(0), _HIDDEN)}
+            inputs["labels"] = np.zeros(1, np.int32)
+        elif task.kind == "tokens":
+            if labels.shape != (size,):
+                raise ShapeError(f"labels: must be ({size},), one a token; got {labels.shape}")
+            inputs["labels"] = np.append(labels, np.zeros(room - size, np.int32))
+        else:
+            shape = (texts, task.labels)
+            if task.loss != "cross_entropy" and labels.size == texts * task.labels:
+                labels = labels.reshape(shape)
+            inputs["labels"] = labels
+        if task.loss == "binary":
+            extra = 0 if self.positive_weights is None else self.positive_weights - 1
+            inputs["weights"] = (1 + extra * labels).astype(np.float32)
+        return step, given, inputs
+
+    def _inputs(self, step: Recorded, given: Texts) -> Inputs:
+        """Return the inputs of texts, padded to the tape's room; padding is not computed."""
+        known = step.tape.inputs
+        size, room = given.tokens, known["tokens"].shape[0]
+        first, rows, pad = np.asarray(given.segments), np.arange(size), np.zeros(room, np.int32)
+        pad = pad[size:]
+        inputs: Inputs = {
+            "count": np.array(size),
+            "tokens": np.append(given.inputs, pad),
+            "positions": np.append(rows - first, pad),
+            "segments": np.append(first, np.arange(size, room)),
+        }
+        if "types" in known:
+            types = np.zeros(size, np.int32) if given.types is None else given.types
+            inputs["types"] = np.append(types, pad)
+        bounds = given.bounds_of_texts
+        if "bounds" in known:
+            more = known["bounds"].shape[0] - len(bounds)
+            inputs["bounds"] = np.append(bounds, np.full(more, size)).astype(np.int32)
+        if "ends" in known:
+            pooling = self.sentences.pooling if self.task.kind == "vectors" else "cls"
+            ends = bounds[1:] - 1 if pooling == "last" else bounds[:-1]
+            more = known["ends"].shape[0] - len(ends)
+            inputs["ends"] = np.append(ends, np.zeros(more, np.int32))
+        return inputs
+
+    # -- Results -------------------------------------------------------------------------------
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the file or folder. Raises what Tokenizer.of does."""
+        if self._source is None:
+            raise LifecycleError("Encoder.tokenizer before load()")
+        return Tokenizer.of(self._source, self.vocab if self._source.is_dir() else None)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a text: the context, or fewer if the folder says so."""
+        return int(min(self.context, self.sentences.length or self.context))
+
+    def tokens_of(self, text: Text, prompt: str = "") -> tuple[list[int], list[int]]:
+        """Return ids and token types of a text, of two texts, or of ids; cut to ``longest``.
+
+        Of two texts the second is cut first, then the first. Raises what ``Tokenizer.encode`` does.
+        """
+        if not isinstance(text, str) and not (
+            isinstance(text, tuple) and len(text) == 2 and isinstance(text[0], str)
+        ):
+            ids = [int(id) for id in cast("Sequence[int]", text)][: self.longest]
+            return ids, [0] * len(ids)
+        parts = (prompt + text,) if isinstance(text, str) else (prompt + text[0], str(text[1]))
+        ids_of = [self.tokenizer.encode(part, add_special=False) for part in parts]
+        frame = len(self.tokenizer.framed([], *([[]] * (len(parts) - 1)))[0])
+        over = sum(map(len, ids_of)) + frame - self.longest
+        for ids in reversed(ids_of):
+            cut = min(max(over, 0), len(ids))
+            del ids[len(ids) - cut :]
+            over -= cut
+        return self.tokenizer.framed(*ids_of)
+
+    def encode(self, texts: Sequence[Text], *, prompt: str = "") -> Floats:
+        """Return the vectors (n, d_model) of texts, or of lists of ids.
+
+        ``prompt`` is put before each text. Raises LifecycleError for a task with a head, and
+        ShapeError for a text without tokens.
+        """
+        if self.task.kind != "vectors":
+            raise LifecycleError(f"Encoder.encode: the task is {self.task.kind}: see outputs()")
+        found = [x for _, x in self._results(texts, prompt)]
+        return np.concatenate([np.empty((0, self.config.d_model), np.float32), *found])
+
+    def outputs(self, texts: Sequence[Text]) -> Floats:
+        """Return the logits (n, labels) of texts, of pairs of texts, or of lists of ids.
+
+        For token classes they are those of all tokens, one text after the other: see ``tokens_of``.
+        Raises LifecycleError for a task without a head, ShapeError for a text without tokens.
+        """
+        if self.task.kind == "vectors":
+            raise LifecycleError("Encoder.outputs: there is no head: see encode()")
+        found = [x for _, x in self._results(texts, "")]
+        return np.concatenate([np.empty((0, self.task.labels), np.float32), *found])
+
+    def _results(self, texts: Sequence[Text], prompt: str) -> Iterator[tuple[Texts, Floats]]:
+        self._session_for("encode()")
+        waiting: list[tuple[list[int], list[int]]] = []
+        total = 0
+        for text in chain(texts, (None,)):
+            found = None if text is None else self.tokens_of(text, prompt)
+            if found is not None and not found[0]:
+                raise ShapeError("encode: expected at least one token in each text; got none")
+            size = len(found[0]) if found else 0
+            full = total + size > TOKENS or len(waiting) == AT_ONCE
+            if waiting and (found is None or full):
+                yield self._run(Texts.pack(*zip_texts(waiting)))
+                waiting, total = [], 0
+            if found is not None:
+                waiting.append(found)
+                total += size
+
+    @exclusive
+    def _run(self, given: Texts) -> tuple[Texts, Floats]:
+        s, given = self.session, self._checked(given)
+        if (size := given.tokens) < FEW:
+            types = None if given.types is None else np.append(given.types, [0] * FEW)
+            segments = np.append(given.segments, [size] * FEW)
+            more = Texts(np.append(given.inputs, [0] * FEW), None, None, segments, types=types)
+            _, found = self._run(more)
+            rows = size if self.task.kind == "tokens" else given.examples
+            return given, found[:rows]
+        room, texts = 1 << (given.tokens - 1).bit_length(), 1 << (given.examples - 1).bit_length()
+        step = s.record(("outputs", room, texts), lambda: self._record_outputs(room, texts))
+        rows = given.tokens if self.task.kind == "tokens" else given.examples
+        return given, self.compute(step, self._inputs(step, given))[:rows]
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def export_gguf(self, path: StrPath, outtype: str = "f32", *, overwrite: bool = False) -> None:
+        """Write the model, with the tokenizer of the file or folder that it was read from.
+
+        Raises DataError for a tokenizer that llama.cpp has not, such as a WordPiece with capitals.
+        """
+        if self._source is not None and self._source.is_dir() and has_tokenizer(self._source):
+            self.carry_tokenizer(self._source)
+        super().export_gguf(path, outtype, overwrite=overwrite)
+
+    def export_hf(self, path: StrPath, tokenizer: StrPath | None = None) -> str:
+        """Write the model as a new folder, with the tokenizer of where it was read from.
+
+        For vectors the folder has sentence-transformers' files, too. Return why the folder has no
+        tokenizer, or "".
+        """
+        own = self._source if self._source is not None and self._source.is_dir() else None
+        own = own if own is not None and has_tokenizer(own) else None
+        return super().export_hf(path, own if tokenizer is None else tokenizer)
+
+    def told(self, *, folder: bool = False) -> dict[str, Any]:
+        """Return pooling and the names of classes, as a file has them."""
+        found: dict[str, Any] = {}
+        if not folder:
+            pooling = self.sentences.pooling if self.task.kind == "vectors" else "rank"
+            found["pooling_type"] = POOLINGS.index(pooling)
+        elif self.config.arch in ENCODERS:
+            found["head"] = self.config.head
+        if self.class_names:
+            found[LABELS] = list(self.class_names)
+        return found
+
+    def files_beside(self) -> dict[str, bytes]:
+        """Return sentence-transformers' files of a folder; none with a head."""
+        return self.sentences.files(self.config.d_model) if self.task.kind == "vectors" else {}
+
+
+def zip_texts(
+    texts: Sequence[tuple[list[int], list[int]]],
+) -> tuple[list[list[int]], None, list[list[int]]]:
+    """Return ids, no labels, and token types: the arguments of ``Texts.pack``."""
+    return [ids for ids, _ in texts], None, [types for _, types in texts]

@@ -1,0 +1,258 @@
+"""ModernBERT: an encoder with RoPE, gated MLPs, and windows in all but every third block.
+
+    x  = norm(E[token])
+    x += W_o attention(rotate(q), rotate(k), v)        q, k, v = W_qkv norm(x); first block: W_qkv x
+    x += W_down (gelu(g) u)                            g, u = W_up norm(x)
+
+Blocks 0, 3, 6, ... see the whole text, and RoPE has a base of its own there. In others a row sees
+half the window on each side. There are no biases. RoPE rotates channels half a head apart. GELU is
+exact here; llama.cpp has its tanh form. Source: Warner et al. 2024, arXiv:2412.13663.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
+from toynn.formats.hf.name_mapping import Folder
+from toynn.graph.tape import Tensor
+from toynn.models.checks import check_positive, check_sizes
+from toynn.models.encoder import EPS, STD, TYPES, Encoder, EncoderConfig, head_rows
+from toynn.models.hyper import Hyper
+from toynn.models.registry import register
+from toynn.models.rope import plain
+from toynn.models.table import Sizes, matrix, norm, table
+from toynn.nn import Layers
+from toynn.options import RecipeOptions
+
+__all__ = ["ModernBert", "ModernBertConfig"]
+
+Floats = NDArray[np.float32]
+
+_WINDOW, _EVERY = "attention.sliding_window", "attention.sliding_window_pattern"
+_BASE, _LOCAL = "rope.freq_base", "rope.freq_base_swa"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_USUAL = {_BASE: 160000.0, _LOCAL: 10000.0}
+_LAYER = "model.layers.{n}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernBertConfig(EncoderConfig):
+    """Shape of a ModernBERT. Raises ConfigError for sizes that make no model.
+
+    Attributes
+    ----------
+    window
+        Tokens that a row sees in a block with a window: half before it, half behind it, and itself.
+    every
+        Block 0 and every so many blocks see the whole text.
+    rope_base, local_base
+        RoPE's base in blocks that see the whole text, and in others.
+    pooling
+        What a head of sequences reads: "cls" or "mean".
+    """
+
+    arch: str = "modern-bert"
+    types: int = 0
+    norm_eps: float = 1e-5
+    window: int = 128
+    every: int = 3
+    rope_base: float = 160000.0
+    local_base: float = 10000.0
+    pooling: str = "cls"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(self, "window", "every")
+        check_positive(self, "rope_base", "local_base")
+        if self.d_head % 2 or self.pooling not in ("cls", "mean"):
+            raise ConfigError(
+                "ModernBertConfig: heads must be even and pooling cls or mean; got "
+                f"{self.d_head} and {self.pooling!r}"
+            )
+
+
+class ModernBert(Encoder):
+    """The architecture."""
+
+    architecture, title, prefix = "modern-bert", "ModernBert", "model"
+    config_type = ModernBertConfig
+    narrows = True
+    table = (
+        table("token_embd", "V C", "model.embeddings.tok_embeddings", std=STD),
+        norm("token_embd_norm", "C", "model.embeddings.norm"),
+        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.attn_norm", when="attn_norm"),
+        matrix("blk.{n}.attn_qkv", "3C C", f"{_LAYER}.attn.Wqkv", std=STD),
+        matrix("blk.{n}.attn_output", "C C", f"{_LAYER}.attn.Wo", std=STD),
+        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.mlp_norm"),
+        matrix("blk.{n}.ffn_up", "2F C", f"{_LAYER}.mlp.Wi", std=STD),
+        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.Wo", std=STD),
+        norm("output_norm", "C", "model.final_norm"),
+        *head_rows("head.dense", "classifier", bias=False),
+        norm("cls.norm", "C", "head.norm", when="pooler"),
+    )
+    hf = Folder(
+        keys={
+            "vocab_size": "vocab_size",
+            "context_length": "max_position_embeddings",
+            "embedding_length": "hidden_size",
+            "feed_forward_length": "intermediate_size",
+            "block_count": "num_hidden_layers",
+            "attention.head_count": "num_attention_heads",
+            EPS: "norm_eps",
+            _WINDOW: "local_attention",
+        },
+        real=frozenset((EPS,)),
+        fixed={
+            "hidden_activation": ("gelu",),
+            "classifier_activation": ("gelu",),
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "norm_bias": (False,),
+            "classifier_bias": (False,),
+        },
+        shown={"hidden_activation": "gelu"},
+        tied=True,
+        model_type="modernbert",
+        unheaded="model.",
+        without=("decoder.",),
+    )
+
+    def sizes(self, cfg: EncoderConfig, opts: RecipeOptions, n: int | None) -> Sizes:
+        """Return the values of the table's letters and conditions."""
+        C = cfg.d_model
+        return {
+            "V": cfg.vocab, "C": C, "3C": 3 * C, "F": cfg.d_ff, "2F": 2 * cfg.d_ff,
+            "K": cfg.labels, "pooler": cfg.pooler, "attn_norm": n != 0,
+        }  # fmt: skip
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def sized(self, hyper: Hyper) -> dict[str, Any]:
+        """Return the window, the blocks that have none, and RoPE's bases."""
+        hyper.expect("rope.scaling.type", "none")
+        base = hyper.real(_BASE, _USUAL[_BASE])
+        return {
+            "window": hyper.whole(_WINDOW, 128),
+            "every": hyper.whole(_EVERY, 3),
+            "rope_base": base,
+            "local_base": hyper.real(_LOCAL, base),
+            "pooling": hyper.word("classifier_pooling", "cls"),
+        }
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        own = {_WINDOW: cfg.window, _EVERY: cfg.every, _BASE: float(cfg.rope_base)}
+        own |= {_LOCAL: float(cfg.local_base), "classifier_pooling": cfg.pooling}
+        return {k: v for k, v in super().write(cfg).items() if k != TYPES} | own
+
+    def check_gguf(self, cfg: Any) -> None:
+        """Refuse a head that reads a mean. Raises ConfigError."""
+        super().check_gguf(cfg)
+        if cfg.head and cfg.pooling != "cls":
+            raise ConfigError("export: llama.cpp's heads read the first token, not the mean")
+
+    def unlike(self, cfg: EncoderConfig) -> list[str]:
+        """Return how llama.cpp's results differ for a file that it reads."""
+        return ["has GELU's tanh form, here it is exact"]
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read RoPE's bases and the kinds of blocks, in both spellings."""
+        for key in (
+            *("cls_token_id", "sep_token_id", "embedding_dropout", "mlp_dropout"),
+            *("initializer_cutoff_factor", "decoder_bias", "deterministic_flash_attn"),
+            *("sparse_prediction", "sparse_pred_ignore_index", "reference_compile"),
+            *("position_embedding_type", "repad_logits_with_grad"),
+        ):
+            config.get(key)
+        rope, kinds = config.get("rope_parameters") or {}, config.get("layer_types")
+        for key, kind, old in ((_BASE, _FULL, "global"), (_LOCAL, _SLIDING, "local")):
+            given = rope.get(kind) if isinstance(rope, dict) else None
+            given = given if isinstance(given, dict) else {}
+            if given.get("rope_type", "default") != "default":
+                config.refuse(f"rope_parameters.{kind}: rope_type must be default; got {given!r}")
+            base = given.get("rope_theta", config.get(f"{old}_rope_theta"))
+            base = _USUAL[key] if base is None else base
+            found[key] = config.number(f"{old}_rope_theta", base, real=True)
+        count = found.get("block_count", 0)
+        every = config.get("global_attn_every_n_layers")
+        if every is None and isinstance(kinds, list):
+            full = [n for n, kind in enumerate(kinds) if kind == _FULL]
+            every = full[1] if len(full) > 1 else max(count, 1)
+        usual = 3 if every is None else every
+        found[_EVERY] = int(config.number("global_attn_every_n_layers", usual, real=False))
+        if kinds is not None and kinds != _kinds(count, found[_EVERY]):
+            config.refuse(f"layer_types must have {_FULL} in every n-th block; got {kinds!r:.200}")
+        found["classifier_pooling"] = config.get("classifier_pooling", "cls")
+        return super().complete(config, found)
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return config.json's keys for the head, RoPE and the kinds of blocks."""
+        keys, more = super().folder(hyper, tensors)
+        bases = {_FULL: hyper[_BASE], _SLIDING: hyper[_LOCAL]}
+        return keys | {
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
+            },
+            "global_rope_theta": hyper[_BASE],
+            "local_rope_theta": hyper[_LOCAL],
+            "global_attn_every_n_layers": hyper[_EVERY],
+            "layer_types": _kinds(hyper["block_count"], hyper[_EVERY]),
+            "classifier_pooling": hyper["classifier_pooling"],
+        }, more
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def constants(self, cfg: Any) -> dict[str, Floats]:
+        """Return RoPE's frequencies, and zeros as the bias that the norms lack."""
+        full, local = (plain(base, cfg.d_head) for base in (cfg.rope_base, cfg.local_base))
+        return {
+            "inverse_frequencies": full.astype(np.float32),
+            "local_frequencies": local.astype(np.float32),
+            "no_bias": np.zeros(cfg.d_model, np.float32),
+        }
+
+    def forward(self, layers: Layers, cfg: Any, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Record the embeddings and the blocks."""
+        H, eps = cfg.n_heads, cfg.norm_eps
+        x = layers.layernorm(layers.embedding("token_embd", tokens), "token_embd_norm", eps)
+        for n, block in enumerate(layers.blocks(cfg.n_layers)):
+            full = n % cfg.every == 0
+            qkv = block.linear(block.layernorm(x, "attn_norm", eps) if n else x, "attn_qkv")
+            frequencies = "inverse_frequencies" if full else "local_frequencies"
+            qkv = block.rope(qkv, positions, 3 * H, frequencies, rotated=2 * H)
+            window = 0 if full else cfg.window // 2 + 1
+            heads = block.attention(qkv, n_heads=H, causal=False, window=window)
+            x = block.residual(x, block.linear(heads, "attn_output"))
+            normed = block.layernorm(x, "ffn_norm", eps)
+            x = block.add(x, block.geglu_of(normed, "ffn_up", "ffn_down"))
+        return x
+
+    def last(self, layers: Layers, cfg: EncoderConfig, x: Tensor) -> Tensor:
+        """Record the last norm."""
+        return layers.layernorm(x, "output_norm", cfg.norm_eps)
+
+    def outputs(self, layers: Layers, cfg: EncoderConfig, x: Tensor) -> Tensor:
+        """Record the head's logits of x (N, C): the first matrix is there for tokens, too."""
+        return layers.linear(self.pooled(layers, cfg, x) if cfg.pooler else x, "cls.output")
+
+    def pooled(self, layers: Layers, cfg: EncoderConfig, x: Tensor) -> Tensor:
+        """Record norm(gelu(W_cls x))."""
+        return layers.layernorm(layers.linear(x, "cls", "gelu_exact"), "cls.norm", cfg.norm_eps)
+
+    def pooling(self, cfg: Any) -> str:
+        """Return what a head of sequences reads: "cls" or "mean"."""
+        return str(cfg.pooling)
+
+
+def _kinds(count: int, every: int) -> list[str]:
+    return [_SLIDING if n % every else _FULL for n in range(count)]
+
+
+register(ModernBert())
