@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from toynn.data.texts import Texts
+from toynn.engines import converting
 from toynn.engines.encoder import Encoder, Task
 from toynn.engines.targets import AdapterOptions
 from toynn.errors import ConfigError, DataError, GGUFError, LifecycleError, ShapeError
@@ -182,6 +183,24 @@ def test_pooling_comes_from_the_folder(tmp_path):
     assert again.sentences == told and again.longest == 48
     vectors = again.encode(texts())
     assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["vectors", "sequence"])
+@pytest.mark.parametrize("arch", ["roberta", "modern-bert"])
+def test_a_folder_is_converted_without_an_engine(arch, kind, tmp_path):
+    encoder = Encoder.load(written(tmp_path / "a", arch), Task(kind, 2 * (kind != "vectors")))
+    encoder.class_names = ("no", "yes") if kind == "sequence" else ()
+    encoder.sentences = Sentences("cls", True)
+    encoder.export_hf(tmp_path / "b")
+    converting.convert(tmp_path / "b", tmp_path / "b.gguf", "f32")
+    filed = Encoder.load(tmp_path / "b.gguf")
+    assert filed.class_names == encoder.class_names
+    given = texts()
+    if kind == "sequence":
+        assert filed.outputs(given).tobytes() == encoder.outputs(given).tobytes()
+    else:
+        assert filed.sentences == encoder.sentences
+        assert filed.encode(given).tobytes() == encoder.encode(given).tobytes()
 
 
 @pytest.mark.parametrize(

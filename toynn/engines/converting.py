@@ -18,14 +18,16 @@ from numpy.typing import NDArray
 
 from toynn.engines.files import check_tensors, config_of, metadata_of, tokenizer_of
 from toynn.errors import ConfigError
-from toynn.formats import gguf, hf, mixes
+from toynn.formats import gguf, hf, mixes, sentences
 from toynn.formats.adapters import Adapter
 from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused, fuse
 from toynn.formats.gguf import OUTTYPES, Deferred, stored_as
 from toynn.formats.hf import HFModel
+from toynn.formats.sentences import POOLINGS
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.models import HEAD, TABLE, architecture
+from toynn.models.encoder import LABELS
 from toynn.options import RecipeOptions
 
 __all__ = ["convert", "fuse_into", "unlike"]
@@ -160,4 +162,10 @@ def _metadata(
     more: dict[str, Any] = {"general.name": model.path.resolve().name}
     if tokenizer is not None or has_tokenizer(model.path):
         more |= tokenizer_of(tokenizer or model.path, cfg.vocab)
-    return metadata_of(described, cfg, outtype, more)
+    found = metadata_of(described, cfg, outtype, more)
+    if described.encodes:
+        pooling = "rank" if cfg.head else sentences.read(model.path).pooling
+        name, labels = found["general.architecture"], f"{model.architecture}.{LABELS}"
+        found[f"{name}.pooling_type"] = POOLINGS.index(pooling)
+        found |= {f"{name}.{LABELS}": model.metadata[labels]} if labels in model.metadata else {}
+    return found

@@ -3,7 +3,8 @@
 //   y[s,c]  = sum of x[n,c] over n = bounds[s] .. bounds[s+1]-1, divided by their number
 //   dx[n,c] = dy[s,c] / number of rows of s, for the s that holds row n; 0 if none does
 //
-// forward: a thread for each number of y adds its rows in order. backward: a thread for each number of dx finds its text.
+// forward: a thread for each number of y adds its rows in order. backward: one for each number of dx finds its text.
+// Source: Reimers & Gurevych 2019 (Sentence-BERT), arXiv:1908.10084, section 3.
 
 kernel void pooling_forward(
     device float*             y      [[buffer(PoolingForward::y)]],
