@@ -87,7 +87,7 @@ def test_what_does_not_exist_is_refused_with_what_does(arch, target):
         ({"rank": -3}, "rank must be"),
         ({"rank": 2.0}, "rank must be"),
         ({"rank": True}, "rank must be"),
-        ({"alpha": 0}, "alpha must be a number above 0; got 0"),
+        ({"alpha": 0}, "alpha must be a number above 0, or None; got 0"),
         ({"alpha": -1.0}, "alpha must be"),
         ({"alpha": float("nan")}, "alpha must be"),
         ({"alpha": float("inf")}, "alpha must be"),

@@ -110,5 +110,5 @@ def test_adapters_are_matrices_all(tmp_path):
 
 
 def test_another_decay_is_refused():
-    with pytest.raises(ConfigError, match='decay must be "all" or "matrices"; got \'some\''):
+    with pytest.raises(ConfigError, match="decay must be one of all, matrices; got 'some'"):
         RecipeOptions(decay="some")

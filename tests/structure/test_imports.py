@@ -12,10 +12,11 @@ import toynn
 #: Packages that are imported when something of them is first asked for.
 LATER = ("models", "engines", "session", "ops", "graph", "jobs", "train", "cli", "testing", "data")
 OTHERS = ("pyarrow", "jinja2", "tokenizers", "safetensors", "torch", "PIL", "argparse")
+QUIETLY = "import contextlib\nwith contextlib.suppress(SystemExit):"
 
 
 def modules_after(statement):
-    words = [sys.executable, "-c", f"{statement}; import sys; print(*sys.modules)"]
+    words = [sys.executable, "-c", f"{statement}\nimport sys\nprint(*sys.modules)"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -23,6 +24,13 @@ def test_toynn_imports_its_kernels_and_no_model():
     modules = modules_after("import toynn")
     assert "toynn._kernels.matmul" in modules
     assert not set(modules) & {f"toynn.{name}" for name in LATER} | set(modules) & set(OTHERS)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["config"], ["completion", "bash"]])
+def test_a_command_imports_its_own_module(words):
+    """And no other one's: those of training and of chats bring all architectures."""
+    modules = set(modules_after(f"from toynn.cli import parsed\n{QUIETLY} parsed({words})"))
+    assert not modules & {"toynn.cli.train", "toynn.cli.chat", "toynn.models.llama", "pyarrow"}
 
 
 @pytest.mark.parametrize("name", ["models", "engines", "session", "jobs"])

@@ -18,41 +18,42 @@ import sys
 import warnings
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Collection, Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 from toynn import distributed
 from toynn.backends.config import other_toynn, release
-from toynn.cli import (
-    adapters,
-    bench,
-    chat,
-    check,
-    completion,
-    config,
-    convert,
-    evaluate,
-    generate,
-    info,
-    predict,
-    puzzles,
-    runs,
-    selftest,
-    tape,
-    train,
-)
-from toynn.cli._flags import brief_help
 from toynn.cli._streams import Unwritten, streams
 from toynn.cli._text import plain_warnings, print_error
 from toynn.errors import ConfigError, ToynnError, flags_stay
-from toynn.jobs import peers
-from toynn.jobs.made import OPTIONS
-from toynn.jobs.peers import ADVICE, FLAGS
 from toynn.options import RENAMED, RecipeOptions
 from toynn.system.platform import in_shell
 from toynn.system.printing import print_line
 
 __all__ = ["main", "parsed"]
 
+#: The commands, and the module of each. Only the module of the command that is typed is imported.
+COMMANDS = {
+    "train": "train",
+    "generate": "generate",
+    "chat": "chat",
+    "eval": "evaluate",
+    "check": "check",
+    "fuse": "adapters",
+    "export": "adapters",
+    "convert": "convert",
+    "bench": "bench",
+    "info": "info",
+    "runs": "runs",
+    "plot": "runs",
+    "report": "runs",
+    "tape": "tape",
+    "predict": "predict",
+    "config": "config",
+    "selftest": "selftest",
+    "puzzles": "puzzles",
+    "completion": "completion",
+}
 DESCRIPTION = "Train and fine-tune transformers on the CPU you have, with kernels you can read."
 #: Flags of files that may name the model and the data. Without such a flag, both are required.
 NAMING = ("--config", "--resume", "--adapter")
@@ -74,6 +75,8 @@ class Parser(ArgumentParser):
 
     def format_help(self) -> str:
         """Return what --help shows."""
+        from toynn.cli._flags import brief_help
+
         return brief_help(self) or super().format_help()
 
     def error(self, message: str) -> NoReturn:
@@ -83,6 +86,8 @@ class Parser(ArgumentParser):
             self._words, self._option_string_actions
         ):
             message = f"unrecognized arguments: {typed}" + (f"; and {message}" * (not short))
+        from toynn.jobs import peers
+
         message = self._which(peers.hinted(message))
         raise ConfigError(f"{message} (see `{self.prog} --help`)")
 
@@ -103,6 +108,8 @@ class Parser(ArgumentParser):
 
 def meant(words: Sequence[str], known: Collection[str]) -> str:
     """Return the unknown options among words, each with the closest known one, or advice."""
+    from toynn.jobs.peers import ADVICE, FLAGS, hint
+
     found = []
     for word in words:
         name = word.partition("=")[0]
@@ -110,8 +117,8 @@ def meant(words: Sequence[str], known: Collection[str]) -> str:
         long = name.startswith("--") and bare
         if name not in known and (long or (name[:1] == "-" and bare in {**FLAGS, **ADVICE})):
             flags = [each[2:] for each in known if each.startswith("--")]
-            hint = peers.hint(bare, flags, OLD, FLAGS, form="--{}".format)
-            found.append(f"{name} ({hint})" if hint else name)
+            advice = hint(bare, flags, OLD, FLAGS, form="--{}".format)
+            found.append(f"{name} ({advice})" if advice else name)
     return ", ".join(found)
 
 
@@ -164,6 +171,9 @@ def parsed(argv: Sequence[str]) -> Namespace:
     """Parse words. Raises ConfigError for unknown ones."""
     argv, typed = list(argv), in_shell("toynn", *argv)
     if argv[:1] == ["train"]:
+        from toynn.cli import train
+        from toynn.jobs.made import OPTIONS
+
         argv[1:] = train.words_of(argv[1:])
         if argv[1:2] and argv[1].startswith("-") and argv[1] not in ("-h", "--help"):
             raise ConfigError(
@@ -171,7 +181,7 @@ def parsed(argv: Sequence[str]) -> Namespace:
                 f"before {argv[1]} (see `toynn train --help`)"
             )
     named = any(word.partition("=")[0] in NAMING for word in argv)
-    parser = _parser(required=not named)
+    parser = _parser(*argv[:1], required=not named)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         command = " ".join(["toynn", *argv[: 2 if argv[0] == "train" else 1]])
@@ -206,6 +216,8 @@ def _join() -> None:
 
 def _hint(arguments: Namespace) -> str:
     """Return advice: the command's options that reduce memory."""
+    from toynn.jobs.made import OPTIONS
+
     given = vars(arguments)
     options = {name: each for known in OPTIONS.values() for name, each in known.items()}
     there = [each for name, each in options.items() if each.memory and name in given]
@@ -220,24 +232,13 @@ def _hint(arguments: Namespace) -> str:
     return f"; try {', or '.join(ways)}" if ways else ""
 
 
-def _parser(*, required: bool = True) -> Parser:
+def _parser(command: str = "", *, required: bool = True) -> Parser:
+    """Return the parser of a command, or of --version; of all commands if it is neither."""
     parser = Parser(prog="toynn", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"toynn {release()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    train.add_parser(commands, required=required)
-    generate.add_parser(commands)
-    chat.add_parser(commands)
-    evaluate.add_parser(commands)
-    check.add_parser(commands)
-    adapters.add_parsers(commands)
-    convert.add_parser(commands)
-    bench.add_parser(commands)
-    info.add_parser(commands)
-    runs.add_parsers(commands)
-    tape.add_parser(commands)
-    predict.add_parser(commands)
-    config.add_parser(commands)
-    selftest.add_parser(commands)
-    puzzles.add_parser(commands)
-    completion.add_parser(commands, parser)
+    words = [command] if command in COMMANDS else [] if command == "--version" else COMMANDS
+    for name in dict.fromkeys(COMMANDS[word] for word in words):
+        options = {"required": required} if name == "train" else {}
+        import_module(f"toynn.cli.{name}").add_parser(commands, **options)
     return parser

@@ -21,12 +21,12 @@ from toynn.jobs.paths import model_file, model_name, text_model
 from toynn.jobs.text import TOKENIZER
 from toynn.system.printing import counted, wrapped
 
-__all__ = ["add_parsers"]
+__all__ = ["add_parser"]
 
 WRITERS = ("gguf", "peft", "hf")
 
 
-def add_parsers(commands: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add both commands to the parser's commands."""
     help_ = "write a model and its adapter as one GGUF file"
     parser = commands.add_parser("fuse", help=help_, description=help_, allow_abbrev=False)

@@ -38,17 +38,19 @@ complete -o default -F _toynn toynn
 ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n"
 
 
-def add_parser(commands: Any, whole: ArgumentParser) -> None:
-    """Add the command to the parser's commands; ``whole`` is the parser of all of them."""
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser's commands."""
     help_ = 'print a script for Tab completion: eval "$(toynn completion bash)"'
     parser = commands.add_parser("completion", help=help_, description=help_, allow_abbrev=False)
     parser.add_argument("shell", choices=SHELLS, help="shell that reads the script")
-    parser.set_defaults(run=lambda arguments: run(arguments, whole))
+    parser.set_defaults(run=run)
 
 
-def run(arguments: Namespace, whole: ArgumentParser) -> int:
+def run(arguments: Namespace) -> int:
     """Print the script."""
-    found = dict(_parsers(whole, "toynn"))
+    from toynn.cli import _parser
+
+    found = dict(_parsers(_parser(), "toynn"))
     names = [name for name in found if name != "toynn"]
     choices, words = [], []
     for name, parser in found.items():

@@ -17,7 +17,7 @@ from toynn.runs.series import PLAIN, series
 from toynn.system.printing import columns, duration, harmless
 from toynn.train.metrics import Report
 
-__all__ = ["add_parsers"]
+__all__ = ["add_parser"]
 
 SORTS = ("name", "recipe", "steps", "train", "val", "time")
 #: Short names of what a run of toynn may log; a script's run may log others.
@@ -32,7 +32,7 @@ MARKS = "*o+x#@%&"
 Curves = dict[str, list[tuple[int, float]]]
 
 
-def add_parsers(commands: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the commands to the parser's commands."""
     help_ = "list run folders in a table"
     parser = commands.add_parser("runs", help=help_, description=help_, allow_abbrev=False)
