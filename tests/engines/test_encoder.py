@@ -211,6 +211,8 @@ def test_a_folder_is_converted_without_an_engine(arch, kind, tmp_path):
         ("modules.json", lambda m: 3, "expected modules with a type"),
         ("1_Pooling/config.json", lambda c: {"pooling_mode_max_tokens": True}, "expected one of"),
         ("1_Pooling/config.json", lambda c: {}, "got none"),
+        ("sentence_bert_config.json", lambda c: {"max_seq_length": -1}, "must be at least 3"),
+        ("sentence_bert_config.json", lambda c: {"max_seq_length": "9"}, "must be at least 3"),
     ],
 )
 def test_a_pooling_that_toynn_has_not_is_refused(name, change, message, tmp_path):
@@ -240,6 +242,10 @@ def test_what_does_not_fit_is_refused(tmp_path):
     trained = Encoder.load(folder, Task("vectors"), OPTIONS)
     with pytest.raises(ShapeError, match="3 texts are not examples of 2 columns"):
         trained.train(Texts.pack(texts(3, 4, 5)), HP, True)
+    with pytest.raises(ShapeError, match="at least one token; text 1 has none"):
+        Texts.pack([[3], [], [4]], [0, 1, 0])
+    with pytest.raises(ShapeError, match="at least one token; got no texts"):
+        Texts.pack([])
     with pytest.raises(ShapeError, match="one has 65 tokens; the context is 64"):
         trained.train(Texts.pack(texts(3, 65)), HP, True)
     assert encoder.encode([[1] * 99]).shape == (1, 16)  # cut to the context
@@ -278,6 +284,10 @@ def test_a_config_that_toynn_does_not_compute_is_refused(change, message, tmp_pa
     ("change", "message"),
     [
         ({"layer_types": ["full_attention"] * 3}, "layer_types must have full_attention in every"),
+        (
+            {"num_hidden_layers": 1 << 60, "layer_types": ["full_attention"]},
+            "layer_types must have",
+        ),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
             "rope_type must be default",

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from toynn.data.batch import IGNORED, Batch
+from toynn.errors import ShapeError
 
 __all__ = ["Texts"]
 
@@ -36,8 +37,14 @@ class Texts(Batch):
         labels: Any = None,
         types: Iterable[Sequence[int]] | None = None,
     ) -> Self:
-        """Return a batch of texts, each the ids of its tokens, with their token types if given."""
+        """Return a batch of texts, each the ids of its tokens, with their token types if given.
+
+        Raises ShapeError without texts, and for a text without tokens.
+        """
         lengths = [len(text) for text in texts]
+        if not lengths or 0 in lengths:
+            which = f"text {lengths.index(0)} has none" if lengths else "got no texts"
+            raise ShapeError(f"texts: expected texts of at least one token; {which}")
         firsts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths).astype(np.int32)
         ids = np.concatenate([np.asarray(text, np.int32) for text in texts])
         kinds = None if types is None else np.concatenate([np.asarray(t, np.int32) for t in types])

@@ -94,9 +94,11 @@ def read(folder: Path) -> Sentences:
         for name in (_LENGTH, _PROMPTS)
     )
     longest, named = length.get("max_seq_length"), prompts.get("prompts")
+    if longest is not None and (type(longest) is not int or longest < 3):
+        raise DataError(f"{folder / _LENGTH}: max_seq_length must be at least 3; got {longest!r}")
     return Sentences(
         _MODES[modes[0]],
         "Normalize" in kinds,
-        longest if isinstance(longest, int) else None,
+        longest,
         {k: v for k, v in named.items() if isinstance(v, str)} if isinstance(named, dict) else {},
     )

@@ -185,7 +185,8 @@ class ModernBert(Encoder):
             every = full[1] if len(full) > 1 else max(count, 1)
         usual = 3 if every is None else every
         found[_EVERY] = int(config.number("global_attn_every_n_layers", usual, real=False))
-        if kinds is not None and kinds != _kinds(count, found[_EVERY]):
+        fits = isinstance(kinds, list) and len(kinds) == count
+        if kinds is not None and (not fits or kinds != _kinds(len(kinds), found[_EVERY])):
             config.refuse(f"layer_types must have {_FULL} in every n-th block; got {kinds!r:.200}")
         found["classifier_pooling"] = config.get("classifier_pooling", "cls")
         return super().complete(config, found)
