@@ -9,7 +9,7 @@ from vocabs import CONTROL, bpe_file
 
 from toynn.cli import _check_lines, main
 from toynn.data import jsonl
-from toynn.data.survey import Shown
+from toynn.data.survey import ShownSequence
 from toynn.formats.tokenizer import Tokenizer
 
 for library in ("tokenizers", "jinja2"):
@@ -204,7 +204,7 @@ def test_colour_and_none(monkeypatch):
     assert _check_lines.colours(Terminal())
     monkeypatch.setenv("NO_COLOR", "1")
     assert not _check_lines.colours(Terminal())
-    shown = Shown("a:1", [97, 98, 99], [False, True, True])
+    shown = ShownSequence("a:1", [97, 98, 99], [False, True, True])
     decode = bytes.decode
     plain = list(_check_lines.example(shown, lambda ids: decode(bytes(ids)), False))
     assert plain == ["  a", "+ bc"]

@@ -182,8 +182,8 @@ def test_a_column_that_is_named_is_converted(tmp_path):
     """By --columns; a column of which nobody knows the name is not."""
     path = tmp_path / "a.parquet"
     parquet.write_table(arrow.table({"body": WORDS, "when": [1, 2, 3, 4, 5]}), path)
-    found = list(_rows.rows(path, silent, {"text": "body"}))
-    assert found == [(k + 1, {"text": WORDS[k]}) for k in range(5)]
+    rows = list(_rows.rows(path, silent, {"text": "body"}))
+    assert rows == [(k + 1, {"text": WORDS[k]}) for k in range(5)]
     with pytest.raises(
         DataError, match=r"a\.parquet:1: expected a column 'x'; got .*'body', 'when'"
     ):
@@ -197,8 +197,8 @@ def test_many_rows_of_nothing_take_no_room(tmp_path):
     whole = written(arrow.nulls(12_345), "arrow")
     assert whole.count(few) == 3  # of the batch, of the column, of its nulls
     path.write_bytes(whole.replace(few, many))
-    found = _containers.table_rows(path, silent, {"text"})
-    assert [next(found) for _ in range(3)] == [(1, {}), (2, {}), (3, {})]
+    rows = _containers.table_rows(path, silent, {"text"})
+    assert [next(rows) for _ in range(3)] == [(1, {}), (2, {}), (3, {})]
     path.write_bytes(whole.replace(few, most))
     with pytest.raises(DataError, match="to unpack to at most"):
         next(_containers.table_rows(path, silent, {"text"}))
@@ -263,8 +263,11 @@ def test_a_batch_that_goes_back_is_refused(tmp_path):
     table, length = batch.metadata.to_pybytes(), batch.body.size.to_bytes(8, "little")
     assert table.count(length) == 1
     at = whole.index(table) + table.index(length)
-    own = 8 + len(table)
-    for back in (own, own + 8 + schema.metadata.size):  # to this batch; to the file's begin
+    message_bytes = 8 + len(table)
+    for back in (
+        message_bytes,
+        message_bytes + 8 + schema.metadata.size,
+    ):  # to this batch; to the file's begin
         path.write_bytes(whole[:at] + (-back).to_bytes(8, "little", signed=True) + whole[at + 8 :])
         assert f"{path.name}: cannot read as arrow: " in read_apart(path)
 

@@ -97,8 +97,8 @@ def test_lines_of_a_table_end_as_they_end(end, block, tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     quoted = f'"two{end}{end}lines, ü"'
     path.write_bytes("\ufeff".encode() + end.join(["text,b", f"{quoted},1", "", 'c,"d"']).encode())
-    found = [{"text": f"two{end}{end}lines, ü", "b": "1"}, {"text": "c", "b": "d"}]
-    assert [row for _, row in rows(path, LINE)] == found
+    expected = [{"text": f"two{end}{end}lines, ü", "b": "1"}, {"text": "c", "b": "d"}]
+    assert [row for _, row in rows(path, LINE)] == expected
 
 
 @pytest.mark.parametrize("end", ["read", "left", "refused"])
@@ -106,22 +106,22 @@ def test_the_limit_of_a_table_is_no_other_readers(end, tmp_path):
     """csv has one limit for the whole process: nobody else sees that of our file."""
     (tmp_path / "a.csv").write_text("text\n" + "b" * 300 + "\n" + "c" * 300 + "\n")
     usual = csv.field_size_limit()
-    found = _rows.rows(tmp_path / "a.csv", silent, {}, Bounds(line=400))
-    assert next(found)[1]["text"] == "b" * 300
+    lines = _rows.rows(tmp_path / "a.csv", silent, {}, Bounds(line=400))
+    assert next(lines)[1]["text"] == "b" * 300
     assert csv.field_size_limit() == usual
     assert next(csv.reader(["d" * 500])) == ["d" * 500]
     small = _rows.rows(tmp_path / "a.csv", silent, {}, Bounds(line=200))
     with pytest.raises(DataError, match=r"expected at most 200 bytes"):
         next(small)
     if end == "read":
-        assert [row["text"] for _, row in found] == ["c" * 300]
+        assert [row["text"] for _, row in lines] == ["c" * 300]
     elif end == "left":
-        found.close()
+        lines.close()
     else:
         (tmp_path / "b.csv").write_text('text\n"' + "d\n" * 300 + '"\n')
         with pytest.raises(DataError, match=r"not CSV: field larger than field limit \(400\)"):
             next(_rows.rows(tmp_path / "b.csv", silent, {}, Bounds(line=400)))
-        assert next(found)[1]["text"] == "c" * 300
+        assert next(lines)[1]["text"] == "c" * 300
     assert csv.field_size_limit() == usual
 
 
@@ -198,8 +198,8 @@ def test_a_page_of_parquet_that_becomes_large(
     with pytest.raises(DataError, match=r"packed bytes to unpack to at most 1,000,000; .*max_un"):
         rows(path, Bounds(unpacked=1_000_000))
     assert pool.max_memory() < PAGE / 3
-    found = rows(path, Bounds(2 * PAGE, unpacked=3 * PAGE))  # the other column is not counted
-    assert [len(row["text"]) for _, row in found] == [PAGE, 1]
+    lines = rows(path, Bounds(2 * PAGE, unpacked=3 * PAGE))  # the other column is not counted
+    assert [len(row["text"]) for _, row in lines] == [PAGE, 1]
 
 
 def many_from_one(arrow, kind, text, count):

@@ -122,8 +122,8 @@ def test_what_stands_before_a_document_changes_nothing():
     """A window that begins in one document and goes on in the next: the loss of both alone."""
     recipe = GPT2()
     recipe.realize(GPT2Config(256, 16, 2, 32, 1, 16), RecipeOptions(t_seq=12, packed=True))
-    found = stored([np.arange(7), np.arange(50, 70)])
-    both = found.windows(np.array([0]), 12)
+    documents = stored([np.arange(7), np.arange(50, 70)])
+    both = documents.windows(np.array([0]), 12)
     total = 0.0
     for rows in (slice(0, 7), slice(7, 12)):
         ids, labels = both.inputs[rows], both.labels[rows]

@@ -40,12 +40,12 @@ DAMAGED[10] |= 6  # a block of no kind
 
 def read(path, **options):
     data = jsonl.read(path, Chatty(), 600, vocab_size=256, **options)
-    found = []
+    turns = []
     for part in (data.train, data.valid):
         for ids, labels in (part[k] for k in range(len(part))):
             text = bytes([*ids.tolist(), 0])[:-1].decode()
-            found.append((text, bytes(labels[labels >= 0].tolist()).decode()))
-    return sorted(found)
+            turns.append((text, bytes(labels[labels >= 0].tolist()).decode()))
+    return sorted(turns)
 
 
 def lines(tmp_path, *rows, name="data.jsonl"):
@@ -90,8 +90,8 @@ def test_openai_messages_with_tools(tmp_path):
     expected = "[dust]<user>ab;<assistant>!dust;<tool>much;<assistant>ok"
     assert read(lines(tmp_path, row, row)) == [(expected, "!dust;ok;")] * 2
     ends_with_a_call = {"messages": talk[:2]}
-    found = read(lines(tmp_path, ends_with_a_call, ends_with_a_call))
-    assert found == [("<user>ab;<assistant>!dust", "!dust;")] * 2
+    examples = read(lines(tmp_path, ends_with_a_call, ends_with_a_call))
+    assert examples == [("<user>ab;<assistant>!dust", "!dust;")] * 2
 
 
 def test_tables(tmp_path):
@@ -191,8 +191,8 @@ def test_columns_by_name(tmp_path):
     both = {"prompt": "a", "completion": "b", "better": "c"}
     assert renamed("x:1", both, {"completion": "better"}) == {"prompt": "a", "completion": "c"}
     alpaca = {"instruction": "a", "input": "b", "output": "c", "text": "abc"}
-    found = renamed("x:1", alpaca, {"instruction": "instruction", "output": "output"})
-    assert found == {"instruction": "a", "input": "b", "output": "c"}
+    row = renamed("x:1", alpaca, {"instruction": "instruction", "output": "output"})
+    assert row == {"instruction": "a", "input": "b", "output": "c"}
 
 
 @pytest.mark.parametrize(
@@ -264,11 +264,11 @@ def test_a_json_file_of_one_array(tmp_path, monkeypatch, block, indent):
     ]
     path = tmp_path / "data.json"
     path.write_text("\ufeff \n" + json.dumps(rows, indent=indent, ensure_ascii=False) + " \n")
-    found = read(path)
-    assert found == read(lines(tmp_path, *rows))
+    examples = read(path)
+    assert examples == read(lines(tmp_path, *rows))
     packed = tmp_path / "data.json.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    assert read(packed) == found
+    assert read(packed) == examples
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ pytest.importorskip("PIL", reason="Pillow, of the images extra, is not installed
 from pictures import class_folders, noise
 
 from toynn.data import image_batches
-from toynn.data._parts import Part, Pixels
+from toynn.data._parts import Labelled, Pixels
 from toynn.data.augment import Augment
 from toynn.data.batch import Batch
 from toynn.data.image_batches import Fitted, HeldOut, RandomImages
@@ -17,7 +17,7 @@ from toynn.errors import ConfigError, DataError
 COUNT = 10
 #: Picture i has shade i everywhere, and label i.
 SHADES = np.broadcast_to(np.arange(COUNT, dtype=np.uint8)[:, None, None, None], (COUNT, 4, 4, 1))
-PART = Part(Pixels(SHADES), np.arange(COUNT, dtype=np.int32))
+PART = Labelled(Pixels(SHADES), np.arange(COUNT, dtype=np.int32))
 
 
 def batches(size=4, seed=0, augment=None, part=PART):
@@ -51,7 +51,7 @@ ALL = Augment(crop=1, flip=True, mixup=0.4, smoothing=0.1)
 
 @pytest.mark.parametrize("augment", [Augment(), ALL])
 def test_same_seed_same_batches_and_the_state_resumes(augment):
-    part = Part(Pixels(noise(COUNT, 4, 4, 1)), PART.labels)
+    part = Labelled(Pixels(noise(COUNT, 4, 4, 1)), PART.labels)
     sources = [batches(3, seed, augment, part) for seed in (7, 7, 8)]
     first, again, other = ([next(source).read() for _ in range(5)] for source in sources)
     equal = [all(map(np.array_equal, *pair)) for pair in zip(first, again, strict=True)]

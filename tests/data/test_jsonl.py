@@ -305,12 +305,12 @@ def test_examples_of_a_batch_stand_one_behind_another():
 
 def test_every_example_comes_once_in_an_epoch_and_each_epoch_has_its_order():
     batches = ShuffledExamples(numbered(7), 3, seed=5)
-    found = drawn(batches, 14)
-    epochs = [found[at : at + 7] for at in range(0, 42, 7)]
+    numbers = drawn(batches, 14)
+    epochs = [numbers[at : at + 7] for at in range(0, 42, 7)]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 6
-    assert found == drawn(ShuffledExamples(numbered(7), 3, seed=5), 14)
-    assert found != drawn(ShuffledExamples(numbered(7), 3, seed=6), 14)
+    assert numbers == drawn(ShuffledExamples(numbered(7), 3, seed=5), 14)
+    assert numbers != drawn(ShuffledExamples(numbered(7), 3, seed=6), 14)
     assert len(drawn(ShuffledExamples(numbered(2), 5, seed=0), 1)) == 5  # fewer than a batch
 
 

@@ -67,8 +67,8 @@ def test_an_epoch_has_as_many_rows_in_any_order():
     for count, seed in ((64, 2), (FEW, 0), (FEW + 1, 0)):
         lengths = natural(count, seed)
         orders = (np.random.default_rng(epoch).permutation(count) for epoch in range(3))
-        found = [sorted(sum(lengths[row]) for row in pack(lengths, SEQ, o)) for o in orders]
-        assert found[0] == found[1] == found[2]
+        filled = [sorted(sum(lengths[row]) for row in pack(lengths, SEQ, o)) for o in orders]
+        assert filled[0] == filled[1] == filled[2]
 
 
 def test_a_batch_is_whole_rows_whose_examples_do_not_see_each_other():

@@ -37,14 +37,14 @@ def pair(n=0, **more):
 
 def spoken(batch):
     """Of each sequence: what is read, and what of it counts as prompt and as completion."""
-    found, counting = [], np.flatnonzero(batch.labels != IGNORED)
+    texts, counting = [], np.flatnonzero(batch.labels != IGNORED)
     starts = [*np.flatnonzero(batch.segments == np.arange(len(batch.inputs))), len(batch.inputs)]
     for k in range(len(batch.bounds) // 2):
         a, b, c = batch.bounds[2 * k : 2 * k + 3]
         text = bytes(batch.inputs[starts[k] : starts[k + 1]].tolist()).decode()
         parts = [bytes(batch.labels[counting[i:j]].tolist()).decode() for i, j in ((a, b), (b, c))]
-        found.append((text, *parts))
-    return found
+        texts.append((text, *parts))
+    return texts
 
 
 def everything(data, whole=False):

@@ -64,11 +64,11 @@ BOTH = [(*each, False) for each in NAMES] + [(*each, True) for each in CACHED]
 @pytest.mark.parametrize(("names", "within", "split", "expected", "cached"), BOTH)
 def test_names_of_a_repository(names, within, split, expected, cached):
     try:
-        found = choose("hf:o/n", names, within, split, cached=cached).path
+        chosen = choose("hf:o/n", names, within, split, cached=cached).path
     except DataError as error:
-        found = str(error)
-        assert found.startswith("hf:o/n: ")
-    assert found.endswith(expected) or expected in found
+        chosen = str(error)
+        assert chosen.startswith("hf:o/n: ")
+    assert chosen.endswith(expected) or expected in chosen
 
 
 def write(path, *texts):
@@ -97,13 +97,13 @@ def texts(part):
 
 def test_a_folder_of_shards(folder, tmp_path):
     for path in (folder, folder / "data"):
-        found = read(path)
-        assert texts(found.train) == ["one", "two", "three"] and texts(found.valid) == ["four"]
+        shards = read(path)
+        assert texts(shards.train) == ["one", "two", "three"] and texts(shards.valid) == ["four"]
     parts = jsonl.parts_of(folder)
     assert list(parts) == ["train", "valid"] and parts["train"].name == "train-*-of-00002.parquet"
-    found = survey(parts["train"], ByteTokenizer(), 256)
-    assert found.rows == 3 and found.kind == "2 files, Parquet"
-    assert found.where(2) == f"{folder}/data/train-00001-of-00002.parquet:1"
+    shards = survey(parts["train"], ByteTokenizer(), 256)
+    assert shards.rows == 3 and shards.kind == "2 files, Parquet"
+    assert shards.where(2) == f"{folder}/data/train-00001-of-00002.parquet:1"
 
 
 def test_an_error_names_the_shard_and_its_row(folder):
@@ -141,8 +141,8 @@ def test_a_folder_of_texts_may_have_tables_below(tmp_path):
     write(tmp_path / "tables/0000.parquet", "one")
     assert len(read(tmp_path, holdout=0).train) == 3
     assert jsonl.parts_of(tmp_path) == {"train": tmp_path}
-    found = survey(tmp_path, ByteTokenizer(), 256)
-    assert (found.kind, found.bytes) == ("texts, read README.md, a.txt, below/b.txt", 15)
+    facts = survey(tmp_path, ByteTokenizer(), 256)
+    assert (facts.kind, facts.bytes) == ("texts, read README.md, a.txt, below/b.txt", 15)
     (tmp_path / "a.txt").unlink()
     (tmp_path / "below/b.txt").unlink()
     with pytest.raises(

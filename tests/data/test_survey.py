@@ -44,46 +44,46 @@ def completions(tmp_path):
 
 @pytest.mark.parametrize("seq", [20, 45, 80, 500])
 def test_cuts_and_rows_are_those_of_training(completions, seq):
-    found = survey(completions, ByteTokenizer(), 256)
-    cut = cut_at(found.lengths, found.trained, found.prompts, seq)
+    facts = survey(completions, ByteTokenizer(), 256)
+    cut = cut_at(facts.lengths, facts.trained, facts.prompts, seq)
     data = jsonl.read(completions, ByteTokenizer(), seq, vocab_size=256, packing=True)
     note = data.notes[0]
     assert (f"; {cut.cut:,} cut" in note) == (cut.cut > 0)
     assert (f"; {cut.dropped:,} dropped" in note) == (cut.dropped > 0)
     whole, _ = jsonl.read_all(completions, ByteTokenizer(), seq, vocab_size=256)
-    assert len(whole) == found.rows - cut.dropped
-    packed = jsonl.Dataset(whole, whole, None, seq, [], packing=True).batches(1, 0)
-    assert cut.rows == packed.per_epoch
-    assert cut.filled == pytest.approx(whole.lengths.sum() / (packed.per_epoch * seq))
+    assert len(whole) == facts.rows - cut.dropped
+    rows = jsonl.Dataset(whole, whole, None, seq, [], packing=True).batches(1, 0)
+    assert cut.rows == rows.per_epoch
+    assert cut.filled == pytest.approx(whole.lengths.sum() / (rows.per_epoch * seq))
     kept = (whole.lengths + 1).sum()
-    assert cut.lost == pytest.approx(1 - kept / found.tokens)
+    assert cut.lost == pytest.approx(1 - kept / facts.tokens)
 
 
 def test_fields_forms_and_lengths(completions):
-    found = looked_at(completions)
-    assert found.kind == "lines of JSON" and found.packed is None
-    assert found.forms == {"prompt and completion": 80} and found.fields["id"] == 80
-    assert found.read == {"prompt", "completion"}
+    facts = looked_at(completions)
+    assert facts.kind == "lines of JSON" and facts.compression is None
+    assert facts.forms == {"prompt and completion": 80} and facts.fields["id"] == 80
+    assert facts.read == {"prompt", "completion"}
     rows = [json.loads(line) for line in completions.read_text().splitlines()]
-    assert list(found.lengths) == [len(r["prompt"] + r["completion"]) for r in rows]
-    assert list(found.trained) == [len(r["completion"]) for r in rows]
-    packed = completions.with_name("rows.jsonl.gz")
-    packed.write_bytes(gzip.compress(completions.read_bytes()))
-    again = looked_at(packed)
-    assert again.packed == "gzip" and list(again.exact) == list(found.exact)
+    assert list(facts.lengths) == [len(r["prompt"] + r["completion"]) for r in rows]
+    assert list(facts.trained) == [len(r["completion"]) for r in rows]
+    compressed = completions.with_name("rows.jsonl.gz")
+    compressed.write_bytes(gzip.compress(completions.read_bytes()))
+    again = looked_at(compressed)
+    assert again.compression == "gzip" and list(again.exact) == list(facts.exact)
     array = completions.with_name("rows.json")
     array.write_text(json.dumps(rows, indent=1))
     again = looked_at(array)
-    assert again.kind == "one JSON array" and list(again.exact) == list(found.exact)
+    assert again.kind == "one JSON array" and list(again.exact) == list(facts.exact)
 
 
 def test_rows_that_training_refuses_are_counted_and_the_next_ones_follow(tmp_path):
     good = {"prompt": "a", "completion": "b"}
     bad = [{"prompt": 3, "completion": "x"}, "{", {"text": "x"}, {"prompt": "a"}, "[1]"]
     path = lines(tmp_path / "rows.jsonl", [good, *bad, good])
-    found = looked_at(path)
-    assert found.rows == 2 and found.refused == 5 and list(found.places) == [1, 7]
-    for k, message in enumerate(found.errors, 2):
+    facts = looked_at(path)
+    assert facts.rows == 2 and facts.refused == 5 and list(facts.places) == [1, 7]
+    for k, message in enumerate(facts.errors, 2):
         assert message.startswith(f"{path}:{k}: ")
         with pytest.raises(DataError) as raised:
             jsonl.read(
@@ -113,9 +113,9 @@ def test_conversations_that_a_template_refuses_do_not_end_it(tmp_path):
 
     rows = [talk("system" if k in (0, 4, 5, 9) else "user", str(k)) for k in range(10)]
     path = lines(tmp_path / "rows.jsonl", rows)
-    found = survey(path, Strict(), Characters.vocab_size)
-    assert found.refused == 4 and list(found.places) == [2, 3, 4, 7, 8, 9]
-    assert found.errors[1] == f"{path}:5: the template refuses the conversation"
+    facts = survey(path, Strict(), Characters.vocab_size)
+    assert facts.refused == 4 and list(facts.places) == [2, 3, 4, 7, 8, 9]
+    assert facts.errors[1] == f"{path}:5: the template refuses the conversation"
     pairs = [
         {
             "prompt": row["messages"][:1],
@@ -124,8 +124,8 @@ def test_conversations_that_a_template_refuses_do_not_end_it(tmp_path):
         }
         for row in rows
     ]
-    found = survey(lines(path, pairs), Strict(), Characters.vocab_size)
-    assert found.rows == 6 and len(found.lengths) == 12 and found.refused == 4
+    facts = survey(lines(path, pairs), Strict(), Characters.vocab_size)
+    assert facts.rows == 6 and len(facts.lengths) == 12 and facts.refused == 4
 
 
 def test_bad_rows_among_conversations_are_in_their_order_and_as_training_says_them(tmp_path):
@@ -136,10 +136,12 @@ def test_bad_rows_among_conversations_are_in_their_order_and_as_training_says_th
         rows = [talk(0), *[{"text": "x"}] * bad, talk(1), talk(2), *[{"messages": []}] * bad]
         path = lines(tmp_path / "rows.jsonl", rows)
         reader = Reader(Strict(), ReadOptions(seq=99, vocab_size=Characters.vocab_size))
-        found = list(reader.rows(path, reader.maker(set())))
-        assert [row.place for row in found] == list(range(1, len(rows) + 1))
-        assert [row.error is None for row in found] == [row in map(talk, range(3)) for row in rows]
-        assert looked_at(path).errors[0] == str(found[1].error)
+        examples = list(reader.rows(path, reader.maker(set())))
+        assert [row.place for row in examples] == list(range(1, len(rows) + 1))
+        assert [row.error is None for row in examples] == [
+            row in map(talk, range(3)) for row in rows
+        ]
+        assert looked_at(path).errors[0] == str(examples[1].error)
         with pytest.raises(DataError) as raised:
             jsonl.read(path, Strict(), 99, vocab_size=Characters.vocab_size)
         assert str(raised.value) == looked_at(path).errors[0]
@@ -148,19 +150,19 @@ def test_bad_rows_among_conversations_are_in_their_order_and_as_training_says_th
 def test_pairs_are_rows_of_two_sequences(tmp_path):
     rows = [{"prompt": "?", "chosen": "x" * k, "rejected": "y"} for k in (2, 3, 2)]
     path = lines(tmp_path / "p.jsonl", [*rows, {"prompt": "?", "chosen": "y", "rejected": "y"}])
-    found = looked_at(path)
-    assert found.rows == 3 and list(found.lengths) == [3, 2, 4, 2, 3, 2]
-    assert repeated(found.exact) == (1, (2, 0))
-    assert "chosen and rejected are equal" in found.errors[0]
+    facts = looked_at(path)
+    assert facts.rows == 3 and list(facts.lengths) == [3, 2, 4, 2, 3, 2]
+    assert repeated(facts.exact) == (1, (2, 0))
+    assert "chosen and rejected are equal" in facts.errors[0]
     lines(path, rows)
     assert len(read_preferences(path, ByteTokenizer(), 9, vocab_size=256).train) == 3
 
 
 def test_repeats_by_the_letter_and_by_words(tmp_path):
     texts = ["The moon, it eats.", "the  moon it eats", "THE MOON", "The moon, it eats.", "b"]
-    found = looked_at(lines(tmp_path / "t.jsonl", [{"text": text} for text in texts]))
-    assert repeated(found.exact) == (1, (3, 0))
-    assert repeated(found.alike) == (2, (1, 0))
+    facts = looked_at(lines(tmp_path / "t.jsonl", [{"text": text} for text in texts]))
+    assert repeated(facts.exact) == (1, (3, 0))
+    assert repeated(facts.alike) == (2, (1, 0))
     assert repeated([]) == (0, None)
 
 
@@ -174,23 +176,23 @@ def test_parts_of_characters_and_unknown_tokens(tmp_path):
     fragments = np.arange(256) >= 128
     pieces = {k: bytes([k]) for k in range(128, 256)}
     vocabulary = Vocabulary(ord("?"), fragments, pieces, np.arange(256) == ord("b"))
-    found = survey(path, ByteTokenizer(), 256, vocabulary=vocabulary)
-    assert (found.tokens, found.unknown, found.fragments) == (11, 1, 8)
-    assert found.odd == {"é": 2, "🙂": 1}
+    facts = survey(path, ByteTokenizer(), 256, vocabulary=vocabulary)
+    assert (facts.tokens, facts.unknown, facts.fragments) == (11, 1, 8)
+    assert facts.odd == {"é": 2, "🙂": 1}
     row = [*"aé🙂b".encode()]
-    assert {id: ids.tolist() for id, ids in found.special.items()} == {ord("b"): row}
+    assert {id: ids.tolist() for id, ids in facts.special.items()} == {ord("b"): row}
 
 
 def test_a_text_s_long_lines(tmp_path):
     path = tmp_path / "t.txt"
     rows = [f"line {k} of the text, which is long enough to count" for k in range(50)]
     path.write_text("\n".join(["short", *rows, "short", rows[3], "\n"]))
-    found = survey_text(path, Characters())
-    assert found.rows == 51 and found.tokens == len(path.read_text())
-    before, held = held_lines(found)
+    facts = survey_text(path, Characters())
+    assert facts.rows == 51 and facts.tokens == len(path.read_text())
+    before, held = held_lines(facts)
     assert before == list(range(len(before))) and 4 <= len(held) <= 6
-    alike = np.array(found.alike)
+    alike = np.array(facts.alike)
     assert common(alike[held], alike[before]) == (1, (len(held) - 1, 3))
-    assert found.where(50) == f"{path}:53"
-    found.lengths.append(2**31)  # where a line ends in a text of more than 2 GB
-    assert found.lengths[-1] == 2**31
+    assert facts.where(50) == f"{path}:53"
+    facts.lengths.append(2**31)  # where a line ends in a text of more than 2 GB
+    assert facts.lengths[-1] == 2**31

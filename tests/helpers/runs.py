@@ -16,7 +16,7 @@ from toynn.data._parts import Pixels
 from toynn.data.augment import Augment
 from toynn.data.examples import Examples, ShuffledExamples
 from toynn.data.image_batches import Fitted, HeldOut, RandomImages
-from toynn.data.images import Part
+from toynn.data.images import Labelled
 from toynn.data.packing import examples_in_order
 from toynn.data.text import RandomWindows, spaced_windows
 from toynn.recipes import GPT2, FromScratch, LoRA, VitTiny, WarmStart
@@ -74,7 +74,7 @@ def vit(base):
     rng = np.random.default_rng(3)
     shape = (13, cfg.image, cfg.image, 1)
     pixels = rng.integers(0, 256, shape, np.uint8).repeat(cfg.channels, -1)
-    part = Part(Pixels(pixels), rng.integers(0, cfg.classes, 13).astype(np.int32))
+    part = Labelled(Pixels(pixels), rng.integers(0, cfg.classes, 13).astype(np.int32))
     fitted = Fitted(part, cfg.image, cfg.channels)
     augment = Augment(crop=2, flip=True, mixup=0.2, smoothing=0.1)
     return recipe, RandomImages(fitted, cfg.classes, 4, 1, augment), HeldOut(fitted, 8, 13)

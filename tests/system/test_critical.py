@@ -34,10 +34,10 @@ def handle():
 @pytest.fixture
 def seen(handle):
     """The signals that came, in their order."""
-    found = []
+    signals = []
     for number in HELD:
-        handle(number, lambda number, frame: found.append(number))
-    return found
+        handle(number, lambda number, frame: signals.append(number))
+    return signals
 
 
 @pytest.mark.parametrize("number", HELD)
@@ -153,11 +153,11 @@ def test_a_handler_that_raises_in_front_of_the_body_leaves_no_lock_held():
 
 
 def held_by_another(lock):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(not lock.acquire(False)))
+    held = []
+    thread = threading.Thread(target=lambda: held.append(not lock.acquire(False)))
     thread.start()
     thread.join()
-    return found == [True]
+    return held == [True]
 
 
 def test_a_failed_device_is_told_of_while_the_lock_is_held():

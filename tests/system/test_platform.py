@@ -235,9 +235,9 @@ def test_nothing_forks_and_all_cpus_count(windows):
     assert platform.new_group() == {"creationflags": 0x200}
     assert platform.is_own(os.stat_result(range(10))) and platform.address_space() is None
     platform.sync_folder("no such folder")
-    with pytest.raises(OSError) as found:
+    with pytest.raises(OSError) as caught:
         platform.exchange("a", "b")
-    assert found.value.errno == errno.ENOSYS
+    assert caught.value.errno == errno.ENOSYS
 
 
 def test_lines_to_type(windows):

@@ -9,7 +9,7 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import ArrayLike
 
-from toynn.data.survey import Shown
+from toynn.data.survey import ShownSequence
 from toynn.system.printing import harmless
 
 __all__ = ["colours", "example", "histogram"]
@@ -51,7 +51,9 @@ def _round(value: float) -> int:
     return next(int(k * ten) for k in (1, 2, 4, 5, 8, 10) if k * ten >= value)
 
 
-def example(shown: Shown, decode: Callable[[Sequence[int]], str], colour: bool) -> Iterator[str]:
+def example(
+    shown: ShownSequence, decode: Callable[[Sequence[int]], str], colour: bool
+) -> Iterator[str]:
     """Yield an example in lines. Lines of tokens with loss begin with +; ``colour``: in green."""
     at = 0
     for trained, some in groupby(shown.trained):

@@ -317,8 +317,8 @@ def _of_part(
     found: _Found, name: str, part: Survey, unit: str, seq: int | None
 ) -> Iterator[tuple[str, str]]:
     """Yield the facts about a part: names and values."""
-    packed = f", {part.packed}" if part.packed else ""
-    yield "file", f"{part.kind}{packed}, {size(part.bytes)}"
+    compression = f", {part.compression}" if part.compression else ""
+    yield "file", f"{part.kind}{compression}, {size(part.bytes)}"
     if name == "text":
         yield "length", f"{part.tokens:,} {unit}"
         if seq is not None:
@@ -431,7 +431,7 @@ def _object(found: _Found, seq: int | None) -> dict[str, Any]:
         parts[name] = {
             "path": str(part.path),
             "kind": part.kind,
-            "compression": part.packed,
+            "compression": part.compression,
             "bytes": part.bytes,
             "rows": part.rows,
             "forms": dict(part.forms),

@@ -74,8 +74,8 @@ class _Text:
 
     def expect(self, character: str) -> None:
         """Skip one expected character. Raises DataError for any other."""
-        if (found := self.peek()) != character:
-            raise DataError(f"{self.where}: not JSON: expected {character!r}; got {found!r}")
+        if (got := self.peek()) != character:
+            raise DataError(f"{self.where}: not JSON: expected {character!r}; got {got!r}")
         self.at += 1
 
     def value(self) -> Any:
@@ -84,8 +84,8 @@ class _Text:
         count = BLOCK
         while True:
             try:
-                found, self.at = ROWS.raw_decode(self.rest, self.at)
-                return found
+                value, self.at = ROWS.raw_decode(self.rest, self.at)
+                return value
             except json.JSONDecodeError as error:
                 self._bounds.check_line(self.where, len(self.rest) - self.at)
                 if not self._more(count):

@@ -29,7 +29,7 @@ from toynn.errors import DataError
 from toynn.system.reading import open_file, read_bytes
 
 __all__ = [
-    "PACKED",
+    "COMPRESSED",
     "TABLES",
     "TEXTS",
     "is_array",
@@ -46,7 +46,7 @@ __all__ = [
 LINES = (".jsonl", ".json")
 TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")
 TEXTS = (".txt", ".md")
-PACKED = (".gz", ".zst")
+COMPRESSED = (".gz", ".zst")
 #: A folder with config.toml and one of these is a run's.
 RUN, OF_RUN = "config.toml", ("metrics.jsonl", "run.json")
 LISTED = 5  # most names in a note
@@ -58,7 +58,7 @@ BLOCK = 2**20  # bytes of a table that are read at once
 
 def kind_of(path: Path) -> str:
     """Return the suffix that says how a file is read, without .gz or .zst."""
-    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
+    return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
 
 
 def is_container(path: Path) -> bool:
@@ -82,7 +82,7 @@ def lines_of(
             bounds.check_line(f"{path}:{line}", len(raw.removesuffix(b"\n")))
             done += len(raw)
             if line % 1000 == 0 or done == size:
-                progress(file.tell() if path.suffix in PACKED else done, size)
+                progress(file.tell() if path.suffix in COMPRESSED else done, size)
             if line == 1:
                 raw = raw.removeprefix(BOM)
             if raw.strip():
@@ -119,7 +119,7 @@ def _whole(path: Path) -> Iterator[None]:
 
 
 def _unpacked(path: Path, file: BinaryIO, bounds: Bounds) -> BinaryIO:
-    if path.suffix not in PACKED:
+    if path.suffix not in COMPRESSED:
         return file
     if path.suffix == ".gz":
         stream: Any = gzip.GzipFile(fileobj=file)
@@ -164,15 +164,15 @@ def _files(folder: Path) -> Iterator[Path]:
 def texts_note(folder: Path) -> str:
     """Return which texts of a folder are read, and which .jsonl files are not."""
     lines = sorted(each for each in _files(folder) if kind_of(each) == ".jsonl")
-    said = f"read {_some(folder, list(texts(folder)))}"
+    note = f"read {_some(folder, list(texts(folder)))}"
     if lines:
-        said += f"; not {_some(folder, lines)}: to train on such a file, name it: {lines[0]}"
-    return said
+        note += f"; not {_some(folder, lines)}: to train on such a file, name it: {lines[0]}"
+    return note
 
 
 def _some(folder: Path, paths: list[Path]) -> str:
     """Return the first names, and how many more there are."""
-    names = ", ".join(each.relative_to(folder).as_posix() for each in paths[:LISTED])
+    names = ", ".join(path.relative_to(folder).as_posix() for path in paths[:LISTED])
     return names + (f" and {len(paths) - LISTED:,} more" if len(paths) > LISTED else "")
 
 
@@ -246,10 +246,10 @@ def _text_lines(path: Path, progress: Progress, bounds: Bounds) -> Generator[str
                 bounds.check_line(f"{path}:{line}", len(whole))
                 rest = whole
                 continue
-            for found in END.finditer(whole):
-                bounds.check_line(f"{path}:{line}", found.end() - end)
-                yield whole[end : found.end()]
-                line, end = line + 1, found.end()
+            for match in END.finditer(whole):
+                bounds.check_line(f"{path}:{line}", match.end() - end)
+                yield whole[end : match.end()]
+                line, end = line + 1, match.end()
             rest = whole[end:]
             bounds.check_line(f"{path}:{line}", len(rest))
         if rest:
@@ -260,8 +260,8 @@ def plain(value: Any) -> Any:
     """Return a table's value; parse a string that is a JSON list."""
     if isinstance(value, str) and value[:1] == "[":
         try:
-            found = json.loads(value)
+            parsed = json.loads(value)
         except (ValueError, RecursionError):
             return value
-        return found if isinstance(found, list) else value
+        return parsed if isinstance(parsed, list) else value
     return value

@@ -1,7 +1,7 @@
 """Read the unpacked sizes that Arrow and Parquet files declare, before anything is unpacked.
 
 pyarrow allocates as many bytes as a file declares, however many. This module reads only the sizes:
-    Arrow      a FlatBuffer before each batch; the size is the first 8 bytes of each packed buffer
+    Arrow      a FlatBuffer before each batch; the first 8 bytes of each compressed buffer
     Parquet    the header of each page, in Thrift's compact protocol
 The walk ends where a file is damaged: pyarrow reads the same bytes afterwards, and says what is
 wrong.
@@ -26,7 +26,7 @@ LONGEST_HEADER = 2**24
 
 
 def arrow_bytes(file: BinaryIO) -> Iterator[int]:
-    """Yield how many bytes each packed batch of an Arrow file or stream unpacks to."""
+    """Yield how many bytes each compressed batch of an Arrow file or stream unpacks to."""
     size = os.fstat(file.fileno()).st_size
     with suppress(*DAMAGED):
         for at, length in _messages(file, size):
@@ -65,7 +65,7 @@ def _messages(file: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _unpacked_buffers(file: BinaryIO, body: int, batch: "_Table") -> int:
-    """Return the sum of the sizes before each buffer; -1 means that the buffer is not packed."""
+    """Return the sum of the sizes before each buffer; -1 means: not compressed."""
     total = 0
     for at, length in batch.structs(2, "<qq"):
         if length >= 8:
@@ -177,11 +177,11 @@ def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
         count, kind, at = data[at] >> 4, data[at] & 15, at + 1
         if count == 15:
             count, at = _unsigned(data, at)
-        found = []
+        values = []
         for _ in range(count):
-            value, at = _value(data, at, kind)
-            found.append(value)
-        return found, at
+            element, at = _value(data, at, kind)
+            values.append(element)
+        return values, at
     if kind == 11:
         count, at = _unsigned(data, at)
         kinds, at = (data[at], at + 1) if count else (0, at)

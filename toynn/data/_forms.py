@@ -49,9 +49,9 @@ def from_alpaca(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("instruction", "input", "output"):
         if not isinstance(row.get(key, ""), str | None):
             raise DataError(f"{where}: {key}: expected a text; got {row[key]!r:.80}")
-    instruction, given = row["instruction"], row.get("input") or ""
-    prompt = f"{_INTRO}{_PAIRED if given else ''}{_ASK}### Instruction:\n{instruction}\n\n"
-    prompt += f"### Input:\n{given}\n\n" if given else ""
+    instruction, context = row["instruction"], row.get("input") or ""
+    prompt = f"{_INTRO}{_PAIRED if context else ''}{_ASK}### Instruction:\n{instruction}\n\n"
+    prompt += f"### Input:\n{context}\n\n" if context else ""
     return {"prompt": f"{prompt}### Response:\n", "completion": row["output"]}
 
 
@@ -89,21 +89,21 @@ def checked_calls(where: str, messages: Any) -> Any:
     """
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         return messages  # the reader says what is wrong
-    found = []
+    checked = []
     for index, message in enumerate(messages):
         at = f"{where}: message {index}"
-        own = {k: v for k, v in message.items() if v is not None or k == "content"}
-        calls = own.get("tool_calls")
+        fields = {k: v for k, v in message.items() if v is not None or k == "content"}
+        calls = fields.get("tool_calls")
         if calls is not None and (not isinstance(calls, list) or not calls):
             raise DataError(f"{at}: tool_calls: expected a list of calls; got {calls!r:.80}")
         for number, call in enumerate(calls or ()):
             _check_call(f"{at}: tool call {number}", call)
-        content = own.get("content")
+        content = fields.get("content")
         if isinstance(content, list):
-            own["content"] = "".join(_text_of(at, part) for part in content)
+            fields["content"] = "".join(_text_of(at, part) for part in content)
         elif content is None and calls:
-            own["content"] = ""
-        found.append(own)
+            fields["content"] = ""
+        checked.append(fields)
         behind = messages[index + 1 : index + 1 + len(calls or ())]
         roles = [other.get("role") for other in behind if isinstance(other, dict)]
         if calls and behind and (len(behind) < len(calls) or set(roles) != {"tool"}):
@@ -111,7 +111,7 @@ def checked_calls(where: str, messages: Any) -> Any:
                 f"{at}: {len(calls)} tool calls: expected as many results (messages of the role "
                 f"tool) after it; got {', '.join(map(str, roles)) or 'nothing'}"
             )
-    return found
+    return checked
 
 
 def _check_call(at: str, call: Any) -> None:

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from toynn.data._parts import Found, Part, Pixels
+from toynn.data._parts import Labelled, Pixels, Source
 from toynn.errors import DataError
 from toynn.system.reading import open_file, read_bytes
 
-__all__ = ["found", "is_cifar", "is_idx", "read_cifar", "read_idx", "read_npz"]
+__all__ = ["is_cifar", "is_idx", "read_cifar", "read_idx", "read_npz", "source_of"]
 
 MAX_BYTES = 8 * 2**30
 CHUNK = 2**24
@@ -50,12 +50,12 @@ def _errors_of(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: damaged or of another kind: {error}") from error
 
 
-def found(
+def source_of(
     name: str,
     train: tuple[Array, Array],
     valid: tuple[Array, Array] | None = None,
     classes: Sequence[str] | None = None,
-) -> Found:
+) -> Source:
     """Check arrays of pictures and labels. Raises DataError."""
     parts = [train] if valid is None else [train, valid]
     pixels = [_pictures(images, name) for images, _ in parts]
@@ -76,10 +76,10 @@ def found(
     if not counts.all():
         empty = names[int(counts.argmin())]
         raise DataError(f"{name}: class {empty} has no training picture; labels count from 0")
-    made = [Part(Pixels(array), own) for array, own in zip(pixels, labels, strict=True)]
+    made = [Labelled(Pixels(array), numbers) for array, numbers in zip(pixels, labels, strict=True)]
     _, height, width, channels = pixels[0].shape
     shape = (1 if channels == 1 else 3, min(height, width))
-    return Found(name, names, *shape, made[0], made[1] if valid is not None else None)
+    return Source(name, names, *shape, made[0], made[1] if valid is not None else None)
 
 
 def _pictures(images: Array, name: str) -> NDArray[np.uint8]:
@@ -109,7 +109,7 @@ def _checked_labels(labels: Array, pixels: Array, name: str) -> int:
     return int(labels.max())
 
 
-def read_npz(path: Path) -> Found:
+def read_npz(path: Path) -> Source:
     """Read a .npz file."""
     with _errors_of(path), open_file(path) as file, zipfile.ZipFile(file) as archive:
         members = Counter(name.removesuffix(".npy") for name in archive.namelist())
@@ -125,10 +125,10 @@ def read_npz(path: Path) -> Found:
 
         classes = _names(_member(archive, "classes", path), path) if "classes" in names else None
         if {"images", "labels"} <= names:
-            return found(str(path), pair("images", "labels"), None, classes)
+            return source_of(str(path), pair("images", "labels"), None, classes)
         if {"x_train", "y_train"} <= names:
             test = pair("x_test", "y_test") if {"x_test", "y_test"} <= names else None
-            return found(str(path), pair("x_train", "y_train"), test, classes)
+            return source_of(str(path), pair("x_train", "y_train"), test, classes)
     raise DataError(
         f"{path}: holds {', '.join(sorted(names)) or 'nothing'}; expected images and labels, or "
         "x_train, y_train, x_test and y_test"
@@ -192,7 +192,7 @@ def is_idx(folder: Path) -> bool:
     return bool(_idx_files(folder, "train"))
 
 
-def read_idx(folder: Path) -> Found:
+def read_idx(folder: Path) -> Source:
     """Read a folder with MNIST's files, or others in their format."""
     parts: list[tuple[Array, Array] | None] = []
     for part in ("train", "t10k"):
@@ -205,7 +205,7 @@ def read_idx(folder: Path) -> Found:
         raise DataError(
             f"{folder}: expected MNIST's training files (train-images... and train-labels...)"
         )
-    return found(str(folder), train, test)
+    return source_of(str(folder), train, test)
 
 
 def _read_idx(path: Path, rank: int) -> NDArray[np.uint8]:
@@ -237,7 +237,7 @@ def is_cifar(folder: Path) -> bool:
     return any(folder.glob("data_batch_*.bin"))
 
 
-def read_cifar(folder: Path) -> Found:
+def read_cifar(folder: Path) -> Source:
     """Read a folder with CIFAR-10's binary files."""
     batches = [_read_cifar(path) for path in sorted(folder.glob("data_batch_*.bin"))]
     train = (np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches]))
@@ -247,7 +247,7 @@ def read_cifar(folder: Path) -> Found:
     if meta.is_file():
         with _errors_of(meta):
             classes = read_bytes(meta).decode("utf-8").split()
-    return found(str(folder), train, _read_cifar(test) if test.is_file() else None, classes)
+    return source_of(str(folder), train, _read_cifar(test) if test.is_file() else None, classes)
 
 
 def _read_cifar(path: Path) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from toynn.data._parts import Files, Found, Part
+from toynn.data._parts import Files, Labelled, Source, skip
 from toynn.data._picture import check_file
 from toynn.errors import DataError
 from toynn.system.reading import readable
@@ -22,7 +22,7 @@ HELD_OUT = ("valid", "val", "test")  # the first one found next to train
 SYSTEM_FILES = ("Thumbs.db", "desktop.ini")
 
 
-def read_folder(root: Path, unreadable: list[str] | None) -> Found:
+def read_folder(root: Path, unreadable: list[str] | None) -> Source:
     """Find the pictures below a folder, reading only the header of each file.
 
     A file that is not a picture is an error; given ``unreadable``, it is added there and skipped.
@@ -45,7 +45,7 @@ def read_folder(root: Path, unreadable: list[str] | None) -> Found:
     valid = None if valid_root is None else scan.part(valid_root)
     if valid is not None and not len(valid):
         raise DataError(f"{valid_root}: the folder has no picture; remove it, or fill it")
-    return Found(str(root), classes, 3, None, train, valid, scan.animated)
+    return Source(str(root), classes, 3, None, train, valid, scan.animated)
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -66,7 +66,7 @@ class _Scan:
         self._unreadable = unreadable
         self.animated = 0
 
-    def part(self, root: Path) -> Part:
+    def part(self, root: Path) -> Labelled:
         """Return the pictures of the class folders in root."""
         paths: list[Path] = []
         labels: list[int] = []
@@ -76,16 +76,12 @@ class _Scan:
             good = [path for path in _listed(folder) if self._is_picture(path)]
             paths += good
             labels += [self._numbers[folder.name]] * len(good)
-        return Part(Files(paths), np.array(labels, np.int32))
+        return Labelled(Files(paths), np.array(labels, np.int32))
 
     def _is_picture(self, path: Path) -> bool:
         try:
             self.animated += check_file(path)
         except DataError as error:
-            if self._unreadable is None:
-                raise DataError(
-                    f"{error} (skip_unreadable=True|--skip-unreadable skips such files)"
-                ) from error
-            self._unreadable.append(str(error))
+            skip(error, self._unreadable)
             return False
         return True

@@ -12,9 +12,17 @@ from toynn.data import _picture
 from toynn.data._picture import Picture
 from toynn.errors import DataError
 
-__all__ = ["Files", "Found", "Part", "Pictures", "Pixels"]
+__all__ = ["Files", "Labelled", "Pictures", "Pixels", "Source"]
 
 Labels = NDArray[np.int32]
+
+
+def skip(error: DataError, unreadable: list[str] | None) -> None:
+    """Note a file that cannot be read. Raises DataError if such files are not skipped."""
+    if unreadable is None:
+        advice = "(skip_unreadable=True|--skip-unreadable skips such files)"
+        raise DataError(f"{error} {advice}") from error
+    unreadable.append(str(error))
 
 
 class Pictures(Protocol):
@@ -67,7 +75,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Part:
+class Labelled:
     """Pictures, and the label of each."""
 
     pictures: Pictures
@@ -76,7 +84,7 @@ class Part:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def split(self, seed: int, classes: Sequence[str], where: str) -> tuple["Part", "Part"]:
+    def split(self, seed: int, classes: Sequence[str], where: str) -> tuple["Labelled", "Labelled"]:
         """Split off a fifth of each class, at least one picture; keep the order.
 
         Raises DataError for a class of fewer than two pictures.
@@ -93,18 +101,18 @@ class Part:
             held[random.permutation(of_class)[: max(1, round(len(of_class) / 5))]] = True
         return self._select(np.flatnonzero(~held)), self._select(np.flatnonzero(held))
 
-    def _select(self, indices: NDArray[np.int64]) -> "Part":
-        return Part(self.pictures.select(indices), self.labels[indices])
+    def _select(self, indices: NDArray[np.int64]) -> "Labelled":
+        return Labelled(self.pictures.select(indices), self.labels[indices])
 
 
 @dataclass(frozen=True)
-class Found:
+class Source:
     """The contents of a source. If it has no held-out part, the caller splits one off."""
 
     name: str
     classes: tuple[str, ...]
     channels: int
     side: int | None  # the shorter one, if all pictures have one size
-    train: Part
-    valid: Part | None = None
+    train: Labelled
+    valid: Labelled | None = None
     animated: int = 0  # files of several frames; the first frame is the picture

@@ -73,8 +73,8 @@ def rows(
     ``columns`` renames columns: see ``renamed``. Raises DataError for a row that is not an object,
     and for a line or a file beyond its ``bounds``.
     """
-    with closing(attempts(path, progress, columns, bounds)) as found:
-        for line, row in found:
+    with closing(attempts(path, progress, columns, bounds)) as numbered:
+        for line, row in numbered:
             if isinstance(row, DataError):
                 raise row  # refers to the frames that have the file open, so it is closed here
             yield line, row
@@ -109,17 +109,17 @@ def line_of(place: int | str) -> str:
 def _attempts(
     path: Path, progress: Progress, columns: Mapping[str, str], bounds: Bounds
 ) -> Iterator[tuple[int | str, Mapping[str, Any] | DataError]]:
-    found: Generator[tuple[int | str, Any], None, None]
+    numbered: Generator[tuple[int | str, Any], None, None]
     if kind_of(path) in TABLES or (path.is_dir() and kind_of(path) not in LINES):
-        found = table_rows(path, progress, READ.union(columns.values()), bounds)
+        numbered = table_rows(path, progress, READ.union(columns.values()), bounds)
     elif is_array(path):
-        found = items_of(path, progress, bounds)
+        numbered = items_of(path, progress, bounds)
     else:
-        found = lines_of(path, progress, bounds)
-    with closing(found):
-        for line, given in found:
+        numbered = lines_of(path, progress, bounds)
+    with closing(numbered):
+        for line, raw in numbered:
             try:
-                row = _row(path, int(line), given) if isinstance(given, bytes) else given
+                row = _row(path, int(line), raw) if isinstance(raw, bytes) else raw
                 if not isinstance(row, Mapping):
                     raise _no_object(where_of(path, line), row)
                 row = renamed(where_of(path, line), row, columns) if columns else row

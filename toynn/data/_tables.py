@@ -48,9 +48,9 @@ def arrow_rows(
                 done += _as_objects(path, arrow, batch)
                 bounds.check_unpacked(path, size, done)
                 for part in _parts(path, arrow, batch, row, bounds):
-                    for found in part.to_pylist():
+                    for fields in part.to_pylist():
                         row += 1
-                        values = ((name, found.get(name)) for name in names)
+                        values = ((name, fields.get(name)) for name in names)
                         yield row, {k: v for k, v in values if v is not None or k not in read}
             progress(size, size)
         except ToynnError:
@@ -194,8 +194,8 @@ def _lengths(types: Any, column: Any) -> np.ndarray:
     """Return the bytes of each text of a column."""
     if types.is_string_view(column.type) or types.is_binary_view(column.type):
         views = np.frombuffer(column.buffers()[1] or b"", np.int32)[::4]  # a length, 3 others
-        found = views[column.offset : column.offset + len(column)].astype(np.int64)
-        return np.where(column.is_valid().to_numpy(zero_copy_only=False), found, 0)
+        sizes = views[column.offset : column.offset + len(column)].astype(np.int64)
+        return np.where(column.is_valid().to_numpy(zero_copy_only=False), sizes, 0)
     lengths = import_module("pyarrow.compute").binary_length(column).fill_null(0)
     return np.asarray(lengths, np.int64)
 

@@ -29,13 +29,13 @@ def _segments(positions: Any) -> Any:
 
 def _expected(got: Any) -> str:
     """Return the error message for an object that is not a batch."""
-    said = f"{type(got).__name__}"
+    kind = f"{type(got).__name__}"
     if isinstance(got, Mapping):
-        said += f" with {', '.join(map(repr, list(got)[:6]))}"
+        kind += f" with {', '.join(map(repr, list(got)[:6]))}"
     elif isinstance(got, tuple | list):
-        said += f" of {len(got)}: {', '.join(type(each).__name__ for each in got[:6])}"
+        kind += f" of {len(got)}: {', '.join(type(each).__name__ for each in got[:6])}"
     return (
-        f"expected a batch; got {said}. For example Batch(ids[:-1], None, ids[1:]) of "
+        f"expected a batch; got {kind}. For example Batch(ids[:-1], None, ids[1:]) of "
         f"toynn.data.batch, a pair of such arrays (inputs, labels), or "
         f'{{"input_ids": ids, "labels": ids, "attention_mask": mask}}, each (B, T)'
     )
@@ -99,25 +99,25 @@ class Batch:
         if isinstance(batch, Batch):
             return batch.read()
         if arrays:  # the engine says what is wrong with them
-            given: Any = (batch, *arrays)
-            return cls(*(None if each is None else np.asarray(each) for each in given))
+            parts: Any = (batch, *arrays)
+            return cls(*(None if each is None else np.asarray(each) for each in parts))
         if isinstance(batch, Mapping):
             return cls._named(batch)
-        given = batch
-        if not isinstance(given, tuple | list) or not 2 <= len(given) <= 6:
-            raise TypeError(_expected(given))
+        parts = batch
+        if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= 6:
+            raise TypeError(_expected(parts))
         try:
-            found = [None if each is None else np.asarray(each) for each in given]
+            fields = [None if each is None else np.asarray(each) for each in parts]
         except ValueError as error:
-            raise TypeError(_expected(given)) from error
-        if any(each is not None and each.dtype.kind not in "iufb" for each in found):
-            raise TypeError(_expected(given))
-        if len(found) == 2:
-            found.insert(1, None)
-        ids, labels = found[0], found[2]
+            raise TypeError(_expected(parts)) from error
+        if any(each is not None and each.dtype.kind not in "iufb" for each in fields):
+            raise TypeError(_expected(parts))
+        if len(fields) == 2:
+            fields.insert(1, None)
+        ids, labels = fields[0], fields[2]
         if ids is None or ids.ndim != 2 or labels is None or labels.shape != ids.shape:
-            return cls(*found)
-        flat = (each if each is None or each.ndim != 2 else each.reshape(-1) for each in found)
+            return cls(*fields)
+        flat = (each if each is None or each.ndim != 2 else each.reshape(-1) for each in fields)
         return cls(*flat, width=ids.shape[1])
 
     @classmethod

@@ -56,11 +56,11 @@ def find(folder: Path) -> tuple[list[Path], list[Path]] | None:
 def _series(folder: Path, kind: str) -> list[Path]:
     """Return the shards of a kind ("train" or "val"), sorted by number. Raises DataError."""
     named = re.compile(rf"((?:.*_)?{kind})(?:_(\d+))?\.bin", re.DOTALL)
-    found = {path: match for path in folder.iterdir() if (match := named.fullmatch(path.name))}
-    numbers = {path: (match[1], match[2] is not None) for path, match in found.items()}
-    order = sorted(found, key=lambda path: (int(found[path][2] or 0), path.name))
+    matches = {path: match for path in folder.iterdir() if (match := named.fullmatch(path.name))}
+    numbers = {path: (match[1], match[2] is not None) for path, match in matches.items()}
+    order = sorted(matches, key=lambda path: (int(matches[path][2] or 0), path.name))
     if len(set(numbers.values())) > 1:
-        names = ", ".join(path.name for path in sorted(found)[:5])
+        names = ", ".join(path.name for path in sorted(matches)[:5])
         raise DataError(
             f"{folder}: expected one {kind}.bin, or the shards of one series; got {names}"
         )

@@ -14,7 +14,7 @@ from toynn.errors import DataError
 __all__ = ["LONGEST", "USUAL", "Bounds"]
 
 LONGEST = 2**26  # bytes of a line: some are whole books
-RATIO, LEAST = 100, 2**30  # of the packed bytes: texts unpack to 3 to 20 times as many
+RATIO, LEAST = 100, 2**30  # of the compressed bytes: texts unpack to 3 to 20 times as many
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,15 @@ class Bounds:
     line
         The most bytes of a line, or of an item of an array.
     unpacked
-        The most bytes that a packed file may unpack to. None: 100 times its size, at least 1 GiB.
+        The most bytes that a compressed file may unpack to. None: 100 times its
+        size, at least 1 GiB.
     """
 
     line: int = LONGEST
     unpacked: int | None = None
 
     def most(self, size: int) -> int:
-        """Return how many bytes a packed file of ``size`` bytes may unpack to."""
+        """Return how many bytes a compressed file of ``size`` bytes may unpack to."""
         return max(RATIO * size, LEAST) if self.unpacked is None else self.unpacked
 
     def check_line(self, where: str, length: int) -> None:
@@ -45,7 +46,7 @@ class Bounds:
             )
 
     def check_unpacked(self, path: Path, size: int, length: int) -> None:
-        """Raise DataError if a packed file of ``size`` bytes unpacks to too many."""
+        """Raise DataError if a compressed file of ``size`` bytes unpacks to too many."""
         if length > self.most(size):
             raise DataError(
                 f"{path}: expected {size:,} packed bytes to unpack to at most "

@@ -66,8 +66,8 @@ def _files_in(folder: Path) -> set[Path]:
 
 def _of_file(path: Path) -> str:
     """Return the SHA-256 of a file; it is read again only if its state has changed."""
-    found = os.stat(path)
-    return _sha256(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+    status = os.stat(path)
+    return _sha256(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
 
 
 @lru_cache(maxsize=4096)

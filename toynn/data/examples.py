@@ -6,7 +6,7 @@ example sees another, and there is no padding.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -22,7 +22,6 @@ __all__ = [
     "Columns",
     "Example",
     "Examples",
-    "Growing",
     "ShuffledExamples",
     "check_not_asked",
     "held_out",
@@ -40,16 +39,6 @@ class Example(NamedTuple):
 
     ids: NDArray[np.int32]
     labels: NDArray[np.int32]
-
-
-class Growing(Protocol):
-    """A list of numbers that can be appended to."""
-
-    def append(self, number: int, /) -> object:
-        """Append one number."""
-
-    def extend(self, numbers: Any, /) -> object:
-        """Append several numbers."""
 
 
 class Columns(NamedTuple):
@@ -162,7 +151,7 @@ class Examples:
         return picked
 
 
-class ShuffledExamples:
+class ShuffledExamples(Iterator[Batch]):
     """Endless training batches: every example once an epoch, in a new random order."""
 
     def __init__(self, examples: Examples, batch: int, seed: int) -> None:
@@ -172,9 +161,6 @@ class ShuffledExamples:
         self.examples = len(examples)
         #: batches in an epoch
         self.per_epoch = len(examples) / batch
-
-    def __iter__(self) -> "ShuffledExamples":
-        return self
 
     def __next__(self) -> Batch:
         drawn = range(self._drawn, self._drawn + self._batch)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.data._parts import Labelled, skip
 from toynn.data._picture import Picture
 from toynn.data.augment import Augment
 from toynn.data.batch import Batch
-from toynn.data.images import Part
 from toynn.errors import DataError
 
 __all__ = ["Fitted", "HeldOut", "LaterBatch", "RandomImages"]
@@ -49,7 +49,7 @@ class Fitted:
     """
 
     def __init__(
-        self, part: Part, side: int, channels: int, unreadable: list[str] | None = None
+        self, part: Labelled, side: int, channels: int, unreadable: list[str] | None = None
     ) -> None:
         self.labels = part.labels
         self._pictures, self._side, self._channels = part.pictures, side, channels
@@ -75,11 +75,7 @@ class Fitted:
         try:
             picture = self._pictures.fitted(index, self._side, self._channels)
         except DataError as error:
-            if self._unreadable is None:
-                raise DataError(
-                    f"{error} (skip_unreadable=True|--skip-unreadable skips such files)"
-                ) from error
-            self._unreadable.append(str(error))
+            skip(error, self._unreadable)
             self._bad.add(index)
             if len(self._bad) == len(self):
                 raise DataError(f"none of {len(self)} pictures can be read; {error}") from error
@@ -89,7 +85,7 @@ class Fitted:
         return picture
 
 
-class RandomImages:
+class RandomImages(Iterator[Batch]):
     """Endless training batches: every picture once an epoch, in a new random order."""
 
     def __init__(
@@ -102,9 +98,6 @@ class RandomImages:
         self.examples = len(images)
         #: batches in an epoch
         self.per_epoch = len(images) / batch
-
-    def __iter__(self) -> "RandomImages":
-        return self
 
     def __next__(self) -> LaterBatch:
         """Draw a batch. If unreadable pictures are skipped, read it now, to replace them."""

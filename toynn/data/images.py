@@ -8,11 +8,11 @@ import numpy as np
 
 from toynn.data import _image_arrays as arrays
 from toynn.data._image_folder import read_folder
-from toynn.data._parts import Files, Found, Part
+from toynn.data._parts import Files, Labelled, Source
 from toynn.data._picture import Picture, read_file
 from toynn.errors import ConfigError, DataError
 
-__all__ = ["Files", "ImageData", "Part", "Picture", "read_picture"]
+__all__ = ["Files", "ImageData", "Labelled", "Picture", "read_picture"]
 
 read_picture = read_file  # one file as (side, side, channels)
 
@@ -43,8 +43,8 @@ class ImageData:
     classes: tuple[str, ...]
     channels: int
     side: int | None
-    train: Part
-    valid: Part
+    train: Labelled
+    valid: Labelled
     unreadable: list[str] | None = field(default=None, compare=False)
     animated: int = 0
 
@@ -65,7 +65,9 @@ class ImageData:
             ) from error
         bunch = load_digits()
         images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-        return cls._split(arrays.found("scikit-learn's digits", (images, bunch.target)), None, seed)
+        return cls._split(
+            arrays.source_of("scikit-learn's digits", (images, bunch.target)), None, seed
+        )
 
     @classmethod
     def read(
@@ -76,7 +78,7 @@ class ImageData:
         With ``skip_unreadable``, files that are not pictures are skipped. Pixels of class folders
         are read only when needed. Raises DataError, with the file.
         """
-        return cls._split(*cls._found(path, skip_unreadable), seed)
+        return cls._split(*cls._source(path, skip_unreadable), seed)
 
     @classmethod
     def to_measure(cls, path: str | PathLike[str], *, skip_unreadable: bool = False) -> "ImageData":
@@ -84,11 +86,13 @@ class ImageData:
 
         Raises DataError.
         """
-        found, unreadable = cls._found(path, skip_unreadable)
-        return cls._of(found, found.train, found.valid or found.train, unreadable)
+        source, unreadable = cls._source(path, skip_unreadable)
+        return cls._of(source, source.train, source.valid or source.train, unreadable)
 
     @staticmethod
-    def _found(path: str | PathLike[str], skip_unreadable: bool) -> tuple[Found, list[str] | None]:
+    def _source(
+        path: str | PathLike[str], skip_unreadable: bool
+    ) -> tuple[Source, list[str] | None]:
         where = Path(path)
         unreadable: list[str] | None = [] if skip_unreadable else None
         try:
@@ -107,15 +111,15 @@ class ImageData:
         return source, unreadable
 
     @classmethod
-    def _split(cls, found: Found, unreadable: list[str] | None, seed: int) -> "ImageData":
-        train, valid = found.train, found.valid
+    def _split(cls, source: Source, unreadable: list[str] | None, seed: int) -> "ImageData":
+        train, valid = source.train, source.valid
         if valid is None:
-            train, valid = train.split(seed, found.classes, found.name)
-        return cls._of(found, train, valid, unreadable)
+            train, valid = train.split(seed, source.classes, source.name)
+        return cls._of(source, train, valid, unreadable)
 
     @classmethod
     def _of(
-        cls, found: Found, train: Part, valid: Part, unreadable: list[str] | None
+        cls, source: Source, train: Labelled, valid: Labelled, unreadable: list[str] | None
     ) -> "ImageData":
-        rest = (found.channels, found.side, train, valid, unreadable, found.animated)
-        return cls(found.name, found.classes, *rest)
+        rest = (source.channels, source.side, train, valid, unreadable, source.animated)
+        return cls(source.name, source.classes, *rest)

@@ -150,8 +150,8 @@ def read(path: str | Path, encoder: Encoder, seq: int | ReadOptions, **more: Any
     files = parts_of(path)
     if path.is_dir() and part_of(path, TRAIN) is None:  # a folder of texts
         reader.how = replace(how, store=None)
-    found = {name: reader.read(file) for name, file in files.items()}
-    train, valid, test = found["train"], found.get("valid"), found.get("test")
+    known = {name: reader.read(file) for name, file in files.items()}
+    train, valid, test = known["train"], known.get("valid"), known.get("test")
     if valid is None:
         train, valid, notes = split_off(path, train, how.seed, VALID, how.holdout)
         reader.notes += notes
@@ -179,10 +179,10 @@ def parts_of(path: Path) -> dict[str, Path]:
     if not path.is_dir():
         raise DataError(f"{path}: expected {KINDS}; got a {path.suffix or 'nameless'} file")
     names = sorted(entry.name for entry in path.iterdir())
-    found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     other = next((each for each in names if kind_of(Path(each)) == ".jsonl"), None)
     name = f": name a file: {path / other}" if other else ""
-    raise DataError(f"{path}: expected {TRAIN} in it; got {found or 'an empty folder'}{name}")
+    raise DataError(f"{path}: expected {TRAIN} in it; got {listed or 'an empty folder'}{name}")
 
 
 def read_all(
@@ -205,13 +205,13 @@ def measured_part(path: Path) -> Path:
     """
     if not path.is_dir():
         return path
-    found = part_of(path, TEST) or part_of(path, VALID)
-    if found is None and (part_of(path, TRAIN) is not None or not is_container(path)):
+    part = part_of(path, TEST) or part_of(path, VALID)
+    if part is None and (part_of(path, TRAIN) is not None or not is_container(path)):
         raise DataError(
             f"{path}: expected {TEST} or {VALID} in it, or texts (.txt, .md); it has none: name "
             f"the file"
         )
-    return found or path
+    return part or path
 
 
 def prompts(path: str | Path) -> Iterator[tuple[str, str | list[dict[str, Any]]]]:
@@ -242,8 +242,8 @@ def long_text(
     return _of_windows(read_windows(path, encoder, how), how.seq)
 
 
-def _of_windows(found: Windows, seq: int) -> Dataset:
-    return Dataset(*found.parts, None, seq, found.notes, source=found.source, mapped=found.mapped)
+def _of_windows(text: Windows, seq: int) -> Dataset:
+    return Dataset(*text.parts, None, seq, text.notes, source=text.source, mapped=text.mapped)
 
 
 def documents(
@@ -276,13 +276,13 @@ def documents(
         before.check()
         source = Source(str(path), size, sha256)
         text = blocks(path, how.progress)
-    told = {"encoder": encoder.fingerprint, "vocab_size": how.vocab_size, "separator": separator}
-    found, mapped = how.kept_in.documents(
-        path, told, how.vocab_size, lambda: _parted(source.name, text, encoder, separator)
+    key = {"encoder": encoder.fingerprint, "vocab_size": how.vocab_size, "separator": separator}
+    tokens, mapped = how.kept_in.documents(
+        path, key, how.vocab_size, lambda: _parted(source.name, text, encoder, separator)
     )
-    tail, note = tail_of(found.ids, how.seq, source, how.holdout)
-    note += f"; {len(found.begins):,} documents; attention stays within each"
-    parts = found.parted(len(found) - tail)
+    tail, note = tail_of(tokens.ids, how.seq, source, how.holdout)
+    note += f"; {len(tokens.begins):,} documents; attention stays within each"
+    parts = tokens.parted(len(tokens) - tail)
     return Dataset(*parts, None, how.seq, [note], source=source, mapped=mapped)
 
 

@@ -15,7 +15,7 @@ Source: Tijdeman 1980, The chairman assignment problem, doi:10.1016/0012-365X(80
 of k is more than 1 - 1 / (2 k - 2) rows off.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -67,8 +67,8 @@ class Mixture:
         rows = [source.batches(1, 0).per_epoch for source in alike]
         shares = rows if weights is None else weights
         total = sum(shares)
-        found = tuple(share / total for share in shares)
-        return cls(tuple(sources), alike, found, weights is not None)
+        whole = tuple(share / total for share in shares)
+        return cls(tuple(sources), alike, whole, weights is not None)
 
     @property
     def seq(self) -> int:
@@ -131,22 +131,20 @@ class Mixture:
         return [part for source in self.sources for part in source.test_batches(batch)]
 
 
-class MixedBatches:
+class MixedBatches(Iterator[Batch]):
     """Endless training batches of ``batch`` rows; ``next_source`` chooses each row's source."""
 
     def __init__(self, data: Mixture, batch: int, seed: int) -> None:
         seeds = np.random.SeedSequence(seed).generate_state(len(data.sources))
         self._sources = [
-            source.batches(1, int(own)) for source, own in zip(data.sources, seeds, strict=True)
+            source.batches(1, int(number))
+            for source, number in zip(data.sources, seeds, strict=True)
         ]
         self._weights, self._batch = data.weights, batch
         self._drawn = [0] * len(self._sources)  # rows drawn from each
         self.examples = sum(getattr(source, "examples", 1) for source in self._sources)
         #: batches in an epoch
         self.per_epoch = sum(data.rows) / batch
-
-    def __iter__(self) -> "MixedBatches":
-        return self
 
     def __next__(self) -> Batch:
         rows: list[Batch] = []
@@ -164,8 +162,8 @@ class MixedBatches:
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
         self._drawn = list(state["drawn"])
-        for source, own in zip(self._sources, state["sources"], strict=True):
-            source.state = own
+        for source, position in zip(self._sources, state["sources"], strict=True):
+            source.state = position
 
 
 def next_source(weights: Sequence[float], drawn: Sequence[int]) -> int:
@@ -200,7 +198,7 @@ def _alike(
         )
     seq = max(source.seq for source in sources)
     packed = any(source.packed for source in sources)
-    found = []
+    alike = []
     for source in sources:
         if isinstance(source, Dataset):
             for part in (source.train, source.valid, source.test):
@@ -210,8 +208,8 @@ def _alike(
                 parts = [_document(part) for part in (source.train, source.valid)]
                 source = replace(source, train=parts[0], valid=parts[1])
             source = replace(source, seq=seq)
-        found.append(source)
-    return tuple(found)
+        alike.append(source)
+    return tuple(alike)
 
 
 def _document(ids: Any) -> Documents:

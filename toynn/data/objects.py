@@ -13,11 +13,11 @@ class RepeatedKey(ValueError):
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object. Raises RepeatedKey; the json library would keep the last value."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    row = dict(pairs)
+    if len(row) < len(pairs):
         [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise RepeatedKey(f"the key {name!r} comes twice")
-    return found
+    return row
 
 
 #: Decodes the JSON of rows; raises RepeatedKey besides the json library's errors.

@@ -17,7 +17,7 @@ bin-packing problem (minimum bin slack); here by subset sums of the lengths.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -127,7 +127,7 @@ class Packable(Protocol):
         """Return these items as one batch."""
 
 
-class PackedExamples:
+class PackedExamples(Iterator[Batch]):
     """Endless training batches of ``batch`` rows: every example once in each epoch."""
 
     def __init__(self, data: Packable, batch: int, seed: int) -> None:
@@ -138,9 +138,6 @@ class PackedExamples:
         self.examples = len(data)
         #: batches in an epoch
         self.per_epoch = len(self._rows) / batch
-
-    def __iter__(self) -> "PackedExamples":
-        return self
 
     def __next__(self) -> Batch:
         chosen: list[int] = []

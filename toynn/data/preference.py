@@ -287,8 +287,8 @@ class PreferenceReader:
                 raise DataError(f"{where}: expected a prompt; only messages can do without")
             if isinstance(prompt, list):
                 raise DataError(f"{where}: {key}: expected messages, as the prompt is; got a text")
-            given = {"prompt": prompt, "completion": string_of(where, row, key)}
-            return self.reader.completion(where, given), 0
+            texts = {"prompt": prompt, "completion": string_of(where, row, key)}
+            return self.reader.completion(where, texts), 0
         if prompt is not None and not isinstance(prompt, list):
             raise DataError(f"{where}: prompt: expected messages, as {key} is; got a string")
         before = len(prompt) if prompt is not None else self._common(row)

@@ -1,6 +1,6 @@
 """Turn the rows of a file into tokens, in parts with and without loss, on all cores.
 
-A bad row is a value: a `Row` with an error. `good` raises it, for training. A survey counts it.
+A bad row is a value: a `DataRow` with an error. `good` raises it, for training. A survey counts it.
 """
 
 from collections import deque
@@ -28,13 +28,13 @@ __all__ = [
     "ASSISTANT",
     "TOGETHER",
     "Contents",
+    "DataRow",
     "Encoder",
     "Fields",
     "Maker",
     "Parts",
     "ReadOptions",
     "Reader",
-    "Row",
     "Said",
     "Talk",
     "answers",
@@ -80,7 +80,7 @@ class Contents(NamedTuple):
 
 
 @dataclass(slots=True)
-class Row:
+class DataRow:
     """A row of a file: one sequence, or the two of a pair; or why it is refused.
 
     Attributes
@@ -211,42 +211,42 @@ class Reader:
         examples, facts = self.stored(path, {}, lambda empty: self._fill(path, empty))
         labels, cut, dropped = (facts[name] for name in ("labels", "cut", "dropped"))
         self.roles.update(facts["roles"])
-        said = f"{path}: {counted(len(examples), 'example')}, {counted(labels, 'token')} with loss"
+        note = f"{path}: {counted(len(examples), 'example')}, {counted(labels, 'token')} with loss"
         if cut:
             end = "the last " if self.how.keep_end else ""
-            said += f"; {cut:,} cut to {end}{self.how.seq:,} tokens"
+            note += f"; {cut:,} cut to {end}{self.how.seq:,} tokens"
         if dropped:
-            said += f"; {dropped:,} dropped: no token with loss was left"
+            note += f"; {dropped:,} dropped: no token with loss was left"
         if classes := facts.get("classes"):  # a cache may be older
-            said += (
+            note += (
                 f"; {' and '.join(classes)} not read: to learn a class, write it as a completion"
             )
         if not len(examples):
             if self.roles and ASSISTANT not in self.roles:
                 roles = ", ".join(sorted(self.roles))
                 raise DataError(
-                    f"{said}; expected messages of the role {ASSISTANT}, which have loss; got the "
+                    f"{note}; expected messages of the role {ASSISTANT}, which have loss; got the "
                     f"roles {roles}"
                 )
-            raise DataError(f"{said}; use a longer sequence, or shorter prompts")
+            raise DataError(f"{note}; use a longer sequence, or shorter prompts")
         if path.is_dir():
-            said += f"; {texts_note(path)}"
-        self.notes.append(said)
+            note += f"; {texts_note(path)}"
+        self.notes.append(note)
         return examples
 
     def stored(
-        self, path: Path, told: dict[str, Any], fill: FillExamples
+        self, path: Path, key: dict[str, Any], fill: FillExamples
     ) -> tuple[Examples, dict[str, Any]]:
-        """Return a file's examples from the store; ``told`` and the options are their key."""
-        told = told | {"encoder": self.encoder.fingerprint, "vocab_size": self.how.vocab_size}
-        told |= {"columns": dict(self.how.columns)} if self.how.columns else {}
-        told |= {
+        """Return a file's examples from the store; ``key`` and the options name them."""
+        key = key | {"encoder": self.encoder.fingerprint, "vocab_size": self.how.vocab_size}
+        key |= {"columns": dict(self.how.columns)} if self.how.columns else {}
+        key |= {
             "seq": self.how.seq,
             "keep_end": self.how.keep_end,
             "mask_prompt": self.how.mask_prompt,
         }
         empty = Examples(self.how.seq, keep_end=self.how.keep_end)
-        examples, facts, mapped = self.how.kept_in.examples(path, told, empty, fill)
+        examples, facts, mapped = self.how.kept_in.examples(path, key, empty, fill)
         self.mapped += mapped
         return examples, facts
 
@@ -260,11 +260,11 @@ class Reader:
         counts = {name: getattr(examples, name) for name in ("labels", "cut", "dropped")}
         return {**counts, "roles": sorted(roles), "classes": sorted(classes)}
 
-    def good(self, path: Path, maker: Maker) -> Iterator[Row]:
+    def good(self, path: Path, maker: Maker) -> Iterator[DataRow]:
         """Yield the rows of a file. Raises DataError for a bad row, and for a file without rows."""
         is_empty = True
-        with closing(self.rows(path, maker)) as found:
-            for row in found:
+        with closing(self.rows(path, maker)) as rows:
+            for row in rows:
                 if row.error is not None:
                     raise row.error  # refers to the frames that have the file open: closed here
                 yield row
@@ -272,7 +272,7 @@ class Reader:
         if is_empty:
             raise DataError(f"{path}: expected a JSON object per line; got none")
 
-    def rows(self, path: Path, maker: Maker) -> Generator[Row, None, None]:
+    def rows(self, path: Path, maker: Maker) -> Generator[DataRow, None, None]:
         """Yield the rows of a file, encoded on all cores; a bad row has an error.
 
         All rows have the format of the first. Raises DataError for a file that cannot be read.
@@ -280,7 +280,7 @@ class Reader:
         last: bool | None = None
         bad = 0  # rows in succession
 
-        def is_talk(row: Row) -> bool | None:
+        def is_talk(row: DataRow) -> bool | None:
             """Return whether to encode a row with conversations, also a bad one between them."""
             nonlocal last, bad
             bad = 0 if row.error is None else bad + 1
@@ -297,12 +297,12 @@ class Reader:
                 encoded = self._talks if are_talks else self._texts
                 yield from encoded(some)
 
-    def _said(self, path: Path, maker: Maker) -> Iterator[Row]:
+    def _said(self, path: Path, maker: Maker) -> Iterator[DataRow]:
         """Yield the rows of a file, without ids."""
         how, first = self.how, None
-        with closing(attempts(path, how.progress, how.columns, how.bounds)) as found:
-            for place, fields in found:
-                row = Row(place, where_of(path, place))
+        with closing(attempts(path, how.progress, how.columns, how.bounds)) as attempted:
+            for place, fields in attempted:
+                row = DataRow(place, where_of(path, place))
                 try:
                     if isinstance(fields, DataError):
                         raise fields
@@ -342,11 +342,11 @@ class Reader:
 
         return made
 
-    def _talks(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def _talks(self, rows: Iterable[DataRow]) -> Iterator[DataRow]:
         """Yield rows of conversations with their ids. After a refused row the next ones follow."""
         rest = iter(rows)
         while True:
-            asked: deque[Row] = deque()  # rows whose ids are still to come
+            asked: deque[DataRow] = deque()  # rows whose ids are still to come
             made: list[Made] = []
             try:
                 for turns in self.encoder.encode_talks(_noted(rest, asked)):
@@ -367,9 +367,9 @@ class Reader:
                 yield row
                 rest = chain(asked, rest)
 
-    def _texts(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def _texts(self, rows: Iterable[DataRow]) -> Iterator[DataRow]:
         """Yield rows of texts with their ids; many texts are encoded at once."""
-        waiting: list[Row] = []
+        waiting: list[DataRow] = []
         length = 0
         try:
             for row in rows:
@@ -383,7 +383,7 @@ class Reader:
             raise
         yield from self._together(waiting)
 
-    def _together(self, rows: Sequence[Row]) -> Iterator[Row]:
+    def _together(self, rows: Sequence[DataRow]) -> Iterator[DataRow]:
         parts = [part for row in rows for part in _parts(row)]
         texts = [(part.what, part.continues) for part in parts if isinstance(part.what, str)]
         encoded = iter(self.encoder.encode_many(texts) if texts else ())
@@ -397,7 +397,7 @@ class Reader:
             ]
             yield self._checked(row, made)
 
-    def _checked(self, row: Row, made: Sequence[Made]) -> Row:
+    def _checked(self, row: DataRow, made: Sequence[Made]) -> DataRow:
         """Return a row with its ids, or with an error if one is not below the vocabulary's size."""
         every = not self.how.mask_prompt
         try:
@@ -447,20 +447,20 @@ def answers(messages: Sequence[Mapping[str, Any]]) -> int:
     return sum(message["role"] == ASSISTANT for message in messages)
 
 
-def _noted(rows: Iterator[Row], asked: deque[Row]) -> Iterator[Any]:
+def _noted(rows: Iterator[DataRow], asked: deque[DataRow]) -> Iterator[Any]:
     """Yield the conversations of rows; append the rows to ``asked``."""
     for row in rows:
         asked.append(row)
         yield from (each.what for each in row.said)
 
 
-def _bad(asked: deque[Row]) -> Iterator[Row]:
+def _bad(asked: deque[DataRow]) -> Iterator[DataRow]:
     """Take the bad rows at the beginning."""
     while asked and asked[0].error is not None:
         yield asked.popleft()
 
 
-def _parts(row: Row) -> Iterator[Said]:
+def _parts(row: DataRow) -> Iterator[Said]:
     """Yield the parts of a row's texts."""
     for each in row.said:
         yield from each.what

@@ -38,11 +38,11 @@ def common(held: ArrayLike, trained: ArrayLike) -> Repeats:
     means no hash.
     """
     some, others = np.asarray(held, np.uint64), np.asarray(trained, np.uint64)
-    found = np.flatnonzero(np.isin(some, others) & (some != 0))
-    if not len(found):
+    copies = np.flatnonzero(np.isin(some, others) & (some != 0))
+    if not len(copies):
         return Repeats(0, None)
-    at = int(found[0])
-    return Repeats(len(found), (at, int(np.flatnonzero(others == some[at])[0])))
+    at = int(copies[0])
+    return Repeats(len(copies), (at, int(np.flatnonzero(others == some[at])[0])))
 
 
 class Cut(NamedTuple):

@@ -60,9 +60,9 @@ class Shards:
 
     def _elements(self, at: NDArray[np.int64]) -> Tokens:
         which = np.searchsorted(self._ends, at, side="right")
-        found = np.empty(at.shape, self.dtype)
+        tokens = np.empty(at.shape, self.dtype)
         for shard in np.unique(which).tolist():
             part, chosen = self._parts[shard], which == shard
             begin = int(self._ends[shard]) - len(part)
-            found[chosen] = part[at[chosen] - begin]
-        return found
+            tokens[chosen] = part[at[chosen] - begin]
+        return tokens

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from toynn.data._containers import LINES, PACKED, TABLES, kind_of, texts
+from toynn.data._containers import COMPRESSED, LINES, TABLES, kind_of, texts
 from toynn.errors import DataError
 from toynn.system.reading import readable
 from toynn.system.series import SHARD, series
@@ -83,8 +83,8 @@ def choose(
     groups: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for each in data:
         if _kind(each) == first:
-            folder, own = _sorted(each)
-            groups[folder][own].append(each)
+            folder, name = _sorted(each)
+            groups[folder][name].append(each)
     usual = [each for each in (within, *USUAL) if each in groups]
     folder = usual[0] if usual else next(iter(groups))
     deeper = within.startswith(f"{folder}/")
@@ -118,11 +118,11 @@ def part_of(folder: Path, name: str) -> Path | None:
     """
     stem = name.removesuffix(".jsonl")
     wanted = _canonical(stem)
-    for packed in ("", *PACKED):
+    for compression in ("", *COMPRESSED):
         for ending in (*LINES, *TABLES):
             for each in dict.fromkeys((stem, wanted)):
-                if (found := folder / f"{each}{ending}{packed}").exists():
-                    return found
+                if (path := folder / f"{each}{ending}{compression}").exists():
+                    return path
     for inside in (folder, folder / "data"):
         names = _names(inside)
         shards = [each for each in names if SHARD.search(each)]
@@ -158,9 +158,9 @@ def _together(what: str, files: Sequence[str], names: Sequence[str]) -> str:
     _check_whole(what, files)
     if len(files) == 1:
         return files[0]
-    found = SHARD.search(files[0])
-    if found is not None and series(files[0], files) == files:
-        return f"{files[0][: found.start() + 1]}*-of-{found[2]}{found[3] and '-*'}{found[4]}"
+    shard = SHARD.search(files[0])
+    if shard is not None and series(files[0], files) == files:
+        return f"{files[0][: shard.start() + 1]}*-of-{shard[2]}{shard[3] and '-*'}{shard[4]}"
     folder, ending = PurePosixPath(files[0]).parent, "".join(PurePosixPath(files[0]).suffixes[-1:])
     beside = [
         each for each in names if each.endswith(ending) and PurePosixPath(each).parent == folder
@@ -176,19 +176,19 @@ def _together(what: str, files: Sequence[str], names: Sequence[str]) -> str:
 def _check_whole(what: str, files: Sequence[str]) -> None:
     """Raise DataError if a shard is missing."""
     for each in files:
-        if (found := SHARD.search(each)) and len(there := series(each, files)) != int(found[2]):
+        if (shard := SHARD.search(each)) and len(present := series(each, files)) != int(shard[2]):
             raise DataError(
-                f"{what}: expected {int(found[2])} shards; got {len(there)}: "
-                f"{', '.join(PurePosixPath(one).name for one in there[:LISTED])}"
+                f"{what}: expected {int(shard[2])} shards; got {len(present)}: "
+                f"{', '.join(PurePosixPath(one).name for one in present[:LISTED])}"
             )
 
 
 def _sorted(name: str) -> tuple[str, str]:
     """Return the folder of a file's configuration, and the file's split."""
     *folders, last = name.split("/")
-    found = SHARD.search(last)
-    stem = last[: found.start()] if found else last.partition(".")[0]
-    if found and folders[-1:] == ["data"]:
+    shard = SHARD.search(last)
+    stem = last[: shard.start()] if shard else last.partition(".")[0]
+    if shard and folders[-1:] == ["data"]:
         return "/".join(folders), _canonical(stem)
     for depth, part in reversed([*enumerate([*folders, stem])]):
         for word in re.split("[^a-z]+", part.lower()):

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -22,30 +22,31 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data._containers import PACKED, is_array, kind_of, texts, texts_note
+from toynn.data._containers import COMPRESSED, is_array, kind_of, texts, texts_note
 from toynn.data._rows import where_of
 from toynn.data.bounds import USUAL, Bounds
 from toynn.data.preference import LABELLED, PAIR, PreferenceReader
 from toynn.data.reader import (
     ASSISTANT,
     Contents,
+    DataRow,
     Encoder,
     Fields,
     Maker,
     Reader,
     ReadOptions,
-    Row,
     Talk,
 )
 from toynn.data.repeats import Repeats, repeated
 from toynn.data.splits import files_of
 from toynn.data.stream import Progress, silent
 from toynn.errors import DataError, GGUFError
+from toynn.system.printing import strings_in
 from toynn.system.reading import readable
 
 __all__ = [
     "Characters",
-    "Shown",
+    "ShownSequence",
     "Survey",
     "Vocabulary",
     "hash_of",
@@ -134,23 +135,23 @@ class Vocabulary:
     pieces: Mapping[int, bytes]
     special: NDArray[np.bool_]
 
-    def look(self, ids: NDArray[Any], found: "Survey") -> None:
+    def look(self, ids: NDArray[Any], survey: "Survey") -> None:
         """Count the tokens that are unknown, special, or parts of characters."""
         if self.unknown is not None:
-            found.unknown += int(np.count_nonzero(ids == self.unknown))
+            survey.unknown += int(np.count_nonzero(ids == self.unknown))
         for id in np.unique(ids[self.special[ids]]).tolist():
-            if len(found.special.get(id, ())) < 2:  # one that begins a row is predicted by nothing
+            if len(survey.special.get(id, ())) < 2:  # one that begins a row is predicted by nothing
                 end = int(np.flatnonzero(ids == id)[-1]) + 1
-                found.special[id] = ids[max(0, end - WINDOW) : end].astype(np.int32)
+                survey.special[id] = ids[max(0, end - WINDOW) : end].astype(np.int32)
         at = np.flatnonzero(self.fragments[ids])
-        found.fragments += len(at)
-        if len(at) and len(found.odd) < CHARACTERS:
+        survey.fragments += len(at)
+        if len(at) and len(survey.odd) < CHARACTERS:
             for run in np.split(ids[at], np.flatnonzero(np.diff(at) > 1) + 1):
                 text = b"".join(self.pieces[int(id)] for id in run).decode(errors="replace")
-                found.odd.update(text)
+                survey.odd.update(text)
 
 
-class Shown(NamedTuple):
+class ShownSequence(NamedTuple):
     """A sequence to show: its place, its ids, and which of them have loss.
 
     In a preference, ``name`` is its role: chosen or rejected, wanted or unwanted.
@@ -161,7 +162,7 @@ class Shown(NamedTuple):
     trained: list[bool]
     name: str = ""
 
-    def cut(self, seq: int | None) -> "Shown":
+    def cut(self, seq: int | None) -> "ShownSequence":
         """Return the first seq + 1 tokens, as training in rows of seq tokens uses them."""
         end = len(self.ids) if seq is None else seq + 1
         return self._replace(ids=self.ids[:end], trained=self.trained[:end])
@@ -173,7 +174,7 @@ class Survey:
 
     path: Path
     kind: str
-    packed: str | None
+    compression: str | None
     bytes: int
     forms: Counter[str] = field(default_factory=Counter)
     fields: Counter[str] = field(default_factory=Counter)
@@ -182,16 +183,14 @@ class Survey:
     refused: int = 0
     errors: list[str] = field(default_factory=list)  # of the first refused rows
     faults: set[str] = field(default_factory=set)  # of the model, each an error of every row
-    lengths: Any = field(default_factory=lambda: array("q"))  # tokens; a text's: up to a line's end
-    trained: Any = field(default_factory=lambda: array("i"))
-    prompts: Any = field(default_factory=lambda: array("i"))  # tokens before the first with loss
-    exact: Any = field(default_factory=lambda: array("Q"))  # hashes of rows
-    alike: Any = field(
-        default_factory=lambda: array("Q")
-    )  # hashes without case, spaces, punctuation
-    asked: Any = field(default_factory=lambda: array("Q"))  # hashes of prompts alone
-    places: Any = field(default_factory=lambda: array("q"))  # lines; or a list of file names
-    shown: list[Shown] = field(default_factory=list)
+    lengths: Any = field(default_factory=partial(array, "q"))  # tokens; of a text up to each line
+    trained: Any = field(default_factory=partial(array, "i"))
+    prompts: Any = field(default_factory=partial(array, "i"))  # tokens before the first with loss
+    exact: Any = field(default_factory=partial(array, "Q"))  # hashes of rows
+    alike: Any = field(default_factory=partial(array, "Q"))  # hashes of the words alone
+    asked: Any = field(default_factory=partial(array, "Q"))  # hashes of prompts alone
+    places: Any = field(default_factory=partial(array, "q"))  # lines; or a list of file names
+    shown: list[ShownSequence] = field(default_factory=list)
     tokens: int = 0
     unknown: int = 0
     fragments: int = 0
@@ -234,17 +233,19 @@ def survey(
     """Survey a file or a folder of texts. Raises DataError if it cannot be read."""
     is_folder = path.is_dir()
     kind = f"texts, {texts_note(path)}" if is_folder else NAMES.get(kind_of(path), "unknown")
-    packed = {".gz": "gzip", ".zst": "zstd"}[path.suffix] if path.suffix in PACKED else None
+    compression = (
+        {".gz": "gzip", ".zst": "zstd"}[path.suffix] if path.suffix in COMPRESSED else None
+    )
     files = list(texts(path)) if path.is_dir() else files_of(path)
     with readable(path):
         size = sum(each.stat().st_size for each in files)
-    found = Survey(path, kind, packed, size)
+    result = Survey(path, kind, compression, size)
     if path.is_dir() or len(files) > 1:
-        found.places = []
+        result.places = []
     if len(files) > 1 and not path.is_dir():
-        found.kind = f"{len(files)} files, {kind}"
+        result.kind = f"{len(files)} files, {kind}"
     elif is_array(path):
-        found.kind = "one JSON array"
+        result.kind = "one JSON array"
     how = ReadOptions(
         seq=2**31 - 2,
         vocab_size=vocab_size,
@@ -254,10 +255,10 @@ def survey(
         progress=progress,
     )
     reader = Reader(encoder, how)
-    with closing(reader.rows(path, _maker(reader, found.roles))) as rows:
+    with closing(reader.rows(path, _maker(reader, result.roles))) as rows:
         for row in rows:
-            _add(found, row, vocabulary)
-    return found
+            _add(result, row, vocabulary)
+    return result
 
 
 def _maker(reader: Reader, roles: set[str]) -> Maker:
@@ -273,15 +274,15 @@ def _maker(reader: Reader, roles: set[str]) -> Maker:
     return made
 
 
-def _add(found: Survey, row: Row, vocabulary: Vocabulary | None) -> None:
+def _add(survey: Survey, row: DataRow, vocabulary: Vocabulary | None) -> None:
     """Add a row to what was found: the fold."""
-    found.fields.update(row.fields.keys())
+    survey.fields.update(row.fields.keys())
     is_preference = row.form in (PAIR, LABELLED[1:])
     more = row.fields.keys() if is_preference else MORE.get(row.form[0], ()) if row.form else ()
     keys = [key for key in dict.fromkeys((*row.form, *more)) if key in row.fields]
-    found.read.update(keys)
+    survey.read.update(keys)
     if row.error is not None:
-        _refuse(found, row.error)
+        _refuse(survey, row.error)
         return
     names: tuple[str, ...] = ("",)
     if is_preference:
@@ -290,32 +291,34 @@ def _add(found: Survey, row: Row, vocabulary: Vocabulary | None) -> None:
     for said, made in zip(row.said, row.made, strict=True):
         ids = list(chain.from_iterable(some for some, _ in made))
         trained = [learn for some, learn in made for _ in some]
-        sequences.append(Shown(row.where, ids, trained, names[said.wanted and is_preference]))
-        found.lengths.append(len(ids))
-        found.trained.append(sum(trained[1:]))
-        found.prompts.append(trained.index(True) if True in trained else len(ids))
-        found.tokens += len(ids)
+        sequences.append(
+            ShownSequence(row.where, ids, trained, names[said.wanted and is_preference])
+        )
+        survey.lengths.append(len(ids))
+        survey.trained.append(sum(trained[1:]))
+        survey.prompts.append(trained.index(True) if True in trained else len(ids))
+        survey.tokens += len(ids)
         if vocabulary is not None and ids:
-            vocabulary.look(np.array(ids), found)
-    if len(found.shown) < SHOWN:  # both sequences of a pair
-        found.shown += sequences
+            vocabulary.look(np.array(ids), survey)
+    if len(survey.shown) < SHOWN:  # both sequences of a pair
+        survey.shown += sequences
     hashes = _hashes(row.fields, keys)
-    for column, number in zip((found.exact, found.alike, found.asked), hashes, strict=True):
+    for column, number in zip((survey.exact, survey.alike, survey.asked), hashes, strict=True):
         column.append(number)
-    found.places.append(row.place)
-    found.forms[FORMS.get(row.form, " and ".join(row.form))] += 1
+    survey.places.append(row.place)
+    survey.forms[FORMS.get(row.form, " and ".join(row.form))] += 1
 
 
-def _refuse(found: Survey, error: DataError) -> None:
+def _refuse(survey: Survey, error: DataError) -> None:
     """Count a refused row. A fault of the model refuses every row: its error is kept once."""
-    found.refused += 1
+    survey.refused += 1
     fault = error.__cause__
-    if isinstance(fault, GGUFError) and not found.rows:
-        if str(fault) in found.faults:
+    if isinstance(fault, GGUFError) and not survey.rows:
+        if str(fault) in survey.faults:
             return
-        found.faults.add(str(fault))
-    if len(found.errors) < REFUSED:
-        found.errors.append(str(error))
+        survey.faults.add(str(fault))
+    if len(survey.errors) < REFUSED:
+        survey.errors.append(str(error))
 
 
 def _hashes(row: Mapping[str, Any], keys: Iterable[str]) -> tuple[int, int, int]:
@@ -332,18 +335,7 @@ def _hashes(row: Mapping[str, Any], keys: Iterable[str]) -> tuple[int, int, int]
 
 def words_of(value: Any) -> str:
     """Return the words of all strings in a value, in lower case."""
-    return " ".join(re.findall(r"\w+", " ".join(_texts(value)).casefold()))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _texts(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _texts(part)
+    return " ".join(re.findall(r"\w+", " ".join(strings_in(value)).casefold()))
 
 
 def hash_of(text: str) -> int:

@@ -21,40 +21,40 @@ def survey_text(
     progress: Progress = silent,
 ) -> Survey:
     """Survey a UTF-8 text; its rows are its lines of LINE or more characters. Raises DataError."""
-    found = Survey(path, "one text, in windows", None, 0)
+    survey = Survey(path, "one text, in windows", None, 0)
 
     def lines() -> Iterator[str]:
         number, rest = 0, ""
         for block in blocks(path, progress):
-            found.bytes += len(block.encode())
+            survey.bytes += len(block.encode())
             yield block
             *whole, rest = (rest + block).split("\n")
             for line in whole:
                 number += 1
-                _note(found, number, line)
-        _note(found, number + 1, rest)
+                _note(survey, number, line)
+        _note(survey, number + 1, rest)
 
     for ids in encoder.encode_blocks(lines()):
-        found.tokens += len(ids)
+        survey.tokens += len(ids)
         if vocabulary is not None and len(ids):
-            vocabulary.look(ids, found)
-    return found
+            vocabulary.look(ids, survey)
+    return survey
 
 
-def held_lines(found: Survey) -> tuple[list[int], list[int]]:
+def held_lines(survey: Survey) -> tuple[list[int], list[int]]:
     """Return the lines before the last tenth of the text and the lines in it, approximately."""
-    ends = int(found.lengths[-1] * ENDING) if found.rows else 0  # lengths: where each line ends
-    cut = next((k for k, end in enumerate(found.lengths) if end > ends), found.rows)
-    return list(range(cut)), list(range(cut, found.rows))
+    ends = int(survey.lengths[-1] * ENDING) if survey.rows else 0  # lengths: where each line ends
+    cut = next((k for k, end in enumerate(survey.lengths) if end > ends), survey.rows)
+    return list(range(cut)), list(range(cut, survey.rows))
 
 
-def _note(found: Survey, number: int, line: str) -> None:
+def _note(survey: Survey, number: int, line: str) -> None:
     """Record a line that is long enough, and the number of characters up to its end."""
     line = line.strip()
     if len(line) >= LINE:
-        before = found.lengths[-1] if found.rows else 0
-        found.lengths.append(before + len(line))
-        found.exact.append(hash_of(line))
-        found.alike.append(hash_of(words_of(line)))
-        found.asked.append(0)
-        found.places.append(number)
+        before = survey.lengths[-1] if survey.rows else 0
+        survey.lengths.append(before + len(line))
+        survey.exact.append(hash_of(line))
+        survey.alike.append(hash_of(words_of(line)))
+        survey.asked.append(0)
+        survey.places.append(number)

@@ -7,7 +7,7 @@ bytes s+1 .. s+T.
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,7 +64,7 @@ class Corpus:
         return hashlib.sha256(self.text).hexdigest()
 
 
-class RandomWindows:
+class RandomWindows(Iterator[Batch]):
     """Endless training batches of windows that begin at random places in the text."""
 
     def __init__(self, tokens: Tokens, batch: int, seq: int, seed: int) -> None:
@@ -73,9 +73,6 @@ class RandomWindows:
         self.examples = len(tokens) - seq  # the number of windows
         #: batches in an epoch: as many tokens as the text
         self.per_epoch = (len(tokens) - 1) / (batch * seq)
-
-    def __iter__(self) -> "RandomWindows":
-        return self
 
     def __next__(self) -> Batch:
         starts = self._random.integers(0, len(self._tokens) - self._seq, self._batch)

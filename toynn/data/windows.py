@@ -68,10 +68,10 @@ def read_windows(path: str | Path | None, encoder: Encoder, how: ReadOptions) ->
         ids, mapped = _mapped(path, size), (before,)
         check_ids(f"{path}", ids, vocab_size)
     else:
-        told = {"encoder": encoder.fingerprint, "vocab_size": vocab_size}
+        key = {"encoder": encoder.fingerprint, "vocab_size": vocab_size}
         fill: Callable[[], Iterable[NDArray[np.int32]]]
         fill = lambda: encoder.encode_blocks(blocks(path, progress))  # noqa: E731
-        ids, mapped = store.tokens(path, told, vocab_size, fill)
+        ids, mapped = store.tokens(path, key, vocab_size, fill)
     before.check()
     return _split(ids, seq, Source(str(path), size, sha256), mapped, how.holdout)
 
@@ -102,10 +102,10 @@ def read_binary(
     source = Source(str(path), None, None)
     train = chained(parts[0])
     if not parts[1]:
-        found = _split(train, seq, source, watched, holdout)
+        windows = _split(train, seq, source, watched, holdout)
         if len(parts[0]) > 1:
-            found.notes[0] += f"; {_shards(files[0])}"
-        return found
+            windows.notes[0] += f"; {_shards(files[0])}"
+        return windows
     check_not_asked(path, holdout)
     tokens, notes = (train, chained(parts[1])), []
     for each, ids in zip(files, tokens, strict=True):

@@ -16,7 +16,7 @@ from toynn.data.augment import Augment
 from toynn.data.batch import Batch
 from toynn.data.digest import digest, listing
 from toynn.data.image_batches import Fitted, HeldOut, RandomImages
-from toynn.data.images import Files, ImageData, Part
+from toynn.data.images import Files, ImageData, Labelled
 from toynn.data.png import png
 from toynn.engines import ViTConfig, ViTEngine
 from toynn.engines.engine import Engine
@@ -251,7 +251,7 @@ class ViTJob(Job):
     def _held_out(self) -> HeldOut:  # cached, because it keeps the pictures that it has read
         return HeldOut(self._fitted(self.data.valid), EVAL_BATCH, self.options.eval_pictures)
 
-    def _fitted(self, part: Part) -> Fitted:
+    def _fitted(self, part: Labelled) -> Fitted:
         config = self.recipe.config
         return Fitted(part, config.image, config.channels, self.data.unreadable)
 

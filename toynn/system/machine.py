@@ -29,18 +29,18 @@ def free_memory() -> int | None:
     available = _told(_PROC / "meminfo", "MemAvailable:")
     if (windows := platform.memory()) is not None:
         available = windows[1]
-    found = [each for each in (available, _address_space(), *_groups()) if each is not None]
-    return min(found, default=None)
+    limits = [each for each in (available, _address_space(), *_groups()) if each is not None]
+    return min(limits, default=None)
 
 
 def processor() -> str:
     """Return the name of the processor, and the number of cores that this process may use."""
-    told = [line.partition(":")[::2] for line in _lines(_PROC / "cpuinfo")]
-    told = [(name.strip(), value.strip()) for name, value in told]
-    names = [value for name, value in told if name == "model name"][:1]
+    fields = [line.partition(":")[::2] for line in _lines(_PROC / "cpuinfo")]
+    fields = [(name.strip(), value.strip()) for name, value in fields]
+    names = [value for name, value in fields if name == "model name"][:1]
     if not names:  # arm64 numbers the makers and the kinds of cores
         wanted = ("CPU implementer", "CPU part")
-        names = [f"{name} {value}" for name, value in told if name in wanted]
+        names = [f"{name} {value}" for name, value in fields if name in wanted]
     name = ", ".join(dict.fromkeys(names)) or platform.processor() or machine()
     count = len(platform.cpus())
     return f"{name}, {count} core{'s' if count > 1 else ''}"
@@ -52,31 +52,31 @@ def cpu_quota() -> float | None:
     The limit is the lowest of the process's group and all groups above it. `docker run --cpus` and
     systemd's CPUQuota set such limits.
     """
-    found = []
+    quotas = []
     for folder, unified in _folders("cpu"):
         if unified:
-            told = "".join(_lines(folder / "cpu.max")).split()
+            words = "".join(_lines(folder / "cpu.max")).split()
         else:
-            told = ["".join(_lines(folder / f"cpu.cfs_{each}_us")) for each in ("quota", "period")]
-        if len(told) == 2 and all(each.isdigit() for each in told) and int(told[1]):
-            found.append(int(told[0]) / int(told[1]))
-    return min(found, default=None)
+            words = ["".join(_lines(folder / f"cpu.cfs_{each}_us")) for each in ("quota", "period")]
+        if len(words) == 2 and all(each.isdigit() for each in words) and int(words[1]):
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
 
 
 def load() -> float | None:
     """Return how many threads of all processes computed in the last minute; None if unknown."""
-    told = "".join(_lines(_PROC / "loadavg")).split()
-    return float(told[0]) if told else None
+    words = "".join(_lines(_PROC / "loadavg")).split()
+    return float(words[0]) if words else None
 
 
 def nodes(cpus: frozenset[int]) -> dict[int, frozenset[int]]:
     """Return the NUMA nodes of these logical CPUs, each with its CPUs; {} if unknown."""
-    found = {}
+    cpus_of = {}
     for folder in _NODES.glob("node[0-9]*"):
-        own = cpus & _listed("".join(_lines(folder / "cpulist")))
-        if own and folder.name[4:].isdigit():
-            found[int(folder.name[4:])] = own
-    return dict(sorted(found.items()))
+        inside = cpus & _listed("".join(_lines(folder / "cpulist")))
+        if inside and folder.name[4:].isdigit():
+            cpus_of[int(folder.name[4:])] = inside
+    return dict(sorted(cpus_of.items()))
 
 
 def total_memory() -> int | None:
@@ -90,14 +90,14 @@ def peak_memory() -> int | None:
 
     On Linux this is VmHWM, which counts this program only; ru_maxrss begins with the parent's peak.
     """
-    told = _told(_PROC / "self" / "status", "VmHWM:")
-    return platform.peak_memory() if told is None else told
+    peak = _told(_PROC / "self" / "status", "VmHWM:")
+    return platform.peak_memory() if peak is None else peak
 
 
 def _told(path: Path, name: str) -> int | None:
     """Return the bytes that a line such as "MemTotal:  16384 kB" tells; None without that line."""
-    found = [line.split()[1] for line in _lines(path) if line.startswith(name)]
-    return int(found[0]) * 1024 if found else None
+    sizes = [line.split()[1] for line in _lines(path) if line.startswith(name)]
+    return int(sizes[0]) * 1024 if sizes else None
 
 
 def _address_space() -> int | None:
@@ -135,12 +135,12 @@ def _folders(controller: str) -> Iterator[tuple[Path, bool]]:
 
 def _listed(text: str) -> set[int]:
     """Read a list of numbers such as 0-3,8."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
         if first.isdigit() and (last or first).isdigit():
-            found.update(range(int(first), int(last or first) + 1))
-    return found
+            numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def _number(path: Path) -> int | None:
@@ -149,8 +149,8 @@ def _number(path: Path) -> int | None:
 
 
 def _statistic(folder: Path, name: str) -> int:
-    found = [line.split()[1] for line in _lines(folder / "memory.stat") if line.startswith(name)]
-    return int(found[0]) if found else 0
+    sizes = [line.split()[1] for line in _lines(folder / "memory.stat") if line.startswith(name)]
+    return int(sizes[0]) if sizes else 0
 
 
 def _lines(path: Path) -> list[str]:

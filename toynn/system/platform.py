@@ -137,10 +137,10 @@ def is_at(descriptor: int, path: PathLike) -> bool:
 
     Raises FileNotFoundError if the path does not exist.
     """
-    found = os.lstat(path)
-    if sys.platform == "win32" and stat.S_ISDIR(found.st_mode):
+    status = os.lstat(path)
+    if sys.platform == "win32" and stat.S_ISDIR(status.st_mode):
         return True
-    return os.path.samestat(os.fstat(descriptor), found)
+    return os.path.samestat(os.fstat(descriptor), status)
 
 
 def sync_folder(folder: PathLike) -> None:
@@ -335,15 +335,19 @@ def memory() -> tuple[int, int] | None:
     """Return Windows' total and free memory in bytes; None on other systems."""
     if sys.platform != "win32":
         return None
-    found = _Memory(size=ctypes.sizeof(_Memory))
-    return (found.total, found.free) if _kernel().GlobalMemoryStatusEx(found) else None
+    status = _Memory(size=ctypes.sizeof(_Memory))
+    return (status.total, status.free) if _kernel().GlobalMemoryStatusEx(status) else None
 
 
 def peak_memory() -> int | None:
     """Return the peak memory of this process in bytes; None if unknown."""
     if sys.platform == "win32":
-        found, kernel = _Counters(size=ctypes.sizeof(_Counters)), _kernel()
-        return found.peak if kernel.K32GetProcessMemoryInfo(_self(), found, found.size) else None
+        counters, kernel = _Counters(size=ctypes.sizeof(_Counters)), _kernel()
+        return (
+            counters.peak
+            if kernel.K32GetProcessMemoryInfo(_self(), counters, counters.size)
+            else None
+        )
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -356,8 +360,8 @@ def address_space() -> int | None:
         return None
     import resource
 
-    found = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if found == resource.RLIM_INFINITY else found
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if most == resource.RLIM_INFINITY else most
 
 
 def processor() -> str:
@@ -371,8 +375,8 @@ def processor() -> str:
                 return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
     elif sys.platform == "darwin":
         words = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        told = subprocess.run(words, capture_output=True, text=True).stdout.strip()
-        return told or python.processor()
+        brand = subprocess.run(words, capture_output=True, text=True).stdout.strip()
+        return brand or python.processor()
     return python.processor()
 
 

@@ -5,7 +5,7 @@ import io
 import os
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 from unicodedata import category
 
@@ -21,6 +21,7 @@ __all__ = [
     "print_fact",
     "print_line",
     "size",
+    "strings_in",
     "wrapped",
 ]
 
@@ -28,6 +29,15 @@ WIDTH, LABEL = 80, 12  # characters of a line, and of the label at its start
 
 #: Characters that change the direction of text. With them, a name can look like another name.
 TURNING = frozenset(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Yield all strings in a value made of lists and dictionaries."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from strings_in(part)
 
 
 def harmless(text: str, kept: str = "\n\t") -> str:
@@ -98,8 +108,8 @@ class Lenient:
             try:
                 self._stream.write(text)
             except UnicodeEncodeError as error:  # e.g. a file on Windows, in cp1252
-                own = getattr(self._stream, "encoding", None) or error.encoding  # or "charmap"
-                self._stream.write(text.encode(own, "backslashreplace").decode(own))
+                encoding = getattr(self._stream, "encoding", None) or error.encoding  # or "charmap"
+                self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
 
     def flush(self) -> None:

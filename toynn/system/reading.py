@@ -58,13 +58,13 @@ class Unchanged:
     ) -> "Unchanged":
         """Record the state of a path, or of an open ``file``. Raises ``error`` if it is missing."""
         try:
-            found = os.stat(path) if file is None else os.fstat(file.fileno())
+            status = os.stat(path) if file is None else os.fstat(file.fileno())
         except OSError as failure:
             raise error(f"{path}: cannot read: {failure.strerror or failure}") from failure
         except ValueError as failure:
             raise error(f"{str(path)!r}: not a path: {failure}") from failure
-        identity = (found.st_dev, found.st_ino)
-        return cls(Path(path), identity, found.st_size, found.st_mtime_ns, error)
+        identity = (status.st_dev, status.st_ino)
+        return cls(Path(path), identity, status.st_size, status.st_mtime_ns, error)
 
     def check(self) -> None:
         """Raise ``error`` if the file was written to, replaced or removed."""
@@ -79,23 +79,23 @@ class Unchanged:
 
     def _check(self, *, replaced: bool) -> None:
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except OSError as failure:
             if replaced:
                 return
             raise self.error(
                 f"{self.path}: changed since it was opened: {failure.strerror or failure}"
             ) from failure
-        if (found.st_dev, found.st_ino) != self.identity:
+        if (status.st_dev, status.st_ino) != self.identity:
             if replaced:
                 return
             raise self.error(
                 f"{self.path}: changed since it was opened: another file is in its place"
             )
-        if (found.st_size, found.st_mtime_ns) != (self.size, self.time):
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.time):
             raise self.error(
                 f"{self.path}: changed since it was opened: expected {self.size} bytes and its old "
-                f"time, got {found.st_size} bytes"
+                f"time, got {status.st_size} bytes"
             )
 
 

@@ -11,9 +11,9 @@ SHARD = re.compile(r"[-.](\d{5})-of-(\d{5})((?:-[0-9a-f]+)?)(\.[\w.]+)")
 
 def series(name: str, names: Iterable[str]) -> list[str]:
     """Return all shards of a file among ``names``, in order; for a file of one part, its name."""
-    found = SHARD.search(name)
-    if found is None:
+    match = SHARD.search(name)
+    if match is None:
         return [name]
-    stem, behind = re.escape(name[: found.start() + 1]), "(-[0-9a-f]+)?" if found[3] else ""
-    shard = re.compile(rf"{stem}\d{{5}}-of-{found[2]}{behind}{re.escape(found[4])}")
+    stem, behind = re.escape(name[: match.start() + 1]), "(-[0-9a-f]+)?" if match[3] else ""
+    shard = re.compile(rf"{stem}\d{{5}}-of-{match[2]}{behind}{re.escape(match[4])}")
     return sorted(each for each in names if shard.fullmatch(each))
