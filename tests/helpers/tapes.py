@@ -233,9 +233,9 @@ def streams(net, added):
     """Streams that are predicted, and corrected by one of another length."""
     s, x = net.s, net.activation(3 * 4)
     predicted = ops.predict(s, x, net.activation(9), 3)
-    own = ops.rescale(s, net.activation(4), ops.columns(s, predicted, 0, 4))
+    predicted_first = ops.rescale(s, net.activation(4), ops.columns(s, predicted, 0, 4))
     f = net.activation(4) if added else None
-    return ops.correct(s, predicted, own, net.activation(3), f)
+    return ops.correct(s, predicted, predicted_first, net.activation(3), f)
 
 
 def gaussian_topk(net):

@@ -86,13 +86,13 @@ def test_a_gradient_has_the_same_bits_whichever_others_are_wanted(wanted, limits
     q, do = normal(2, B * T, H * D)
     k, v = normal(2, B * T, D)  # one head, for all that ask
     o, lse = np.empty_like(q), np.empty((B, H, T), np.float32)
-    given = {"precision": precision, "n_threads": 2, **limits}
-    attention.forward(o, lse, q, k, v, **given)
+    options = {"precision": precision, "n_threads": 2, **limits}
+    attention.forward(o, lse, q, k, v, **options)
 
     def gradients(names):
         like = {"dq": q, "dk": k, "dv": v, "delta": lse}
         into = {n: np.full_like(x, np.nan) if n in names else None for n, x in like.items()}
-        attention.backward(**into, do=do, o=o, lse=lse, q=q, k=k, v=v, **given)
+        attention.backward(**into, do=do, o=o, lse=lse, q=q, k=k, v=v, **options)
         return into
 
     every, some = gradients(WANTED[0].split()), gradients(wanted.split())
@@ -159,13 +159,13 @@ def test_many_threads_for_few_heads_give_the_same_bits(limits, segments, precisi
     o, (lse, delta) = np.empty_like(q), np.empty((2, 2, H, T), np.float32)
     options = {"precision": precision, **limits}
     attention.forward(o, lse, q, k, v, first, **options)
-    found = []
+    bits = []
     for n_threads in (1, 9, 40):
         dq, dk, dv = np.empty_like(q), np.empty_like(k), np.empty_like(v)
-        given = (dq, dk, dv, delta, do, o, lse, q, k, v, first)
-        attention.backward(*given, n_threads=n_threads, **options)
-        found.append([each.tobytes() for each in (dq, dk, dv)])
-    assert found[0] == found[1] == found[2]
+        arrays = (dq, dk, dv, delta, do, o, lse, q, k, v, first)
+        attention.backward(*arrays, n_threads=n_threads, **options)
+        bits.append([each.tobytes() for each in (dq, dk, dv)])
+    assert bits[0] == bits[1] == bits[2]
 
 
 def test_one_segment_a_sequence_gives_the_bits_of_none():
@@ -362,12 +362,12 @@ def test_nothing_that_lies_in_scratch_memory_is_read():
     assert np.isfinite(s.download(o)).all()
 
 
-@pytest.mark.parametrize("given", [("vc",), ("v",), ()])
-def test_values_are_cached_or_a_part_of_keys(given):
+@pytest.mark.parametrize("names", [("vc",), ("v",), ()])
+def test_values_are_cached_or_a_part_of_keys(names):
     """Neither v alone nor vc alone, nor more columns than keys have."""
     q, past = normal(B, H * D), np.zeros(B, np.int32)
-    more = {name: normal(*VC) if name == "vc" else q for name in given}
-    o = np.empty((B, H * (D if given else D + 1)), np.float32)
+    more = {name: normal(*VC) if name == "vc" else q for name in names}
+    o = np.empty((B, H * (D if names else D + 1)), np.float32)
     with pytest.raises(ValueError, match=r"v and vc, or neither and E <= D; got .* \d+ and 20"):
         cached_attention.forward(o=o, kc=normal(*KC), q=q, k=q, past=past, **more)
 

@@ -256,14 +256,14 @@ def test_a_node_keeps_the_precision_it_was_recorded_with():
     s.set_loss(ops.cross_entropy(s, logits, labels))
     s.build_backward()
     s.finalize_weights()
-    found = {
+    precisions = {
         (node.op.kernel.removeprefix("matmul."), w): node.sizes["precision"]
         for node in s.tape.nodes
         for w in (a, b)
         if w in node.inputs or s.tape.gradients[w] in node.outputs
         if "precision" in node.sizes
     }
-    assert found == {
+    assert precisions == {
         ("forward", a): 2,
         ("backward_weight", a): 2,
         ("forward", b): 0,

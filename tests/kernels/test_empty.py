@@ -44,9 +44,9 @@ def test_a_size_of_nothing(op, call, letter, n_threads, monkeypatch):
     called = entry.invoke
 
     def watched(capsule, tensors, *rest):
-        given = map(arrays.get, signature.tensors)
-        for array, own in zip(tensors, given, strict=True):
-            assert (array is None) == (own is None)
+        passed = map(arrays.get, signature.tensors)
+        for array, expected in zip(tensors, passed, strict=True):
+            assert (array is None) == (expected is None)
             assert array is None or array.ctypes.data
         called(capsule, tensors, *rest)
 

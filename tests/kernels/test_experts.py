@@ -53,11 +53,11 @@ def test_each_expert_gets_the_bits_of_a_product_of_its_own(dtype, precision):
     kernels.experts.backward_input(dx, DY, w, OFFSETS, **options)
     for e in (1, 2, 4):
         rows = slice(OFFSETS[e], OFFSETS[e + 1])
-        own = np.empty_like(y[rows]), np.empty_like(dx[rows])
-        kernels.matmul.forward(own[0], None, X[rows], w[e], None, **options)
-        kernels.matmul.backward_input(own[1], DY[rows], w[e], **options)
-        assert own[0].tobytes() == y[rows].tobytes()
-        assert own[1].tobytes() == dx[rows].tobytes()
+        alone = np.empty_like(y[rows]), np.empty_like(dx[rows])
+        kernels.matmul.forward(alone[0], None, X[rows], w[e], None, **options)
+        kernels.matmul.backward_input(alone[1], DY[rows], w[e], **options)
+        assert alone[0].tobytes() == y[rows].tobytes()
+        assert alone[1].tobytes() == dx[rows].tobytes()
 
 
 @pytest.mark.parametrize("n_threads", [1, 3])

@@ -220,12 +220,12 @@ def test_threads_and_levels_agree_bit_for_bit(shape):
 
 def digest(module):
     """What the bits of all shapes are, in both directions."""
-    found = hashlib.sha256()
+    bits = hashlib.sha256()
     for M, N, K in SHAPES:
         raw = quants.quantize(normal(N, K, seed=5), "Q8_0").reshape(N, -1)
-        found.update(forward(normal(M, K), raw, "Q8_0", module=module))
-        found.update(backward(normal(M, N, seed=4), raw, "Q8_0", K, module=module))
-    return found.hexdigest()
+        bits.update(forward(normal(M, K), raw, "Q8_0", module=module))
+        bits.update(backward(normal(M, N, seed=4), raw, "Q8_0", K, module=module))
+    return bits.hexdigest()
 
 
 #: For a process of its own: which unit a module uses is decided when it is imported.
@@ -316,8 +316,8 @@ def network(dtype, precision="int8"):
 def test_only_products_by_frozen_blocks_are_rounded():
     s, w = network("Q8_0")
     nodes = [node for node in s.tape.nodes if "precision" in node.sizes]
-    found = {(node.op.kernel, w in node.inputs): node.sizes["precision"] for node in nodes}
-    assert found == {
+    precisions = {(node.op.kernel, w in node.inputs): node.sizes["precision"] for node in nodes}
+    assert precisions == {
         ("matmul.forward", True): 3,
         ("matmul.backward_input", True): 3,
         ("matmul.forward", False): 2,

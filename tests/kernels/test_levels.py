@@ -70,9 +70,9 @@ def test_a_cpu_older_than_numpys_wheels(tmp_path):
     python.write_text(f'#!/bin/sh\nexec {emulator} -cpu core2duo {sys.executable} "$@"\n')
     python.chmod(0o755)
     code = f"import sys; sys.executable = {str(python)!r}\nimport toynn"
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    run = subprocess.run([python, "-c", code], capture_output=True, text=True)
     said = "ImportError: NumPy cannot be imported on this CPU: .* pip install 'numpy<2.4'\n"
-    assert found.returncode == 1 and re.search(said, found.stderr), found.stderr
+    assert run.returncode == 1 and re.search(said, run.stderr), run.stderr
 
 
 def test_an_older_numpy_runs_there(monkeypatch):

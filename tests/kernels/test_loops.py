@@ -115,8 +115,8 @@ def test_no_struct_of_arguments_is_taken_for_another():
     for path in FOLDER.rglob("*.p[yx][xd]"):
         if path.parent.name != "gemm":
             structs = re.findall(r"^cdef struct (\w+):", written_or_none(path), re.MULTILINE)
-            found = re.search(rf"<({'|'.join(structs)})\*>", path.read_text()) if structs else None
-            assert not found, f"{path.name}: {found[0]}"
+            cast = re.search(rf"<({'|'.join(structs)})\*>", path.read_text()) if structs else None
+            assert not cast, f"{path.name}: {cast[0]}"
 
 
 def written_or_none(path):

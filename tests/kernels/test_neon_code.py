@@ -56,13 +56,13 @@ def flags():
 
 
 def functions(listing):
-    found = {}
+    bodies = {}
     for line in listing.stdout.splitlines():
         if match := re.match(r"[0-9a-f]+ <(.+)>:", line):
-            found[match[1]] = instructions = []
+            bodies[match[1]] = instructions = []
         elif match := re.match(r" *([0-9a-f]+):\t(.+)", line):
             instructions.append((int(match[1], 16), match[2]))
-    return found
+    return bodies
 
 
 def inner_loops(instructions, *operations):
@@ -103,8 +103,8 @@ def test_a_step_of_the_packed_tile(code):
 def test_steps_of_tiles_in_place(code):
     """Both widths, rows side by side and apart: nothing goes to the stack."""
     loops = inner_loops(code("gemm")["tn_tile"], "fmla")
-    found = {count(loop, "fmla") for loop in loops}
-    assert found >= {*range(1, ROWS + 1), *range(2, 2 * ROWS + 1, 2)}
+    counts = {count(loop, "fmla") for loop in loops}
+    assert counts >= {*range(1, ROWS + 1), *range(2, 2 * ROWS + 1, 2)}
     for loop in loops:
         assert not stack(loop)
 

@@ -177,23 +177,23 @@ def test_threads_that_the_system_refuses_are_said_once_and_asked_for_anew():
 def launch_of(n_threads, x, **recording):
     """Return what silu computes, and what is recorded of it."""
     session = Session(n_threads=n_threads)
-    given = session.input("x", x.shape)
-    found = session.output(ops.silu(session, given))
+    x_in = session.input("x", x.shape)
+    y_out = session.output(ops.silu(session, x_in))
     session.finalize_weights()
     session.realize()
-    session.upload(given, x)
+    session.upload(x_in, x)
     with pool.Recording(**recording) as recorded:
         session.run()
     (launch,) = recorded.launches()
-    return session.download(found), launch
+    return session.download(y_out), launch
 
 
 def test_shares_of_more_cores_than_there_are_computed_alone():
     x = np.random.default_rng(0).standard_normal((700, 1000), np.float32)
     expected, (name, nbytes, _, _, calls) = launch_of(1, x, alone=True)
     assert (name, nbytes, calls) == ("silu.forward", 2 * x.nbytes, [])
-    found, (_, _, _, cpu, [(spent, shares, pieces)]) = launch_of(6, x, alone=True)
-    np.testing.assert_array_equal(found, expected)
+    y, (_, _, _, cpu, [(spent, shares, pieces)]) = launch_of(6, x, alone=True)
+    np.testing.assert_array_equal(y, expected)
     assert len(shares) == 6 and 0 < sum(shares) < sum(shares) + sum(pieces) <= spent <= cpu
 
 

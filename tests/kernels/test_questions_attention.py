@@ -70,9 +70,9 @@ def test_attention_of_packed_examples():
 
 def cached(q, k, v, cache, past):
     """Return o of new rows, and the cache with them."""
-    given = {"q": q, "k": k, "v": v, "kc": cache[0], "vc": cache[1], "past": np.int32([past])}
-    found = run("cached_attention.forward", **given, B=1, T=len(q), H=1, KV=1, **LD(q))
-    return found.o, (found.kc, found.vc)
+    inputs = {"q": q, "k": k, "v": v, "kc": cache[0], "vc": cache[1], "past": np.int32([past])}
+    after = run("cached_attention.forward", **inputs, B=1, T=len(q), H=1, KV=1, **LD(q))
+    return after.o, (after.kc, after.vc)
 
 
 def empty(D, rows=64, fill=0.0):
@@ -146,9 +146,9 @@ def test_shortconv_with_taps_in_the_wrong_order():
     itself.
     """
     x = draw(5, 2)
-    own = np.float32([[0, 0, 1]] * 2)
-    y = run("shortconv.forward", x=x, w=own, B=1, P=1).y
-    late = run("shortconv.forward", x=x, w=own[:, ::-1].copy(), B=1, P=1).y
+    taps = np.float32([[0, 0, 1]] * 2)
+    y = run("shortconv.forward", x=x, w=taps, B=1, P=1).y
+    late = run("shortconv.forward", x=x, w=taps[:, ::-1].copy(), B=1, P=1).y
     assert np.array_equal(y, x)
     assert np.array_equal(late[2:], x[:-2]) and (late[:2] == 0).all()
 
@@ -174,8 +174,8 @@ def ruled(q, k, v, g=0.0, c=30.0):
     T, D = q.shape
     x = np.concatenate([q, k, v], 1)
     full = {"g": np.full((T, 1), g, np.float32), "c": np.full((T, 1), c, np.float32)}
-    found = run("delta.forward", x=x, **full, B=1, T=T, V=1, K=1, D=D, E=v.shape[1], S=1)
-    return found.y.reshape(T, -1)
+    after = run("delta.forward", x=x, **full, B=1, T=T, V=1, K=1, D=D, E=v.shape[1], S=1)
+    return after.y.reshape(T, -1)
 
 
 def test_delta_overwrites_what_is_under_a_key():
@@ -284,8 +284,8 @@ def test_ssd_after_much_was_forgotten():
 
 def decayed(x, w=-1.0, b=0.0):
     """Return y of one head."""
-    given = {"x": np.float32(x).reshape(-1, 1), "w": np.float32([w]), "b": np.float32([b])}
-    return run("decay.forward", **given).y.ravel()
+    inputs = {"x": np.float32(x).reshape(-1, 1), "w": np.float32([w]), "b": np.float32([b])}
+    return run("decay.forward", **inputs).y.ravel()
 
 
 def test_decay_of_a_large_number():
@@ -319,8 +319,8 @@ def test_decay_of_a_head_that_keeps_everything():
     y is nearly 0, so the state is kept. The slope is nearly 0, too: such a head needs many steps
     before it forgets again. At x = 0 a row forgets half: e^-log 2.
     """
-    given = {"x": np.float32([[-15], [0]]), "w": np.float32([-1]), "b": np.zeros(1, np.float32)}
-    slope = run("decay.backward", dy=np.ones((2, 1)), **given).dx.ravel()
+    inputs = {"x": np.float32([[-15], [0]]), "w": np.float32([-1]), "b": np.zeros(1, np.float32)}
+    slope = run("decay.backward", dy=np.ones((2, 1)), **inputs).dx.ravel()
     assert abs(decayed([-15.0])[0]) < 1e-6 and abs(slope[0]) < 1e-6
     assert np.isclose(np.exp(decayed([0.0])[0]), 0.5) and np.isclose(slope[1], -0.5)
 

@@ -32,8 +32,8 @@ def test_cross_entropy_gradient_pushes_one_logit_up():
     """
     logits, labels = draw(4, 6), np.array([5, 0, 2, 2])
     ahead = run("cross_entropy.forward", logits=logits, labels=labels)
-    given = {"dloss": np.ones(1), "logits": logits, "labels": labels}
-    back = run("cross_entropy.backward", **given, lse=ahead.lse, rows=ahead.rows).dlogits
+    inputs = {"dloss": np.ones(1), "logits": logits, "labels": labels}
+    back = run("cross_entropy.backward", **inputs, lse=ahead.lse, rows=ahead.rows).dlogits
     assert np.array_equal(back < 0, np.eye(6)[labels] == 1)
     assert np.abs(back.sum(1)).max() < 1e-6
 
@@ -61,11 +61,11 @@ def test_chunked_cross_entropy_of_any_chunks():
     number of all rows: how many have a label.
     """
     logits, labels = draw(6, 9), np.array([1, 3, -100, 8, 0, 2])
-    given = {"dloss": np.ones(1), "rows": np.array([5.0])}
+    inputs = {"dloss": np.ones(1), "rows": np.array([5.0])}
     kernel = "chunked_cross_entropy.backward"
-    whole = run(kernel, logits=logits, labels=labels, **given)
+    whole = run(kernel, logits=logits, labels=labels, **inputs)
     parts = [
-        run(kernel, logits=logits[p], labels=labels[p], **given) for p in (np.s_[:2], np.s_[2:])
+        run(kernel, logits=logits[p], labels=labels[p], **inputs) for p in (np.s_[:2], np.s_[2:])
     ]
     assert np.array_equal(whole.dlogits, np.concatenate([part.dlogits for part in parts]))
     assert np.array_equal(whole.losses, np.concatenate([part.losses for part in parts]))
@@ -94,8 +94,8 @@ def test_chunked_cross_entropy_overwrites_the_logits():
     So a chunk needs one array, not two. The losses have the bits of the forward.
     """
     logits, labels = draw(3, 7), np.array([6, 0, 3])
-    given = {"dloss": np.ones(1), "labels": labels, "rows": np.array([3.0])}
-    apart = run("chunked_cross_entropy.backward", logits=logits, **given)
+    inputs = {"dloss": np.ones(1), "labels": labels, "rows": np.array([3.0])}
+    apart = run("chunked_cross_entropy.backward", logits=logits, **inputs)
     ahead = run("chunked_cross_entropy.forward", logits=logits, labels=labels)
     assert np.array_equal(apart.losses, ahead.losses)
     sure = np.exp(logits - logits.max(1, keepdims=True))
@@ -179,10 +179,10 @@ def test_token_sums_of_an_empty_part():
 def dpo(chosen, rejected, references=(0, 0), beta=0.1, smoothing=0.0):
     """Return the loss of one pair, and the gradient of the chosen completion's sum."""
     sums = np.float32([[0, -chosen], [0, -rejected]])
-    given = {"sums": sums, "reference": np.float32(references), "count": [2]}
-    given |= {"beta": beta, "smoothing": smoothing}
-    back = run("dpo.backward", dloss=np.ones(1), **given).dsums
-    return run("dpo.forward", **given).loss[0], back[0, 1], back[1, 1]
+    inputs = {"sums": sums, "reference": np.float32(references), "count": [2]}
+    inputs |= {"beta": beta, "smoothing": smoothing}
+    back = run("dpo.backward", dloss=np.ones(1), **inputs).dsums
+    return run("dpo.forward", **inputs).loss[0], back[0, 1], back[1, 1]
 
 
 def test_dpo_begins_at_log_2():
@@ -226,10 +226,10 @@ def test_dpo_of_a_pair_that_is_learned():
 
 def kto(gain, wanted, kl=0.0, beta=0.1, good=1.0, bad=1.0):
     """Return the loss of a completion that gained so much, and the gradient of its sum."""
-    given = {"sums": np.float32([[0, -gain]]), "reference": np.zeros(1), "kl": np.float32([kl])}
-    given |= {"wanted": np.int32([wanted]), "count": [1], "beta": beta, "good": good, "bad": bad}
-    loss = run("kto.forward", **given).loss[0]
-    return loss, run("kto.backward", dloss=np.ones(1), **given).dsums[0, 1]
+    inputs = {"sums": np.float32([[0, -gain]]), "reference": np.zeros(1), "kl": np.float32([kl])}
+    inputs |= {"wanted": np.int32([wanted]), "count": [1], "beta": beta, "good": good, "bad": bad}
+    loss = run("kto.forward", **inputs).loss[0]
+    return loss, run("kto.backward", dloss=np.ones(1), **inputs).dsums[0, 1]
 
 
 def test_kto_needs_no_pairs():
@@ -270,9 +270,9 @@ def test_kto_measures_from_the_kl():
 def orpo(chosen, rejected, lengths=(4, 4), beta=1.0):
     """Return the loss of one pair, given the sums of log probabilities, and the gradients."""
     bounds = np.cumsum([0, 1, lengths[0], 1, lengths[1]])
-    given = {"sums": np.float32([[0, -chosen], [0, -rejected]]), "bounds": bounds, "count": [2]}
-    back = run("orpo.backward", dloss=np.ones(1), beta=beta, **given).dsums
-    return run("orpo.forward", beta=beta, **given).loss[0], back
+    inputs = {"sums": np.float32([[0, -chosen], [0, -rejected]]), "bounds": bounds, "count": [2]}
+    back = run("orpo.backward", dloss=np.ones(1), beta=beta, **inputs).dsums
+    return run("orpo.forward", beta=beta, **inputs).loss[0], back
 
 
 def test_orpo_needs_no_reference():
@@ -312,8 +312,8 @@ def test_orpo_of_a_certain_completion():
 
 def norm(g, most=1.0, inverse=1.0):
     """Return the norm, and the factor for AdamW."""
-    found = run("grad_norm.forward", g=np.float32(g), control=np.float32([most, inverse]))
-    return found.norm[0], found.scale[0]
+    after = run("grad_norm.forward", g=np.float32(g), control=np.float32([most, inverse]))
+    return after.norm[0], after.scale[0]
 
 
 def test_grad_norm_of_a_gradient_that_is_not_finite():
@@ -333,8 +333,8 @@ def test_grad_norm_below_the_limit():
     direction stays. Clipping each number by itself would turn it.
     """
     assert norm([0.3, 0.4])[1] == 1
-    found, scale = norm([30, 40])
-    assert found == 50 and abs(scale * found - 1) < 1e-4
+    length, scale = norm([30, 40])
+    assert length == 50 and abs(scale * length - 1) < 1e-4
     assert norm([30, 40], most=0.0)[1] == 1  # no limit
 
 
@@ -359,8 +359,8 @@ def adamw(g, w=1.0, steps=1, scale=1.0, lr=1e-2, decay=0.0, correct=True):
     for t in range(1, steps + 1):
         corrections = [1 / (1 - 0.9**t), 1 / (1 - 0.999**t)] if correct else [1, 1]
         hp = np.float32([lr, 0.9, 0.999, 1e-8, decay, *corrections])
-        found = run("adamw.step", **state, g=np.float32([g]), hp=hp, scale=np.float32([scale]))
-        state = vars(found)
+        after = run("adamw.step", **state, g=np.float32([g]), hp=hp, scale=np.float32([scale]))
+        state = vars(after)
     return state
 
 

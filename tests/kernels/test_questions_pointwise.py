@@ -16,9 +16,9 @@ def curve(op, x, **more):
 
 def gated(op, gate, up, **more):
     """Return y, dgate and dup where dy is 1."""
-    given = {"gate": np.float32(gate), "up": np.float32(up), **more}
-    y = run(f"{op}.forward", **given).y
-    back = run(f"{op}.backward", dy=np.ones_like(y), **given)
+    inputs = {"gate": np.float32(gate), "up": np.float32(up), **more}
+    y = run(f"{op}.forward", **inputs).y
+    back = run(f"{op}.backward", dy=np.ones_like(y), **inputs)
     return y, back.dgate, back.dup
 
 

@@ -45,10 +45,10 @@ def test_matmul_on_several_threads():
     the same bits on any number of them.
     """
     x, w = draw(70, 600), draw(90, 600, seed=1)
-    found = [run("matmul.forward", x=x, w=w, n_threads=n).y for n in (1, 2, 5)]
-    assert all(np.array_equal(found[0], other) for other in found[1:])
+    products = [run("matmul.forward", x=x, w=w, n_threads=n).y for n in (1, 2, 5)]
+    assert all(np.array_equal(products[0], other) for other in products[1:])
     halves = x[:, :300] @ w[:, :300].T + x[:, 300:] @ w[:, 300:].T
-    assert not np.array_equal(halves, found[0]) and np.allclose(halves, found[0], atol=1e-3)
+    assert not np.array_equal(halves, products[0]) and np.allclose(halves, products[0], atol=1e-3)
 
 
 # -- dora
@@ -56,8 +56,8 @@ def test_matmul_on_several_threads():
 
 def dora_of(b, a, w, s=0.5):
     """Return 1 / the norm of each row of w + s b a, by the kernel."""
-    given = {"squares": (w * w).sum(1), "p": a @ w.T, "g": a @ a.T, "b": b}
-    return run("dora.norms", **given, scale=s).r
+    inputs = {"squares": (w * w).sum(1), "p": a @ w.T, "g": a @ a.T, "b": b}
+    return run("dora.norms", **inputs, scale=s).r
 
 
 def test_dora_norms_without_the_matrix():
@@ -148,9 +148,9 @@ def test_expert_rows_keep_their_order():
     Sums over them, such as dw, would have other last bits from run to run. A counting sort keeps
     the order in which rows came, so results do not depend on threads.
     """
-    found = run("expert_rows.forward", experts=np.array([[1], [0], [1], [0], [1]]), E=2)
-    assert found.slots.ravel().tolist() == [2, 0, 3, 1, 4]
-    assert found.offsets.tolist() == [0, 2, 5]
+    order = run("expert_rows.forward", experts=np.array([[1], [0], [1], [0], [1]]), E=2)
+    assert order.slots.ravel().tolist() == [2, 0, 3, 1, 4]
+    assert order.offsets.tolist() == [0, 2, 5]
 
 
 def test_expert_rows_give_each_copy_a_slot_of_its_own():
@@ -160,9 +160,9 @@ def test_expert_rows_give_each_copy_a_slot_of_its_own():
     Slots are a permutation: each number from 0 to N K - 1 comes once.
     """
     experts = np.random.default_rng(0).integers(0, 7, (40, 3))
-    found = run("expert_rows.forward", experts=experts, E=7)
-    assert sorted(found.slots.ravel()) == list(range(120))
-    assert np.array_equal(np.diff(found.offsets), np.bincount(experts.ravel(), minlength=7))
+    order = run("expert_rows.forward", experts=experts, E=7)
+    assert sorted(order.slots.ravel()) == list(range(120))
+    assert np.array_equal(np.diff(order.offsets), np.bincount(experts.ravel(), minlength=7))
 
 
 def test_expert_rows_of_experts_that_nobody_wants():
@@ -171,8 +171,8 @@ def test_expert_rows_of_experts_that_nobody_wants():
     Two equal numbers: it begins where the next one begins. So E + 1 offsets describe all experts,
     and no expert needs a case of its own.
     """
-    found = run("expert_rows.forward", experts=np.array([[3], [3]]), E=5)
-    assert found.offsets.tolist() == [0, 0, 0, 0, 2, 2]
+    order = run("expert_rows.forward", experts=np.array([[3], [3]]), E=5)
+    assert order.offsets.tolist() == [0, 0, 0, 0, 2, 2]
 
 
 # -- dispatch
@@ -237,8 +237,8 @@ def routed(p, dw=None, **more):
     """Return the weights and experts of two each, and dp."""
     ahead = run("routing.forward", p=p, K=2, **more)
     dw = draw(len(p), 2) if dw is None else dw
-    given = {"dweights": dw, "p": p, "weights": ahead.weights, "experts": ahead.experts}
-    return ahead, run("routing.backward", **given, **more).dp
+    inputs = {"dweights": dw, "p": p, "weights": ahead.weights, "experts": ahead.experts}
+    return ahead, run("routing.backward", **inputs, **more).dp
 
 
 def test_routing_gives_no_gradient_to_what_was_not_chosen():
@@ -277,8 +277,8 @@ def test_routing_of_equal_scores():
     nearly equal: a choice that depended on the order of additions would not be repeated.
     """
     p = np.full((3, 6), 1 / 6, np.float32)
-    found = [run("routing.forward", p=p, K=2, n_threads=n).experts.tolist() for n in (1, 3)]
-    assert found[0] == found[1] == [[0, 1]] * 3
+    experts = [run("routing.forward", p=p, K=2, n_threads=n).experts.tolist() for n in (1, 3)]
+    assert experts[0] == experts[1] == [[0, 1]] * 3
     p[1, 4] = np.nextafter(p[1, 4], 1)
     assert run("routing.forward", p=p, K=2).experts.tolist() == [[0, 1], [4, 0], [0, 1]]
     assert exact("routing.forward", p=p, K=2).weights.shape == (3, 2)

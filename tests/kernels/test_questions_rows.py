@@ -38,10 +38,10 @@ def test_embedding_adds_in_the_order_of_the_rows():
     1e8 - 1e8 + 1 is 1. So threads share the columns, and each goes through all rows in order.
     """
     dy = np.repeat(np.float32([[1e8], [1], [-1e8]]), 130, axis=1)
-    found = [
+    gradients = [
         run("embedding.backward", dy=dy, ids=[0, 0, 0], V=1, n_threads=n).dw for n in (1, 2, 5)
     ]
-    assert all((dw == 0).all() for dw in found)
+    assert all((dw == 0).all() for dw in gradients)
     assert ((dy[0] + dy[2]) + dy[1] == 1).all()
 
 
@@ -68,8 +68,8 @@ def test_class_token_and_first_position_are_one_vector():
     moving a vector from one to the other changes no output. Files have both, so toynn does.
     """
     x, cls, pos, moved = draw(3, 4), draw(4, seed=1), draw(4, 4, seed=2), np.full(4, 0.25)
-    given = {"x": x, "cls": cls, "pos": pos}
-    y = run("class_token.forward", B=1, **given).y
+    inputs = {"x": x, "cls": cls, "pos": pos}
+    y = run("class_token.forward", B=1, **inputs).y
     shifted = pos.copy()
     shifted[0] -= moved
     other = run("class_token.forward", B=1, x=x, cls=cls + moved, pos=shifted).y
@@ -132,9 +132,9 @@ def test_valid_rows_keep_their_order():
     Labels would be those of other rows, unless they are moved, too: `rows` and `picked` belong
     together. In order, neighbours stay neighbours, so memory is read from start to end.
     """
-    found = run("valid_rows.forward", labels=[-100, 3, 5, -100, 1])
-    assert found.rows[:3].tolist() == [1, 2, 4]
-    assert found.picked[:3].tolist() == [3, 5, 1]
+    valid = run("valid_rows.forward", labels=[-100, 3, 5, -100, 1])
+    assert valid.rows[:3].tolist() == [1, 2, 4]
+    assert valid.picked[:3].tolist() == [3, 5, 1]
 
 
 def test_valid_rows_of_a_batch_without_labels():
@@ -144,10 +144,10 @@ def test_valid_rows_of_a_batch_without_labels():
     harmless: row 0, which exists, and the label -100, which has no loss. The loss would be 0 / 0;
     the session refuses such a batch before it runs.
     """
-    found = run("valid_rows.forward", labels=[-100, -100, -100])
-    assert found.count.tolist() == [0]
-    assert found.rows.tolist() == [0, 0, 0]
-    assert found.picked.tolist() == [-100] * 3
+    valid = run("valid_rows.forward", labels=[-100, -100, -100])
+    assert valid.count.tolist() == [0]
+    assert valid.rows.tolist() == [0, 0, 0]
+    assert valid.picked.tolist() == [-100] * 3
 
 
 # -- elementwise
@@ -201,9 +201,9 @@ def test_layernorm_without_eps():
     NaN. Such rows exist: padding, or the first position of a new model. With eps the row becomes
     the bias b.
     """
-    given = {"x": np.full((1, 8), 3.0), "w": ONE(8), "b": draw(8)}
-    assert np.isnan(run("layernorm.forward", **given, eps=0.0).y).all()
-    assert np.array_equal(run("layernorm.forward", **given, eps=1e-5).y[0], given["b"])
+    inputs = {"x": np.full((1, 8), 3.0), "w": ONE(8), "b": draw(8)}
+    assert np.isnan(run("layernorm.forward", **inputs, eps=0.0).y).all()
+    assert np.array_equal(run("layernorm.forward", **inputs, eps=1e-5).y[0], inputs["b"])
 
 
 def test_layernorm_far_from_zero():
@@ -338,8 +338,8 @@ def test_softmax_gradient_adds_up_to_zero():
 def rotated(x, position, **more):
     """Return one head of 8 channels at a position."""
     frequency = 10000.0 ** (-np.arange(4) / 4)
-    given = {"x": x.reshape(1, 1, 8), "positions": np.array([position]), "R": 8, **more}
-    return run("rope.forward", inverse_frequency=frequency, **given).y.ravel()
+    inputs = {"x": x.reshape(1, 1, 8), "positions": np.array([position]), "R": 8, **more}
+    return run("rope.forward", inverse_frequency=frequency, **inputs).y.ravel()
 
 
 def test_rope_scores_depend_on_the_distance():
@@ -363,9 +363,9 @@ def test_rope_angle_at_a_far_position():
     than their distance. The kernel computes the angle in double and reduces it there.
     """
     x, frequency = draw(8), np.float32(10000) ** (-np.arange(4, dtype=np.float32) / 4)
-    given = {"x": x.reshape(1, 1, 8), "positions": [1000003], "R": 8}
-    given["inverse_frequency"] = frequency
-    y, right = run("rope.forward", **given).y.ravel(), exact("rope.forward", **given).y.ravel()
+    inputs = {"x": x.reshape(1, 1, 8), "positions": [1000003], "R": 8}
+    inputs["inverse_frequency"] = frequency
+    y, right = run("rope.forward", **inputs).y.ravel(), exact("rope.forward", **inputs).y.ravel()
     angle = np.float32(1000003) * frequency
     true = 1000003.0 * frequency.astype(np.float64)
     assert np.abs(y - right).max() < 1e-5

@@ -11,7 +11,7 @@ from toynn.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("tensors", "given", "message"),
+    ("tensors", "sizes", "message"),
     [
         ({"w": None}, {}, r"needs w; its signature is y\[N C\]; r\[N\] <- "),
         ({"r": None}, {}, "needs r; its signature"),
@@ -19,11 +19,11 @@ from toynn.errors import ConfigError
         ({}, {"epsilon": 1e-5}, "has no epsilon; its signature"),
     ],
 )
-def test_a_name_that_does_not_fit_is_refused_when_recorded(tensors, given, message):
+def test_a_name_that_does_not_fit_is_refused_when_recorded(tensors, sizes, message):
     s = toynn.Session()
     x, w = s.input("x", (3, 4)), s.parameter("w", (4,))
     with pytest.raises(ConfigError, match=f"^recording rmsnorm.forward: {message}"):
-        s.tape.record(ops.rows.RMSNORM, {"x": x, "w": w} | tensors, **given)
+        s.tape.record(ops.rows.RMSNORM, {"x": x, "w": w} | tensors, **sizes)
     assert not s.tape.nodes
 
 

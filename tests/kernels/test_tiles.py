@@ -78,11 +78,11 @@ def split(x, parts):
 
     Several parts are rounded with ties away from 0, a single one with ties to even.
     """
-    found = []
+    halves = []
     for _ in range(parts):
-        found.append(rounded(x) if parts == 1 else rounded_away(x))
-        x = x - found[-1]
-    return found
+        halves.append(rounded(x) if parts == 1 else rounded_away(x))
+        x = x - halves[-1]
+    return halves
 
 
 def multiply_add(sums, a, b):

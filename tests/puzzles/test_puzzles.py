@@ -56,16 +56,16 @@ def test_each_puzzle_has_five_wrong_answers_and_all_else():
 def test_a_solution_passes_and_its_blank_does_not(name):
     puzzle = PUZZLES[name]
     assert said(puzzle, puzzle.solution) == ""
-    found = said(puzzle, puzzle.blank)
-    assert found and "the check cannot use" not in found
+    hint = said(puzzle, puzzle.blank)
+    assert hint and "the check cannot use" not in hint
 
 
 @pytest.mark.parametrize(
     ("name", "old", "new", "expected"), [(name, *row) for name in PYTHON for row in PYTHON[name]]
 )
 def test_a_wrong_answer_is_diagnosed(name, old, new, expected):
-    found = said(PUZZLES[name], changed(PUZZLES[name], old, new))
-    assert re.search(expected, found, re.DOTALL), found
+    hint = said(PUZZLES[name], changed(PUZZLES[name], old, new))
+    assert re.search(expected, hint, re.DOTALL), hint
 
 
 @pytest.mark.parametrize("language", COMPILED)
@@ -91,18 +91,18 @@ def test_compiled_answers(language):
         end = f"_{i}"
         names = {n.removesuffix(end): f for n, f in functions.items() if n.endswith(end)}
         answer = Answer(Path(puzzle.file), text, names, timed=False)
-        found = ""
+        hint = ""
         try:
             puzzle.check(answer)
         except Wrong as wrong:
-            found = str(wrong)
-        assert re.match(expected, found) or re.search(expected, found, re.DOTALL), (i, found)
+            hint = str(wrong)
+        assert re.match(expected, hint) or re.search(expected, hint, re.DOTALL), (i, hint)
 
 
 def test_a_program_that_does_not_compile():
     text = PUZZLES["simd_dot"].blank.replace("float sum = 0;", "float sum = 0")
-    found = said(PUZZLES["simd_dot"], text)
-    assert re.match(r"it does not compile:\n24_simd_dot\.c:\d+:\d+: error: expected", found), found
+    hint = said(PUZZLES["simd_dot"], text)
+    assert re.match(r"it does not compile:\n24_simd_dot\.c:\d+:\d+: error: expected", hint), hint
 
 
 def test_a_slow_answer_is_told_its_share():
@@ -143,8 +143,8 @@ def test_a_slow_packed_product_is_told_why(changes, expected, monkeypatch):
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
-    found = examine(puzzle, Path("23_packed_panels.c"), text)
-    assert re.search(rf"right, but too slow: .*Suspicion: {expected}", found, re.DOTALL), found
+    hint = examine(puzzle, Path("23_packed_panels.c"), text)
+    assert re.search(rf"right, but too slow: .*Suspicion: {expected}", hint, re.DOTALL), hint
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_a_slow_packed_product_is_told_why(changes, expected, monkeypatch):
     ],
 )
 def test_what_any_puzzle_says(name, old, new, expected):
-    found = said(PUZZLES[name], changed(PUZZLES[name], old, new))
-    assert re.search(expected, found, re.DOTALL), found
+    hint = said(PUZZLES[name], changed(PUZZLES[name], old, new))
+    assert re.search(expected, hint, re.DOTALL), hint
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_output_is_closed_where_a_process_goes_on_printing(tmp_path, monkeypatch
     """A process that the program started outlives the check, and may print for ever."""
     streams, keep = [], folder._keep
     monkeypatch.setattr(folder, "DRAIN", 0)
-    monkeypatch.setattr(folder, "_keep", lambda *given: (streams.append(given[0]), keep(*given)))
+    monkeypatch.setattr(folder, "_keep", lambda *args: (streams.append(args[0]), keep(*args)))
     os.mkfifo(pipe := tmp_path / "pipe")
     path = tmp_path / "02_softmax.py"
     words = ["sh", "-c", f"read x < {pipe}"]

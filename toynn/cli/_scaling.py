@@ -13,7 +13,7 @@ from toynn.formats.tokenizer import Tokenizer, byte_letters
 from toynn.system.machine import load
 
 if TYPE_CHECKING:
-    from toynn.testing.scaling import Lost, Recorded
+    from toynn.testing.scaling import Lost, Timings
 
 __all__ = ["DEFAULT", "PARTS", "scaling"]
 
@@ -59,7 +59,7 @@ def scaling(parts: Sequence[str], cores: Sequence[int], bandwidth: float) -> lis
 
 
 #: (cores, alone) -> launches; None: another library has the threads, and toynn cannot set how many
-Record = Callable[[int, bool], "Recorded | None"]
+Record = Callable[[int, bool], "Timings | None"]
 
 
 @contextmanager
@@ -86,9 +86,9 @@ def _part(part: str) -> Iterator[tuple[str, Record]]:
             tokenizer = Tokenizer.from_gguf(path)
             once = scaling.record_pieces(part, lambda: tokenizer.encode_many(many), TEXTS, TRIES)
 
-            def dealt(n: int, alone: bool) -> "Recorded | None":
+            def dealt(n: int, alone: bool) -> "Timings | None":
                 launches = scaling.on_cores(once.launches, n)
-                return scaling.Recorded(launches, once.seconds) if alone else None
+                return scaling.Timings(launches, once.seconds) if alone else None
 
             yield f"tokenizing {TEXTS} texts", dealt
             return

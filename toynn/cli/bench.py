@@ -25,7 +25,7 @@ from toynn.options import names_of
 if TYPE_CHECKING:  # the case table is imported only when it is needed
     from toynn.testing.limits import Limits
     from toynn.testing.race import Contestants
-    from toynn.testing.roofline import Row
+    from toynn.testing.roofline import KernelTime
 
 __all__ = ["add_parser"]
 
@@ -288,7 +288,7 @@ def print_heading(*names: str) -> None:
     )
 
 
-def print_row(row: "Row", shape: str, count: int) -> None:
+def print_row(row: "KernelTime", shape: str, count: int) -> None:
     """Print a kernel, with its threads or its calls in a step."""
     rates = f"{row.gflops:10.1f}{row.gbytes:8.1f}{row.share:8.0%}  {row.limit}"
     print(f"{row.kernel:32}{shape:20}{count:8d}{row.seconds * 1e3:10.3f}{rates}", flush=True)

@@ -86,12 +86,12 @@ def _check_op(op: str, options: _Options) -> None:
         raise ValueError(f"gradcheck: {op} has no gradient")
     for sizes in case.shapes:
         rng = np.random.default_rng(options.seed)
-        given = {name: _exact(x) for name, x in case.inputs(rng, **sizes).items()}
-        dy = rng.standard_normal(np.shape(case.function(given, **sizes)))
-        gradients = case.gradients(given, dy, **sizes).items()
+        exact = {name: _exact(x) for name, x in case.inputs(rng, **sizes).items()}
+        dy = rng.standard_normal(np.shape(case.function(exact, **sizes)))
+        gradients = case.gradients(exact, dy, **sizes).items()
         analytic = {name.removeprefix("d"): gradient for name, gradient in gradients}
         label = f"{op} {sizes}"
-        _compare(label, partial(case.function, given, **sizes), dy, given, analytic, options)
+        _compare(label, partial(case.function, exact, **sizes), dy, exact, analytic, options)
         for call in case.calls(rng, **sizes):
             if "backward" in call.entry:
                 _compare_kernel(label, op, call, options)
@@ -132,17 +132,17 @@ def _check_session(session: Session, options: _Options) -> None:
 
 
 def _check_function(function: Function, inputs: Sequence[Any], options: _Options) -> None:
-    given = dict(enumerate(_exact(x) for x in inputs))
-    y, backward = function(*given.values())
+    exact = dict(enumerate(_exact(x) for x in inputs))
+    y, backward = function(*exact.values())
     dy = np.random.default_rng(options.seed).standard_normal(np.shape(y))
     returned = backward(dy)
     gradients = [returned] if isinstance(returned, np.ndarray) else list(returned)
-    if len(gradients) != len(given):
+    if len(gradients) != len(exact):
         raise ValueError(
-            f"gradcheck: {len(given)} inputs need {len(given)} gradients; got {len(gradients)}"
+            f"gradcheck: {len(exact)} inputs need {len(exact)} gradients; got {len(gradients)}"
         )
     analytic = {i: np.asarray(g) for i, g in enumerate(gradients) if g is not None}
-    _compare("input", lambda: function(*given.values())[0], dy, given, analytic, options)
+    _compare("input", lambda: function(*exact.values())[0], dy, exact, analytic, options)
 
 
 def _exact(x: Any) -> Array:
@@ -161,7 +161,7 @@ def _compare(
 ) -> None:
     """Move elements of ``inputs`` in place; compare ``function()``'s changes with ``analytic``."""
     rng = np.random.default_rng(options.seed)
-    found: list[tuple[Any, int, float, float]] = []
+    compared: list[tuple[Any, int, float, float]] = []
     for key, gradient in analytic.items():
         if gradient.shape != inputs[key].shape:
             raise AssertionError(
@@ -170,9 +170,9 @@ def _compare(
             )
         for i in _chosen(gradient, options.samples, rng):
             numeric = difference_quotient(function, dy, inputs[key].reshape(-1), i, options.eps)
-            found.append((key, i, float(gradient.flat[i]), numeric))
-    largest = max((abs(numeric) for *_, numeric in found), default=0.0)
-    for key, i, got, numeric in found:
+            compared.append((key, i, float(gradient.flat[i]), numeric))
+    largest = max((abs(numeric) for *_, numeric in compared), default=0.0)
+    for key, i, got, numeric in compared:
         allowed = options.atol * largest + options.rtol * abs(numeric)
         if not abs(got - numeric) <= allowed:
             index = tuple(int(n) for n in np.unravel_index(i, inputs[key].shape))

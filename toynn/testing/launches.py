@@ -44,10 +44,10 @@ def run(backend: Backend, op: str, call: Call, accumulate: bool = False) -> dict
     for key, array in arrays.items():
         arena.upload(places[key].offset, np.ascontiguousarray(array))
     backend.compile([launch], {"arena": arena}).run("F", accumulate)
-    found = {}
+    contents = {}
     for key, value in call.expected.items():
         kind = {"f": "f32", "u": "u16"}.get(value.dtype.kind, "i32")
-        found[key] = arena.download(places[key].offset, value.shape, kind)
+        contents[key] = arena.download(places[key].offset, value.shape, kind)
     if op == "cached_attention":
-        found["kc"] = cached_attention.blocked(found["kc"])
-    return found
+        contents["kc"] = cached_attention.blocked(contents["kc"])
+    return contents

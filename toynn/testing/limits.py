@@ -51,14 +51,14 @@ class Rates:
         In tiles, a product at "highest" is six products of bfloat16 parts, at "high" three. In 8
         bits, vpdpbusd multiplies four terms in the time of one float32 term.
         """
-        found = {"float32": self.float32}
+        rates = {"float32": self.float32}
         if precision == "int8":
             return {"int8": 4 * self.float32}
         if precision is not None:
-            found["tiles"] = self.tiles / {"highest": 6, "high": 3, "medium": 1}[precision]
+            rates["tiles"] = self.tiles / {"highest": 6, "high": 3, "medium": 1}[precision]
         if precision == "medium":
-            found["bfloat16"] = self.bfloat16
-        return found
+            rates["bfloat16"] = self.bfloat16
+        return rates
 
     def memory_for(self, nbytes: int) -> float:
         """Return the best memory loop's rate at the smallest measured size that holds ``nbytes``.

@@ -13,11 +13,11 @@ from toynn.testing.calls import check, invoke, times
 from toynn.testing.cases import CASES, Call, Sizes
 from toynn.testing.limits import Bound, Limits
 
-__all__ = ["Row", "bounds", "kernel_rows", "least_seconds", "node_seconds", "step_rows"]
+__all__ = ["KernelTime", "bounds", "kernel_rows", "least_seconds", "node_seconds", "step_rows"]
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelTime:
     """A kernel at a shape or in a step: work, time, and its share of the limit that binds it."""
 
     kernel: str
@@ -46,7 +46,7 @@ def kernel_rows(
     limits: Limits,
     precision: str = "highest",
     shapes: Collection[str] | None = None,
-) -> Iterator[Row]:
+) -> Iterator[KernelTime]:
     """Check and time every entry of these ops at the case table's bench shapes.
 
     ``shapes``, if given, names the shapes to run. A call gets as many of ``limits.n_threads``
@@ -63,7 +63,7 @@ def kernel_rows(
 
 def _kernel_row(
     op: str, shape: str, sizes: Sizes, call: Call, limits: Limits, precision: str
-) -> Row:
+) -> KernelTime:
     of_products = precision if _takes_precision(f"{op}.{call.entry}") else None
     if of_products:
         call = replace(call, options=call.options | {"precision": precision})
@@ -85,7 +85,7 @@ def _takes_precision(entry: str) -> bool:
 
 def step_rows(
     shape: str, step: Callable[[], object], session: Any, limits: Limits, tries: int = 5
-) -> list[Row]:
+) -> list[KernelTime]:
     """Return the kernels of the fastest of ``tries`` steps, the slowest kernel first."""
     steps = [_one_step(step, session) for _ in range(tries)]
     fastest = min(steps, key=lambda rows: sum(ms for _, _, ms, _, _ in rows))
@@ -118,13 +118,13 @@ def bounds(session: Any, limits: Limits) -> list[Bound]:
     A node computes its flops at the rate of its precision. It moves its bytes at the rate of the
     cache or memory that holds them. The longer of the two times counts.
     """
-    found = []
+    rows = []
     for node in session.tape.nodes:
         index = node.sizes.get("precision")
         exactness = None if index is None else ALL_PRECISIONS[index]
         at = limits.n_threads
-        found.append(limits.bound(node.flops, node.nbytes, at, precision=exactness))
-    return found
+        rows.append(limits.bound(node.flops, node.nbytes, at, precision=exactness))
+    return rows
 
 
 def node_seconds(step: Callable[[], object], session: Any, tries: int = 5) -> list[float]:
@@ -144,13 +144,13 @@ def _one_step(step: Callable[[], object], session: Any) -> list[tuple[str, int, 
     """Run a step; return op, calls, milliseconds, flops and bytes of each kernel in it."""
     before = {row.op: (row.calls, row.ms, row.flops, row.nbytes) for row in session.profile().rows}
     step()
-    found = []
+    rows = []
     for row in session.profile().rows:
         calls, ms, flops, nbytes = before[row.op]
         spent = (row.calls - calls, row.ms - ms, row.flops - flops, row.nbytes - nbytes)
         if spent[0]:
-            found.append((row.op, *spent))
-    return found
+            rows.append((row.op, *spent))
+    return rows
 
 
 def _row(
@@ -163,7 +163,7 @@ def _row(
     nbytes: int,
     limits: Limits,
     precision: str | None,
-) -> Row:
+) -> KernelTime:
     bound = limits.bound(flops, nbytes, n_threads, calls=calls, precision=precision)
     share = bound.seconds / seconds
-    return Row(kernel, shape, n_threads, calls, seconds, flops, nbytes, share, bound.limit)
+    return KernelTime(kernel, shape, n_threads, calls, seconds, flops, nbytes, share, bound.limit)

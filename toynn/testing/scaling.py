@@ -134,21 +134,21 @@ def simulate(launch: Launch, alone: int, machine: Machine) -> Lost:
 
 def by_op(launches: Sequence[Launch], alone: Sequence[Launch], machine: Machine) -> dict[str, Lost]:
     """Return the times of ops, the slowest first; ``alone`` are the launches on one core."""
-    found: defaultdict[str, Lost] = defaultdict(Lost)
+    best: defaultdict[str, Lost] = defaultdict(Lost)
     for launch, one in zip(launches, alone, strict=True):
-        found[launch.op] += simulate(launch, one.work, machine)
-    return dict(sorted(found.items(), key=lambda each: -each[1].time))
+        best[launch.op] += simulate(launch, one.work, machine)
+    return dict(sorted(best.items(), key=lambda each: -each[1].time))
 
 
 @dataclass
-class Recorded:
+class Timings:
     """Launches of a call on some cores, with the least times of all tries; the best wall time."""
 
     launches: list[Launch]
     seconds: float = field(default=float("inf"))
 
 
-def record(call: Callable[[], object], cores: int, *, alone: bool, tries: int) -> Recorded:
+def record(call: Callable[[], object], cores: int, *, alone: bool, tries: int) -> Timings:
     """Return the launches of a call on up to ``cores`` threads, or as many shares ``alone``.
 
     ``alone``: each share and piece has its least time over the tries. Otherwise threads take
@@ -156,7 +156,7 @@ def record(call: Callable[[], object], cores: int, *, alone: bool, tries: int) -
     compiled for as many threads already, and the call must run the same launches each time.
     """
     set_num_threads(cores)
-    found: Recorded | None = None
+    best: Timings | None = None
     for _ in range(tries):
         with pool.Recording(alone) as recording:
             start = perf_counter()
@@ -171,14 +171,14 @@ def record(call: Callable[[], object], cores: int, *, alone: bool, tries: int) -
             )
             for name, nbytes, _, cpu, calls in recording.launches()
         ]
-        if found is None:
-            found = Recorded(launches, seconds)
+        if best is None:
+            best = Timings(launches, seconds)
         else:
-            pairs = zip(found.launches, launches, strict=True)
-            found.launches = [_least(one, other, alone=alone) for one, other in pairs]
-            found.seconds = min(found.seconds, seconds)
-    assert found is not None
-    return found
+            pairs = zip(best.launches, launches, strict=True)
+            best.launches = [_least(one, other, alone=alone) for one, other in pairs]
+            best.seconds = min(best.seconds, seconds)
+    assert best is not None
+    return best
 
 
 def _least(one: Launch, other: Launch, *, alone: bool) -> Launch:
@@ -191,7 +191,7 @@ def _least(one: Launch, other: Launch, *, alone: bool) -> Launch:
     return Launch(one.op, one.nbytes, min(one.serial, other.serial), tuple(calls))
 
 
-def record_pieces(op: str, call: Callable[[], object], pieces: int, tries: int) -> Recorded:
+def record_pieces(op: str, call: Callable[[], object], pieces: int, tries: int) -> Timings:
     """Record a call of another library, whose threads share out ``pieces`` equal pieces.
 
     This thread's CPU time counts as serial; the CPU time of all others is divided by ``pieces``. No
@@ -199,13 +199,13 @@ def record_pieces(op: str, call: Callable[[], object], pieces: int, tries: int) 
     """
     turns = []
     for _ in range(tries):
-        start, all_, own = perf_counter(), process_time(), thread_time()
+        start, all_, mine = perf_counter(), process_time(), thread_time()
         call()
-        own, all_ = thread_time() - own, process_time() - all_
-        turns.append((perf_counter() - start, own, all_ - own))
+        mine, all_ = thread_time() - mine, process_time() - all_
+        turns.append((perf_counter() - start, mine, all_ - mine))
     seconds, serial, shared = map(min, zip(*turns, strict=True))
     each = int(1e9 * shared / pieces)
-    return Recorded([Launch(op, 0, int(1e9 * serial), (Call((0,), (each,) * pieces),))], seconds)
+    return Timings([Launch(op, 0, int(1e9 * serial), (Call((0,), (each,) * pieces),))], seconds)
 
 
 def on_cores(launches: Iterable[Launch], cores: int) -> list[Launch]:

@@ -189,8 +189,8 @@ def resumed(name: str) -> Iterator[Found]:
 
     The weights must equal those of a run that was never killed, bit for bit.
     """
-    with TemporaryDirectory(ignore_cleanup_errors=True) as given:
-        folder = Path(given)
+    with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary)
         (folder / "text.txt").write_text("".join(f"{k} times {k} is {k * k}. " for k in range(999)))
         whole, cut = folder / "whole", folder / "cut"
         flags = [*_RUN, "--data", str(folder / "text.txt"), "--backend", name]
@@ -235,8 +235,8 @@ def _killed(out: Path, *flags: str) -> str:
     with subprocess.Popen(**_command(*flags)) as process:
         try:
             while process.poll() is None and time.monotonic() < end:
-                if found := sorted(out.glob("checkpoint-*/complete.json")):
-                    return f"killed after {found[0].parent.name}"
+                if saved := sorted(out.glob("checkpoint-*/complete.json")):
+                    return f"killed after {saved[0].parent.name}"
                 time.sleep(0.002)
             if process.poll() is None:
                 return f"killed after {PATIENCE:.0f} s without a complete checkpoint"

@@ -53,12 +53,12 @@ def contestants(
     """Return one step of each contestant on the same ids; at medium also PyTorch in bfloat16."""
     ids, labels = draw(shape)
     set_num_threads(n_threads)
-    found = {"toynn": toynn_step(recipe or gpt2_recipe(shape), ids, positions(shape), labels)}
+    times = {"toynn": toynn_step(recipe or gpt2_recipe(shape), ids, positions(shape), labels)}
     if torch:
-        found["torch"] = torch_step(torch_gpt2(shape), ids, labels, n_threads)
+        times["torch"] = torch_step(torch_gpt2(shape), ids, labels, n_threads)
         if get_float32_matmul_precision() == "medium":
-            found["torch bf16"] = torch_step(torch_gpt2(shape), ids, labels, n_threads, bf16=True)
-    return found
+            times["torch bf16"] = torch_step(torch_gpt2(shape), ids, labels, n_threads, bf16=True)
+    return times
 
 
 def draw(shape: Any) -> Array:
@@ -114,9 +114,9 @@ def torch_step(
         inputs = lambda: ids  # noqa: E731
 
     def step() -> float:
-        given = inputs()
+        batch = inputs()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            scores = model(given)
+            scores = model(batch)
             loss = torch.nn.functional.cross_entropy(scores.view(-1, scores.shape[-1]), targets)
         adamw.zero_grad(set_to_none=True)
         loss.backward()

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 import toynn._kernels as kernels
 from toynn import ops
 from toynn._kernels.base.entry import WORDS, Entry
-from toynn._kernels.base.signature import TensorSpec
+from toynn._kernels.base.signature import Signature, TensorSpec
 from toynn.backends.reference import KERNELS
 from toynn.backends.reference.kernel import Outputs
 from toynn.graph.sizes import fill
@@ -26,6 +27,7 @@ __all__ = [
     "differentiable",
     "normal",
     "reference",
+    "shapes_of",
     "widened",
 ]
 
@@ -86,8 +88,8 @@ class Call:
     def named(self) -> tuple[dict[str, int], dict[str, float]]:
         """Return all sizes and options by their names in the kernel's signature."""
         assert self.kernel is not None, f"{self.op}.{self.entry} has no sizes"
-        given = {**self.arrays, **self.options, **dict.fromkeys(self.without)}
-        _, sizes, options = self.kernel.resolve(**given)
+        values = {**self.arrays, **self.options, **dict.fromkeys(self.without)}
+        _, sizes, options = self.kernel.resolve(**values)
         return sizes, options
 
     @property
@@ -167,8 +169,8 @@ def call(
         name: np.array(start.get(name, _unwritten(value)), _stored(value))
         for name, value in expected.items()
     }
-    given = {name: _kept(value) for name, value in inputs.items()}
-    return Call(entry, outputs | given, expected, options, tuple(start), loses_nan or {}, without)
+    stored = {name: _kept(value) for name, value in inputs.items()}
+    return Call(entry, outputs | stored, expected, options, tuple(start), loses_nan or {}, without)
 
 
 def reference(kernel: str, arrays: Mapping[str, Array], sizes: Mapping[str, Any]) -> Outputs:
@@ -180,18 +182,18 @@ def reference(kernel: str, arrays: Mapping[str, Array], sizes: Mapping[str, Any]
     """
     known = KERNELS[kernel]
     signature = known.signature
-    given = {n: WORDS[n].get(v, v) if n in WORDS else v for n, v in sizes.items()}
-    options = {name: given[name] for name in signature.options if name in given}
-    given = {name: given[name] for name in signature.sizes if name in given}
-    fill(kernel, signature, given, options)
-    values = {**dict.fromkeys(signature.nullable), **given, **options, **arrays}
+    numbers = {n: WORDS[n].get(v, v) if n in WORDS else v for n, v in sizes.items()}
+    options = {name: numbers[name] for name in signature.options if name in numbers}
+    numbers = {name: numbers[name] for name in signature.sizes if name in numbers}
+    fill(kernel, signature, numbers, options)
+    values = {**dict.fromkeys(signature.nullable), **numbers, **options, **arrays}
     with np.errstate(all="ignore"):
         return known.compute(**{name: values[name] for name in known.takes})
 
 
 def derived(
     kernel: str,
-    given: Mapping[str, Array],
+    known: Mapping[str, Array],
     sizes: Mapping[str, Any] | None = None,
     *,
     exact: Mapping[str, Array] | None = None,
@@ -199,7 +201,7 @@ def derived(
     without: tuple[str, ...] = (),
     **more: Any,
 ) -> Call:
-    """Make the call of a kernel by its signature; it reads its inputs from ``given``.
+    """Make the call of a kernel by its signature; it reads its inputs from ``known``.
 
     Expected outputs come from the reference on the same float32 numbers. ``exact`` replaces arrays
     for the reference, such as dequantized weights. ``sizes`` and ``more`` are sizes and options of
@@ -208,7 +210,7 @@ def derived(
     entry = kernel.partition(".")[2]
     signature, scalars = KERNELS[kernel].signature, {**(sizes or {}), **more}
     read = [s.name for s in signature.specs if not s.written or s.updated]
-    arrays = {name: _kept(given[name]) for name in read if name in given}
+    arrays = {name: _kept(known[name]) for name in read if name in known}
     without = tuple(name for name in without if name in signature.names)
     expected = reference(kernel, widened(arrays) | dict(exact or {}), scalars)
     return call(
@@ -228,7 +230,7 @@ def derived(
 
 def differentiable(
     op: str,
-    inputs: Callable[..., dict[str, Array]],
+    inputs: Callable[..., dict[str, Array]] | None = None,
     *,
     shapes: tuple[dict[str, int], ...],
     bench: dict[str, dict[str, int]],
@@ -248,7 +250,8 @@ def differentiable(
     inputs
         ``inputs(rng, **sizes)`` returns the forward pass's inputs. ``sizes`` are all entries of a
         shape, also those that are no size, such as segments. Backward finds what it reads by name:
-        the forward pass's inputs and outputs, and the gradient of its first output.
+        the forward pass's inputs and outputs, and the gradient of its first output. By default all
+        inputs are normal values, in the shapes of the signature.
     options
         Returns the options at a shape.
     loses_nan
@@ -260,21 +263,23 @@ def differentiable(
     calls
         ``calls(rng, **sizes)``, if given, returns all calls.
     """
+    ahead_of = KERNELS[f"{op}.{forward}"].signature
+    make = inputs or partial(_plain, ahead_of)
     kernels = [entry if "." in entry else f"{op}.{entry}" for entry in backward]
     signatures = [KERNELS[kernel].signature for kernel in kernels]
 
-    def run(given: Mapping[str, Array], sizes: Sizes) -> Outputs:
-        return reference(f"{op}.{forward}", given, {**sizes, **options(sizes)})
+    def run(arrays: Mapping[str, Array], sizes: Sizes) -> Outputs:
+        return reference(f"{op}.{forward}", arrays, {**sizes, **options(sizes)})
 
-    def function(given: dict[str, Array], **sizes: int) -> Array:
-        return run(given, sizes)[first]
+    def function(arrays: dict[str, Array], **sizes: int) -> Array:
+        return run(arrays, sizes)[first]
 
-    def gradients(given: dict[str, Array], dy: Array, **sizes: int) -> dict[str, Array]:
-        known = {**given, **run(given, sizes), f"d{first}": dy}
-        found: dict[str, Array] = {}
+    def gradients(arrays: dict[str, Array], dy: Array, **sizes: int) -> dict[str, Array]:
+        known = {**arrays, **run(arrays, sizes), f"d{first}": dy}
+        grads: dict[str, Array] = {}
         for kernel in there(known):
-            found |= reference(kernel, known, {**sizes, **options(sizes)})
-        return {name: found[name] for name in found if name.removeprefix("d") in given}
+            grads |= reference(kernel, known, {**sizes, **options(sizes)})
+        return {name: grads[name] for name in grads if name.removeprefix("d") in arrays}
 
     def there(known: Mapping[str, Array]) -> list[str]:
         """Return the kernels whose inputs are all given; optional ones may be missing."""
@@ -285,11 +290,11 @@ def differentiable(
         ]
 
     def follow(rng: np.random.Generator, **sizes: int) -> list[Call]:
-        given, scalars = inputs(rng, **sizes), {**sizes, **options(sizes)}
-        ahead = derived(f"{op}.{forward}", given, scalars, loses_nan=loses_nan(forward, sizes))
+        arrays, scalars = make(rng, **sizes), {**sizes, **options(sizes)}
+        ahead = derived(f"{op}.{forward}", arrays, scalars, loses_nan=loses_nan(forward, sizes))
         shape = ahead.expected[first].shape
         dy = np.full(1, 0.7) if shape == (1,) and first == "loss" else rng.standard_normal(shape)
-        known = {**given, **ahead.expected, f"d{first}": dy}
+        known = {**arrays, **ahead.expected, f"d{first}": dy}
         return [
             ahead,
             *(
@@ -302,13 +307,33 @@ def differentiable(
                 )
                 for kernel in there(known)
             ),
-            *(more(rng, given, sizes) if more else ()),
+            *(more(rng, arrays, sizes) if more else ()),
         ]
 
-    first = KERNELS[f"{op}.{forward}"].signature.outputs[0]
+    first = ahead_of.outputs[0]
     return OpCase(
-        op, shapes, bench, calls or follow, tolerance, reason, rough, inputs, function, gradients
+        op, shapes, bench, calls or follow, tolerance, reason, rough, make, function, gradients
     )
+
+
+def _plain(signature: Signature, rng: np.random.Generator, **sizes: int) -> dict[str, Array]:
+    specs = [spec for spec in signature.specs if not spec.written]
+    return {spec.name: normal(rng, *spec.shape(sizes)) for spec in specs}
+
+
+def shapes_of(names: str, *rows: str) -> tuple[dict[str, int], ...]:
+    """Return shapes from a table: the names of the sizes, and the sizes of each shape.
+
+    shapes_of("N C", "3 17, 0 8", "5 130 segments=4")
+
+    Commas separate shapes. Sizes that only some shapes have come last, with their names.
+    """
+    table = []
+    for shape in ", ".join(rows).split(","):
+        words = [word.rpartition("=") for word in shape.split()]
+        keys = [*names.split(), *(name for name, _, _ in words[len(names.split()) :])]
+        table.append({key: int(word[2]) for key, word in zip(keys, words, strict=True)})
+    return tuple(table)
 
 
 def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Array:

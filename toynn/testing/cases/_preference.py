@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from toynn.testing.cases._case import Array, OpCase, differentiable
+from toynn.testing.cases._case import Array, OpCase, differentiable, shapes_of
 
 
 def preference_case(
@@ -21,7 +21,7 @@ def preference_case(
         inputs,
         options=lambda sizes: options,
         loses_nan=lambda entry, sizes: unread,
-        shapes=({"S": 20, "n": 20}, {"S": 9, "n": 4}, {"S": 2, "n": 2}),
+        shapes=shapes_of("S n", "20 20, 9 4, 2 2"),
         bench={"pairs_8": {"S": 16, "n": 16}},
         tolerance=5e-7,
         reason="all in double; options and results are float32",

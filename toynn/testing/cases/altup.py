@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Call, OpCase, derived, normal, reference
+from toynn.testing.cases._case import Array, Call, OpCase, derived, normal, reference, shapes_of
 
 OTHERS = {"p": "only the error of stream 0 has a weight"}
 
@@ -22,38 +22,38 @@ def _inputs(rng: np.random.Generator, N: int, A: int, C: int) -> dict[str, Array
     }
 
 
-def _function(given: dict[str, Array], **sizes: int) -> Array:
+def _function(arrays: dict[str, Array], **sizes: int) -> Array:
     """Predict x; correct it by z, scaled to the length of a."""
-    p = reference("altup.predict", {**given, "w": given["mix"]}, sizes)["y"]
-    new = reference("altup.rescale", {**given, "x": given["a"]}, sizes)["y"]
-    return reference("altup.correct", {**given, "p": p, "a": new}, sizes)["y"]
+    p = reference("altup.predict", {**arrays, "w": arrays["mix"]}, sizes)["y"]
+    new = reference("altup.rescale", {**arrays, "x": arrays["a"]}, sizes)["y"]
+    return reference("altup.correct", {**arrays, "p": p, "a": new}, sizes)["y"]
 
 
-def _gradients(given: dict[str, Array], dy: Array, **sizes: int) -> dict[str, Array]:
-    first = {**given, "w": given["mix"]}
-    scaled = {**given, "x": given["a"]}
+def _gradients(arrays: dict[str, Array], dy: Array, **sizes: int) -> dict[str, Array]:
+    first = {**arrays, "w": arrays["mix"]}
+    scaled = {**arrays, "x": arrays["a"]}
     p = reference("altup.predict", first, sizes)["y"]
     new = reference("altup.rescale", scaled, sizes)["y"]
-    known = {**given, "p": p, "a": new, "dy": dy}
-    found = reference("altup.correct_backward", known, sizes)
-    mixed = reference("altup.predict_backward", {**first, "dy": found["dp"]}, sizes)
-    own = reference("altup.rescale_backward", {**scaled, "dy": found["da"]}, sizes)
+    known = {**arrays, "p": p, "a": new, "dy": dy}
+    corrected = reference("altup.correct_backward", known, sizes)
+    mixed = reference("altup.predict_backward", {**first, "dy": corrected["dp"]}, sizes)
+    rescaled = reference("altup.rescale_backward", {**scaled, "dy": corrected["da"]}, sizes)
     return {
         "dx": mixed["dx"],
         "dmix": mixed["dw"],
-        "dz": own["dz"],
-        "da": own["dx"],
-        "dw": found["dw"],
-        "df": found["df"],
+        "dz": rescaled["dz"],
+        "da": rescaled["dx"],
+        "dw": corrected["dw"],
+        "df": corrected["df"],
     }
 
 
 def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
-    given = _inputs(rng, **sizes)
-    dy, few = normal(rng, *given["x"].shape), normal(rng, *given["z"].shape)
-    mixed = {**given, "w": given["mix"], "dy": dy}
-    correct = {**given, "p": given["x"], "dy": dy}
-    scaled: dict[str, Any] = {"z": given["z"], "x": given["a"], "dy": few}
+    arrays = _inputs(rng, **sizes)
+    dy, few = normal(rng, *arrays["x"].shape), normal(rng, *arrays["z"].shape)
+    mixed = {**arrays, "w": arrays["mix"], "dy": dy}
+    correct = {**arrays, "p": arrays["x"], "dy": dy}
+    scaled: dict[str, Any] = {"z": arrays["z"], "x": arrays["a"], "dy": few}
     alone = {name: array for name, array in correct.items() if name != "f"}
     return [
         derived("altup.predict", mixed, sizes),
@@ -73,13 +73,7 @@ CASE = OpCase(
     function=_function,
     gradients=_gradients,
     calls=_calls,
-    shapes=(
-        {"N": 1, "A": 2, "C": 1},
-        {"N": 7, "A": 4, "C": 65},
-        {"N": 5, "A": 3, "C": 130},
-        {"N": 3, "A": 1, "C": 9},
-        {"N": 0, "A": 4, "C": 8},
-    ),
+    shapes=shapes_of("N A C", "1 2 1, 7 4 65, 5 3 130, 3 1 9, 0 4 8"),
     bench={"gemma3n_e2b": {"N": 256, "A": 4, "C": 2048}},
     tolerance=2e-6,
     reason="float32 sums of up to 130 products, and of 5 streams",

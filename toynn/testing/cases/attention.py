@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Sizes, differentiable, normal
+from toynn.testing.cases._case import Array, Sizes, differentiable, normal, shapes_of
 
 #: Outputs of backward if only some gradients are wanted; a shape's "wanted" is an index here.
 WANTED = (
@@ -71,70 +71,33 @@ CASE = differentiable(
     backward=("backward", "backward_sinks"),
     options=_options,
     without=_without,
-    shapes=(
-        {"B": 1, "T": 1, "H": 1, "KV": 1, "D": 1, "causal": 1, "sinks": 1},
-        {"B": 1, "T": 1, "H": 1, "KV": 1, "D": 1, "causal": 1},
-        {"B": 0, "T": 4, "H": 2, "KV": 1, "D": 8, "causal": 1},
-        {"B": 2, "T": 0, "H": 2, "KV": 1, "D": 8, "causal": 0},
-        {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 5, "causal": 1, "sinks": 3},
-        {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 33, "causal": 1},  # one past a block
-        {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 33, "causal": 0, "wanted": 1},
-        {"B": 1, "T": 130, "H": 3, "KV": 1, "D": 16, "causal": 1, "wanted": 2},
-        {"B": 1, "T": 144, "H": 2, "KV": 1, "D": 8, "causal": 0},  # the longest last block
-        {"B": 1, "T": 145, "H": 2, "KV": 1, "D": 8, "causal": 0},  # one past it
-        {"B": 1, "T": 64, "H": 2, "KV": 2, "D": 257, "causal": 1},  # one past a block of terms
-        {"B": 2, "T": 37, "H": 2, "KV": 2, "D": 64, "causal": 0, "wanted": 3},
-        {"B": 2, "T": 200, "H": 4, "KV": 2, "D": 16, "causal": 1, "segments": 1},
-        {"B": 1, "T": 290, "H": 2, "KV": 1, "D": 20, "causal": 1, "segments": 5, "wanted": 4},
-        {"B": 3, "T": 7, "H": 1, "KV": 1, "D": 8, "causal": 1, "segments": 4},
-        {
-            "B": 2,
-            "T": 70,
-            "H": 2,
-            "KV": 1,
-            "D": 8,
-            "causal": 1,
-            "window": 1,
-            "wanted": 5,
-        },  # itself alone
-        {"B": 1, "T": 200, "H": 4, "KV": 2, "D": 16, "causal": 1, "window": 7, "wanted": 6},
-        {"B": 1, "T": 200, "H": 2, "KV": 2, "D": 33, "causal": 1, "window": 64, "wanted": 3},
-        {"B": 1, "T": 260, "H": 2, "KV": 1, "D": 8, "causal": 1, "window": 130},
-        {"B": 1, "T": 70, "H": 2, "KV": 1, "D": 8, "causal": 1, "window": 500},  # all
-        {
-            **{"B": 1, "T": 290, "H": 2, "KV": 1, "D": 20, "causal": 1},
-            **{"segments": 5, "window": 40, "sinks": 2},
-        },
-        {"B": 1, "T": 65, "H": 2, "KV": 1, "D": 8, "causal": 0, "cap": 2, "scale": 3, "sinks": 9},
-        {
-            "B": 2,
-            "T": 130,
-            "H": 4,
-            "KV": 2,
-            "D": 16,
-            "causal": 1,
-            "cap": 3,
-            "scale": 4,
-            "window": 9,
-        },
-        {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 24, "E": 5, "causal": 1, "sinks": 1},  # narrow v
-        {"B": 1, "T": 81, "H": 2, "KV": 2, "D": 6, "E": 35, "causal": 0},  # wide v
-        {
-            **{"B": 1, "T": 290, "H": 3, "KV": 1, "D": 20, "E": 260, "causal": 1},
-            **{"segments": 5, "window": 40, "cap": 3},
-        },
-        {"B": 1, "T": 70, "H": 2, "KV": 1, "D": 130, "E": 129, "causal": 1, "wanted": 5},
+    shapes=shapes_of(
+        "B T H KV D",
+        "1 1 1 1 1 causal=1 sinks=1, 1 1 1 1 1 causal=1, 0 4 2 1 8 causal=1",
+        "2 0 2 1 8 causal=0, 2 65 4 2 5 causal=1 sinks=3",
+        "2 65 4 2 33 causal=1",  # one past a block
+        "2 65 4 2 33 causal=0 wanted=1, 1 130 3 1 16 causal=1 wanted=2",
+        "1 144 2 1 8 causal=0",  # the longest last block
+        "1 145 2 1 8 causal=0",  # one past it
+        "1 64 2 2 257 causal=1",  # one past a block of terms
+        "2 37 2 2 64 causal=0 wanted=3, 2 200 4 2 16 causal=1 segments=1",
+        "1 290 2 1 20 causal=1 segments=5 wanted=4, 3 7 1 1 8 causal=1 segments=4",
+        "2 70 2 1 8 causal=1 window=1 wanted=5",  # itself alone
+        "1 200 4 2 16 causal=1 window=7 wanted=6, 1 200 2 2 33 causal=1 window=64 wanted=3",
+        "1 260 2 1 8 causal=1 window=130",
+        "1 70 2 1 8 causal=1 window=500",  # all
+        "1 290 2 1 20 causal=1 segments=5 window=40 sinks=2",
+        "1 65 2 1 8 causal=0 cap=2 scale=3 sinks=9",
+        "2 130 4 2 16 causal=1 cap=3 scale=4 window=9",
+        "2 65 4 2 24 E=5 causal=1 sinks=1",  # narrow v
+        "1 81 2 2 6 E=35 causal=0",  # wide v
+        "1 290 3 1 20 E=260 causal=1 segments=5 window=40 cap=3",
+        "1 70 2 1 130 E=129 causal=1 wanted=5",
         # from both sides: last blocks of 70 and 145 rows are longer, segments begin anywhere
-        {"B": 2, "T": 200, "H": 4, "KV": 2, "D": 16, "causal": 0, "segments": 1},
-        {"B": 1, "T": 480, "H": 2, "KV": 1, "D": 20, "causal": 0, "segments": 5, "wanted": 4},
-        {"B": 3, "T": 7, "H": 1, "KV": 1, "D": 8, "causal": 0, "segments": 4},
-        {"B": 1, "T": 145, "H": 2, "KV": 1, "D": 8, "causal": 0, "window": 1, "wanted": 5},
-        {"B": 1, "T": 300, "H": 2, "KV": 2, "D": 8, "causal": 0, "window": 65},
-        {"B": 1, "T": 70, "H": 2, "KV": 1, "D": 8, "causal": 0, "window": 500},
-        {
-            **{"B": 1, "T": 480, "H": 2, "KV": 1, "D": 20, "causal": 0},
-            **{"segments": 5, "window": 40, "cap": 2, "sinks": 1},
-        },
+        "2 200 4 2 16 causal=0 segments=1, 1 480 2 1 20 causal=0 segments=5 wanted=4",
+        "3 7 1 1 8 causal=0 segments=4, 1 145 2 1 8 causal=0 window=1 wanted=5",
+        "1 300 2 2 8 causal=0 window=65, 1 70 2 1 8 causal=0 window=500",
+        "1 480 2 1 20 causal=0 segments=5 window=40 cap=2 sinks=1",
     ),
     bench={
         "gpt2_124m_t256": {"B": 4, "T": 256, "H": 12, "KV": 12, "D": 64, "causal": 1},

@@ -4,7 +4,16 @@ from typing import Any
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Call, OpCase, call, normal, reference, widened
+from toynn.testing.cases._case import (
+    Array,
+    Call,
+    OpCase,
+    call,
+    normal,
+    reference,
+    shapes_of,
+    widened,
+)
 
 BLOCK = 64  # keys in a block of the cache
 
@@ -30,21 +39,21 @@ def _calls(rng: np.random.Generator, past: int, **sizes: int) -> list[Call]:
     B, T, H, KV, D, S = (sizes[name] for name in ("B", "T", "H", "KV", "D", "S"))
     E = sizes.get("E", D)
     q, k, v = (normal(rng, B * T, n) for n in (H * D, KV * D, KV * E))
-    given = {"q": q, "k": k, "v": v, "past": past // np.arange(1, B + 1)}
+    arrays = {"q": q, "k": k, "v": v, "past": past // np.arange(1, B + 1)}
     if "sinks" in sizes:
-        given["sinks"] = normal(rng, H, scale=2)
+        arrays["sinks"] = normal(rng, H, scale=2)
     keys, values = normal(rng, B, KV, S, D), normal(rng, B, KV, S, E)
     caches = {"kc": blocked(keys), "vc": values}
     if "shared" in sizes:
-        del given["v"], caches["vc"]
-    known = widened({**given, **caches, "kc": keys})
+        del arrays["v"], caches["vc"]
+    known = widened({**arrays, **caches, "kc": keys})
     written = reference("cached_attention.forward", known, sizes)
     limits: dict[str, Any] = {n: sizes[n] for n in ("window", "cap", "E") if n in sizes}
     return [
         call(
             "forward",
             written | {"kc": blocked(written["kc"])},
-            given,
+            arrays,
             initial=caches,
             **limits,
         )
@@ -53,42 +62,28 @@ def _calls(rng: np.random.Generator, past: int, **sizes: int) -> list[Call]:
 
 CASE = OpCase(
     op="cached_attention",
-    shapes=(
-        {"B": 1, "T": 1, "H": 1, "KV": 1, "D": 1, "S": 64, "past": 0},
-        {"B": 0, "T": 1, "H": 2, "KV": 1, "D": 8, "S": 64, "past": 0},
-        {"B": 2, "T": 0, "H": 2, "KV": 1, "D": 8, "S": 64, "past": 9},
-        {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 16, "S": 640, "past": 600, "sinks": 1},
-        {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 33, "S": 192, "past": 128},  # one past a block
-        {"B": 2, "T": 1, "H": 6, "KV": 2, "D": 16, "S": 640, "past": 512},  # one past two spans
-        {"B": 2, "T": 1, "H": 2, "KV": 1, "D": 8, "S": 512, "past": 511},  # one ends with a span
-        {"B": 1, "T": 1, "H": 70, "KV": 1, "D": 8, "S": 320, "past": 255},  # a group past a block
-        {"B": 1, "T": 1, "H": 3, "KV": 3, "D": 64, "S": 512, "past": 511},  # the last row
-        {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 20, "S": 192, "past": 127},
-        {"B": 1, "T": 64, "H": 3, "KV": 1, "D": 64, "S": 128, "past": 60},  # across a block's edge
-        {"B": 2, "T": 5, "H": 2, "KV": 2, "D": 257, "S": 64, "past": 40},
-        {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 16, "S": 640, "past": 600, "window": 330},  # spans
-        {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 16, "S": 192, "past": 128, "window": 1},
-        {"B": 2, "T": 70, "H": 4, "KV": 2, "D": 8, "S": 320, "past": 200, "window": 67},
-        {"B": 2, "T": 3, "H": 4, "KV": 2, "D": 8, "S": 320, "past": 200, "window": 9, "cap": 1},
-        {"B": 1, "T": 1, "H": 2, "KV": 2, "D": 8, "S": 320, "past": 200, "cap": 2},
-        {"B": 2, "T": 1, "H": 2, "KV": 1, "D": 20, "S": 2112, "past": 2070},  # spans of a device
-        {"B": 1, "T": 3, "H": 2, "KV": 1, "D": 130, "S": 1088, "past": 1060, "window": 30},
-        {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 16, "S": 2112, "past": 2070, "sinks": 1},
-        {"B": 2, "T": 3, "H": 4, "KV": 2, "D": 8, "S": 1088, "past": 1060, "sinks": 1, "window": 9},
-        {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 24, "E": 5, "S": 640, "past": 600, "sinks": 1},
-        {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 6, "E": 35, "S": 192, "past": 127},  # wide v
-        {
-            **{"B": 2, "T": 1, "H": 6, "KV": 1, "D": 40, "E": 32, "S": 2112, "past": 2070},
-            "shared": 1,
-        },
-        {
-            **{"B": 2, "T": 65, "H": 3, "KV": 1, "D": 140, "E": 132, "S": 192, "past": 127},
-            "shared": 1,
-        },
-        {
-            **{"B": 2, "T": 3, "H": 4, "KV": 2, "D": 8, "E": 8, "S": 320, "past": 200},
-            **{"window": 70, "shared": 1},
-        },
+    shapes=shapes_of(
+        "B T H KV D",
+        "1 1 1 1 1 S=64 past=0, 0 1 2 1 8 S=64 past=0, 2 0 2 1 8 S=64 past=9",
+        "2 1 4 2 16 S=640 past=600 sinks=1",
+        "2 1 4 2 33 S=192 past=128",  # one past a block
+        "2 1 6 2 16 S=640 past=512",  # one past two spans
+        "2 1 2 1 8 S=512 past=511",  # one ends with a span
+        "1 1 70 1 8 S=320 past=255",  # a group past a block
+        "1 1 3 3 64 S=512 past=511",  # the last row
+        "2 65 4 2 20 S=192 past=127",
+        "1 64 3 1 64 S=128 past=60",  # across a block's edge
+        "2 5 2 2 257 S=64 past=40",
+        "2 1 4 2 16 S=640 past=600 window=330",  # spans
+        "2 1 4 2 16 S=192 past=128 window=1, 2 70 4 2 8 S=320 past=200 window=67",
+        "2 3 4 2 8 S=320 past=200 window=9 cap=1, 1 1 2 2 8 S=320 past=200 cap=2",
+        "2 1 2 1 20 S=2112 past=2070",  # spans of a device
+        "1 3 2 1 130 S=1088 past=1060 window=30, 2 1 4 2 16 S=2112 past=2070 sinks=1",
+        "2 3 4 2 8 S=1088 past=1060 sinks=1 window=9, 2 1 4 2 24 E=5 S=640 past=600 sinks=1",
+        "2 65 4 2 6 E=35 S=192 past=127",  # wide v
+        "2 1 6 1 40 E=32 S=2112 past=2070 shared=1",
+        "2 65 3 1 140 E=132 S=192 past=127 shared=1",
+        "2 3 4 2 8 E=8 S=320 past=200 window=70 shared=1",
     ),
     bench={
         "decode_135m_past_1k": {"B": 1, "T": 1, "H": 9, "KV": 3, "D": 64, "S": 1088, "past": 1023},

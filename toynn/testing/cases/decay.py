@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, differentiable, normal
+from toynn.testing.cases._case import Array, differentiable, normal, shapes_of
 
 
 def _inputs(rng: np.random.Generator, N: int, V: int) -> dict[str, Array]:
@@ -13,7 +13,7 @@ def _inputs(rng: np.random.Generator, N: int, V: int) -> dict[str, Array]:
 CASE = differentiable(
     "decay",
     _inputs,
-    shapes=({"N": 1, "V": 1}, {"N": 7, "V": 5}, {"N": 70, "V": 33}, {"N": 0, "V": 4}),
+    shapes=shapes_of("N V", "1 1, 7 5, 70 33, 0 4"),
     bench={"qwen35_0.8b": {"N": 256, "V": 16}},
     tolerance=1e-6,
     reason="a sum of up to 70 terms in float32; exp and log1p are the C library's",

@@ -4,7 +4,16 @@ from typing import Any
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Call, OpCase, call, derived, normal, reference
+from toynn.testing.cases._case import (
+    Array,
+    Call,
+    OpCase,
+    call,
+    derived,
+    normal,
+    reference,
+    shapes_of,
+)
 
 SCALE = 1.5
 WIDTH = 23  # columns of W; the kernel sees only products of W
@@ -27,23 +36,23 @@ def _inputs(rng: np.random.Generator, N: int, C: int, R: int) -> dict[str, Array
     return {"x": normal(rng, N, C), **vectors}
 
 
-def _function(given: dict[str, Array], **_: Any) -> Array:
-    return reference("dora.forward", given, {})["y"]
+def _function(arrays: dict[str, Array], **_: Any) -> Array:
+    return reference("dora.forward", arrays, {})["y"]
 
 
-def _gradients(given: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
-    found = reference("dora.backward", {**given, "dy": dy}, {})
-    return {**found, "dbias": dy.sum(axis=0)}
+def _gradients(arrays: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
+    gradients = reference("dora.backward", {**arrays, "dy": dy}, {})
+    return {**gradients, "dbias": dy.sum(axis=0)}
 
 
 def _calls(rng: np.random.Generator, N: int, C: int, R: int) -> list[Call]:
-    given = _inputs(rng, N, C, R)
+    arrays = _inputs(rng, N, C, R)
     w, a, b, r = _weights(rng, C, R)
     read = {"squares": (w * w).sum(axis=1), "p": a @ w.T, "g": a @ a.T, "b": b}
     return [
         call("norms", {"r": r}, read, scale=SCALE),
-        derived("dora.forward", given),
-        derived("dora.backward", {**given, "dy": normal(rng, N, C)}),
+        derived("dora.forward", arrays),
+        derived("dora.backward", {**arrays, "dy": normal(rng, N, C)}),
     ]
 
 
@@ -53,13 +62,7 @@ CASE = OpCase(
     function=_function,
     gradients=_gradients,
     calls=_calls,
-    shapes=(
-        {"N": 1, "C": 1, "R": 1},
-        {"N": 37, "C": 130, "R": 8},
-        {"N": 3, "C": 65, "R": 3},
-        {"N": 0, "C": 8, "R": 2},
-        {"N": 129, "C": 7, "R": 17},
-    ),
+    shapes=shapes_of("N C R", "1 1 1, 37 130 8, 3 65 3, 0 8 2, 129 7 17"),
     bench={"llama_135m": {"N": 256, "C": 1536, "R": 8}},
     tolerance=1e-6,
     reason="what norms reads is rounded; dm: float32 sums of up to 129 terms, one after the other",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toynn.testing.cases._case import Call, OpCase, derived
+from toynn.testing.cases._case import Call, OpCase, derived, shapes_of
 
 
 def _calls(rng: np.random.Generator, N: int, K: int, E: int) -> list[Call]:
@@ -18,12 +18,7 @@ def _calls(rng: np.random.Generator, N: int, K: int, E: int) -> list[Call]:
 CASE = OpCase(
     op="expert_rows",
     calls=_calls,
-    shapes=(
-        {"N": 37, "K": 3, "E": 11},
-        {"N": 65, "K": 4, "E": 128},
-        {"N": 5, "K": 1, "E": 1},
-        {"N": 0, "K": 2, "E": 4},
-    ),
+    shapes=shapes_of("N K E", "37 3 11, 65 4 128, 5 1 1, 0 2 4"),
     bench={"qwen3_30b_a3b": {"N": 256, "K": 8, "E": 128}},
     tolerance=1e-9,
     reason="whole numbers",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Call, derived, differentiable, normal
+from toynn.testing.cases._case import Array, Call, derived, differentiable, normal, shapes_of
 from toynn.testing.cases.quants import SCALES, matrix
 
 _UNUSED = dict.fromkeys("wb", "an expert without rows is not read")
@@ -32,18 +32,18 @@ def _inputs(rng: np.random.Generator, E: int, M: int, N: int, K: int, **_: Any) 
 
 def _calls(rng: np.random.Generator, E: int, M: int, N: int, K: int, type: int = 0) -> list[Call]:
     """Assign every row to an expert: a kernel leaves other rows undefined."""
-    given, more = _inputs(rng, E, M, N, K), dict[str, Any]()
-    there = int(given["offsets"][-1])
-    given |= {"x": given["x"][:there], "dy": normal(rng, there, N)}
+    arrays, more = _inputs(rng, E, M, N, K), dict[str, Any]()
+    there = int(arrays["offsets"][-1])
+    arrays |= {"x": arrays["x"][:there], "dy": normal(rng, there, N)}
     if type:  # quantized weights are frozen
         more["type"], raw, exact = matrix(rng, type, E * N, K)
-        given["w"] = raw.reshape(E, N, -1)
+        arrays["w"] = raw.reshape(E, N, -1)
         more["exact"] = {"w": exact.reshape(E, N, K)}
     reading = ("forward", "backward_input")
     others = () if type else ("backward_weight", "backward_bias")
     return [
-        *(derived(f"experts.{entry}", given, loses_nan=_UNUSED, **more) for entry in reading),
-        *(derived(f"experts.{entry}", given) for entry in others),
+        *(derived(f"experts.{entry}", arrays, loses_nan=_UNUSED, **more) for entry in reading),
+        *(derived(f"experts.{entry}", arrays) for entry in others),
     ]
 
 
@@ -52,16 +52,16 @@ CASE = differentiable(
     _inputs,
     backward=("backward_input", "backward_weight", "backward_bias"),
     shapes=(
-        {"E": 5, "M": 38, "N": 19, "K": 33},
-        {"E": 1, "M": 2, "N": 1, "K": 1},
-        {"E": 7, "M": 140, "N": 130, "K": 257},  # packed, small and GEMV, all at once
-        {"E": 3, "M": 400, "N": 40, "K": 300},  # more rows than columns
-        {"E": 4, "M": 40, "N": 700, "K": 96},
-        {"E": 9, "M": 1, "N": 3, "K": 5},  # no row belongs to an expert
-        {"E": 3, "M": 0, "N": 3, "K": 5},
-        {"E": 2, "M": 7, "N": 4, "K": 0},
+        *shapes_of(
+            "E M N K",
+            "5 38 19 33, 1 2 1 1",
+            "7 140 130 257",  # packed, small and GEMV, all at once
+            "3 400 40 300",  # more rows than columns
+            "4 40 700 96",
+            "9 1 3 5",  # no row belongs to an expert
+            "3 0 3 5, 2 7 4 0, 3 200 96 288 type=8",
+        ),
         *({"E": 3, "M": 24, "N": 17, "K": 256, "type": type} for type in SCALES),
-        {"E": 3, "M": 200, "N": 96, "K": 288, "type": 8},
     ),
     bench={
         "gate_32_of_135m": {"E": 32, "M": 1024, "N": 384, "K": 576},

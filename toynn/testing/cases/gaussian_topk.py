@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, differentiable, normal
+from toynn.testing.cases._case import Array, differentiable, normal, shapes_of
 
 Z = 0.5
 NEAR = 0.02  # of the cutoff, in standard deviations: the gradient jumps there
@@ -23,12 +23,7 @@ CASE = differentiable(
     loses_nan=lambda entry, sizes: (
         {"dy": "below the cutoff it counts for nothing"} if entry == "backward" else {}
     ),
-    shapes=(
-        {"N": 37, "C": 130},
-        {"N": 3, "C": 65},
-        {"N": 0, "C": 8},
-        {"N": 5, "C": 768},
-    ),
+    shapes=shapes_of("N C", "37 130, 3 65, 0 8, 5 768"),
     bench={"gemma3n_e2b": {"N": 256, "C": 8192}},
     tolerance=3e-6,
     reason="float32 sums of up to 768 terms, and a difference from their mean",

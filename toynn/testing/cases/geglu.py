@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, differentiable, normal
+from toynn.testing.cases._case import Array, differentiable, normal, shapes_of
 
 
 def _inputs(rng: np.random.Generator, n: int, exact: int = 0) -> dict[str, Array]:
@@ -14,7 +14,7 @@ def _inputs(rng: np.random.Generator, n: int, exact: int = 0) -> dict[str, Array
 CASE = differentiable(
     "geglu",
     _inputs,
-    shapes=({"n": 1}, {"n": 37}, {"n": 0}, {"n": 4096}, {"n": 4097}, {"n": 4097, "exact": 1}),
+    shapes=shapes_of("n", "1, 37, 0, 4096, 4097, 4097 exact=1"),
     bench={"gemma3_270m": {"n": 256 * 2048}},
     tolerance=4e-7,
     reason="a few roundings; exp within 2, erf within 5 units in the last place",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, differentiable, normal
+from toynn.testing.cases._case import Array, differentiable, normal, shapes_of
 
 
 def _inputs(rng: np.random.Generator, N: int, C: int) -> dict[str, Array]:
@@ -14,14 +14,7 @@ def _inputs(rng: np.random.Generator, N: int, C: int) -> dict[str, Array]:
 CASE = differentiable(
     "layernorm",
     _inputs,
-    shapes=(
-        {"N": 1, "C": 1},
-        {"N": 37, "C": 130},
-        {"N": 3, "C": 65},
-        {"N": 0, "C": 8},
-        {"N": 2, "C": 0},
-        {"N": 129, "C": 768},
-    ),
+    shapes=shapes_of("N C", "1 1, 37 130, 3 65, 0 8, 2 0, 129 768"),
     bench={"gpt2_124m": {"N": 256, "C": 768}},
     tolerance=2e-6,
     reason="float32 sums of up to 768 terms in 16 partial sums; the mean is not subtracted exactly",

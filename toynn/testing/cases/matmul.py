@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from toynn._kernels.base.entry import ACTIVATIONS
-from toynn.testing.cases._case import Array, Call, derived, differentiable, normal
+from toynn.testing.cases._case import Array, Call, derived, differentiable, normal, shapes_of
 from toynn.testing.cases.quants import SCALES, matrix
 
 
@@ -21,16 +21,16 @@ def _inputs(rng: np.random.Generator, M: int, N: int, K: int, **_: Any) -> dict[
 def _calls(
     rng: np.random.Generator, M: int, N: int, K: int, activation: int = 0, type: int = 0
 ) -> list[Call]:
-    given, more = _inputs(rng, M, N, K), dict[str, Any]()
-    given["dy"] = normal(rng, M, N)
+    arrays, more = _inputs(rng, M, N, K), dict[str, Any]()
+    arrays["dy"] = normal(rng, M, N)
     if type:  # quantized weights are frozen
-        more["type"], given["w"], exact = matrix(rng, type, N, K)
+        more["type"], arrays["w"], exact = matrix(rng, type, N, K)
         more["exact"] = {"w": exact}
     reading = [
-        derived("matmul.forward", given, activation=ACTIVATIONS[activation], **more),
-        derived("matmul.backward_input", given, **more),
+        derived("matmul.forward", arrays, activation=ACTIVATIONS[activation], **more),
+        derived("matmul.backward_input", arrays, **more),
     ]
-    return reading if type else [*reading, derived("matmul.backward_weight", given)]
+    return reading if type else [*reading, derived("matmul.backward_weight", arrays)]
 
 
 CASE = differentiable(
@@ -39,24 +39,24 @@ CASE = differentiable(
     backward=("backward_input", "backward_weight", "elementwise.bias_backward"),
     options=lambda sizes: {"activation": 0},
     shapes=(
-        {"M": 1, "N": 1, "K": 1},
-        {"M": 0, "N": 3, "K": 5},
-        {"M": 3, "N": 0, "K": 5},
-        {"M": 3, "N": 5, "K": 0},
-        {"M": 37, "N": 65, "K": 19, "activation": 1},  # one thread, in place
-        {"M": 15, "N": 33, "K": 257, "activation": 2},  # one past a tile, one past a block of terms
-        {"M": 129, "N": 131, "K": 127, "activation": 2},  # packed, all edges ragged
-        {"M": 40, "N": 1000, "K": 513, "activation": 1},  # three blocks of terms
-        {"M": 1025, "N": 48, "K": 96},  # more rows than columns
-        {"M": 300, "N": 8, "K": 1100, "activation": 1},  # skinny: N is less than a tile
-        {"M": 300, "N": 1100, "K": 9},  # skinny: K is less than a tile
-        {"M": 3, "N": 100, "K": 527, "activation": 1},  # GEMV: w is not packed
-        {"M": 1, "N": 33, "K": 512, "activation": 2},
+        *shapes_of(
+            "M N K",
+            "1 1 1, 0 3 5, 3 0 5, 3 5 0",
+            "37 65 19 activation=1",  # one thread, in place
+            "15 33 257 activation=2",  # one past a tile, one past a block of terms
+            "129 131 127 activation=2",  # packed, all edges ragged
+            "40 1000 513 activation=1",  # three blocks of terms
+            "1025 48 96",  # more rows than columns
+            "300 8 1100 activation=1",  # skinny: N is less than a tile
+            "300 1100 9",  # skinny: K is less than a tile
+            "3 100 527 activation=1",  # GEMV: w is not packed
+            "1 33 512 activation=2",
+            "5 37 259 type=1",  # half floats: rows of any length
+            "300 65 544 type=8",  # more rows than columns
+            "3 100 288 type=2",  # few rows
+            "3 0 256 type=12",
+        ),
         *({"M": 33, "N": 70, "K": 512, "activation": 1, "type": type} for type in SCALES),
-        {"M": 5, "N": 37, "K": 259, "type": 1},  # half floats: rows of any length
-        {"M": 300, "N": 65, "K": 544, "type": 8},  # more rows than columns
-        {"M": 3, "N": 100, "K": 288, "type": 2},  # few rows
-        {"M": 3, "N": 0, "K": 256, "type": 12},
     ),
     bench={
         "gpt2_attn": {"M": 256, "N": 768, "K": 768},

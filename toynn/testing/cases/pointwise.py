@@ -32,44 +32,44 @@ def _inputs(rng: np.random.Generator, n: int) -> dict[str, Array]:
     return {"x": np.abs(normal(rng, n)) + np.float32(0.25), "a": away[0], "b": away[1]}
 
 
-def _run(entry: str, given: dict[str, Array]) -> dict[str, Array]:
-    return reference(f"pointwise.{entry}", given, NUMBERS)
+def _run(entry: str, arrays: dict[str, Array]) -> dict[str, Array]:
+    return reference(f"pointwise.{entry}", arrays, NUMBERS)
 
 
-def _function(given: dict[str, Array], n: int) -> Array:
+def _function(arrays: dict[str, Array], n: int) -> Array:
     """Return the y of each function: of x, or of a and b. The first is a - b."""
-    return np.stack([_run(op, given)["y"] for op in ("sub", *SLOPES)])
+    return np.stack([_run(op, arrays)["y"] for op in ("sub", *SLOPES)])
 
 
-def _gradients(given: dict[str, Array], dy: Array, n: int) -> dict[str, Array]:
-    found = {"dx": np.zeros(n), "da": dy[0].copy(), "db": -dy[0]}
+def _gradients(arrays: dict[str, Array], dy: Array, n: int) -> dict[str, Array]:
+    gradients = {"dx": np.zeros(n), "da": dy[0].copy(), "db": -dy[0]}
     for (op, slopes), d in zip(SLOPES.items(), dy[1:], strict=True):
-        known = {**given, **_run(op, given), "dy": d}
+        known = {**arrays, **_run(op, arrays), "dy": d}
         for name, (entry, read) in slopes.items():
-            renamed = {theirs: known[own] for theirs, own in read.items()}
+            renamed = {theirs: known[ours] for theirs, ours in read.items()}
             (gradient,) = _run(entry, known | renamed).values()
-            found[f"d{name}"] += gradient
-    return found
+            gradients[f"d{name}"] += gradient
+    return gradients
 
 
 def _calls(rng: np.random.Generator, n: int) -> list[Call]:
-    given = {**_inputs(rng, n), "dy": normal(rng, n), "mask": rng.integers(-1, 2, n, np.int32)}
-    signed = {**given, "x": given["a"], "y": given["b"]}
+    arrays = {**_inputs(rng, n), "dy": normal(rng, n), "mask": rng.integers(-1, 2, n, np.int32)}
+    signed = {**arrays, "x": arrays["a"], "y": arrays["b"]}
     of_signed = ["sub", "mul", "div", "affine", "square", "square_backward", "exp", "tanh"]
     of_signed += ["abs", "abs_backward", "relu", "relu_backward", "masked"]
-    of_roots = {"sqrt_backward": given["x"], "tanh_backward": np.tanh(given["a"])}
+    of_roots = {"sqrt_backward": arrays["x"], "tanh_backward": np.tanh(arrays["a"])}
     positive = ("power", "power_backward", "log", "sqrt")
     return [
         *(_call(entry, signed) for entry in of_signed),
-        *(_call(entry, given) for entry in positive),
-        *(_call(entry, given | {"y": y}) for entry, y in of_roots.items()),
-        _call("div_backward", given | {"y": given["a"] / given["b"]}),
+        *(_call(entry, arrays) for entry in positive),
+        *(_call(entry, arrays | {"y": y}) for entry, y in of_roots.items()),
+        _call("div_backward", arrays | {"y": arrays["a"] / arrays["b"]}),
         derived("pointwise.masked", signed, NUMBERS | {"keep": 0}, loses_nan=LOSES["masked"]),
     ]
 
 
-def _call(entry: str, given: dict[str, Array]) -> Call:
-    return derived(f"pointwise.{entry}", given, NUMBERS, loses_nan=LOSES.get(entry, {}))
+def _call(entry: str, arrays: dict[str, Array]) -> Call:
+    return derived(f"pointwise.{entry}", arrays, NUMBERS, loses_nan=LOSES.get(entry, {}))
 
 
 CASE = OpCase(

@@ -7,31 +7,10 @@ from toynn.testing.cases._case import Array, Call, OpCase, call
 
 #: The types, and the bytes of a block that are float16 scales, which must not be random.
 SCALES: dict[int, tuple[int, ...]] = {
-    1: (0,),
-    2: (0,),
-    3: (0, 2),
-    6: (0,),
-    7: (0, 2),
-    8: (0,),
-    10: (80, 82),
-    11: (108,),
-    12: (0, 2),
-    13: (0, 2),
-    14: (208,),
-    16: (0,),
-    17: (0,),
-    18: (0,),
-    19: (0,),
-    20: (0,),
-    21: (0,),
-    22: (0,),
-    23: (0,),
-    29: (),
-    30: (),
-    34: (52,),
-    35: (64,),
-    39: (),
-    40: (),
+    **dict.fromkeys((*range(1, 4), *range(6, 9), *range(10, 15), *range(16, 24)), (0,)),
+    **dict.fromkeys((29, 30, 34, 35, 39, 40), ()),
+    **{type: (0, 2) for type in (3, 7, 12, 13)},
+    **{10: (80, 82), 11: (108,), 14: (208,), 34: (52,), 35: (64,)},
 }
 
 

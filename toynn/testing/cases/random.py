@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Call, OpCase, call
+from toynn.testing.cases._case import Array, Call, OpCase, call, shapes_of
 
 BLOCK = 4096
 MASK = 2**64 - 1
@@ -65,7 +65,7 @@ def _calls(_: np.random.Generator, n: int) -> list[Call]:
 
 CASE = OpCase(
     op="random",
-    shapes=({"n": 1}, {"n": 130}, {"n": 0}, {"n": 4095}, {"n": 4097}, {"n": 12_288}),
+    shapes=shapes_of("n", "1, 130, 0, 4095, 4097, 12288"),
     bench={"gpt2_tiny": {"n": 143_424}},
     calls=_calls,
     tolerance=1e-8,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Sizes, differentiable, normal
+from toynn.testing.cases._case import Array, Sizes, differentiable, normal, shapes_of
 
 BASE = 10000.0
 CONTEXT = 8192
@@ -33,22 +33,11 @@ CASE = differentiable(
     "rope",
     _inputs,
     options=_options,
-    shapes=(
-        {"N": 1, "H": 1, "D": 2, "interleaved": 0},
-        {"N": 9, "H": 3, "D": 10, "interleaved": 0},
-        {"N": 9, "H": 3, "D": 10, "interleaved": 1},
-        {"N": 5, "H": 2, "D": 128, "interleaved": 0},
-        {"N": 5, "H": 2, "D": 130, "interleaved": 0},
-        {"N": 5, "H": 2, "D": 130, "interleaved": 1},
-        {"N": 5, "H": 2, "D": 12, "interleaved": 0, "R": 8},
-        {"N": 5, "H": 2, "D": 12, "interleaved": 1, "R": 8},
-        {"N": 3, "H": 3, "D": 200, "interleaved": 0, "R": 132, "P": 2},
-        {"N": 2, "H": 4, "D": 6, "interleaved": 1, "P": 3},
-        {"N": 9, "H": 2, "D": 6, "interleaved": 1, "span": 1000},
-        {"N": 4, "H": 2, "D": 12, "interleaved": 0, "R": 8, "span": 3},
-        {"N": 3, "H": 2, "D": 8, "interleaved": 0, "R": 0},
-        {"N": 0, "H": 2, "D": 8, "interleaved": 0},
-        {"N": 3, "H": 2, "D": 0, "interleaved": 0},
+    shapes=shapes_of(
+        "N H D interleaved",
+        "1 1 2 0, 9 3 10 0, 9 3 10 1, 5 2 128 0, 5 2 130 0, 5 2 130 1, 5 2 12 0 R=8",
+        "5 2 12 1 R=8, 3 3 200 0 R=132 P=2, 2 4 6 1 P=3, 9 2 6 1 span=1000",
+        "4 2 12 0 R=8 span=3, 3 2 8 0 R=0, 0 2 8 0, 3 2 0 0",
     ),
     bench={"llama_135m": {"N": 256, "H": 9, "D": 64, "interleaved": 0}},
     tolerance=2e-7,

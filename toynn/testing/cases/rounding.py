@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toynn.testing.cases._case import Call, OpCase, derived
+from toynn.testing.cases._case import Call, OpCase, derived, shapes_of
 
 
 def _calls(rng: np.random.Generator, n: int) -> list[Call]:
@@ -18,7 +18,7 @@ def _calls(rng: np.random.Generator, n: int) -> list[Call]:
 CASE = OpCase(
     op="rounding",
     calls=_calls,
-    shapes=({"n": 1}, {"n": 100}, {"n": 0}, {"n": 4097}, {"n": 70001}),
+    shapes=shapes_of("n", "1, 100, 0, 4097, 70001"),
     bench={"smollm2_135m_ffn": {"n": 576 * 1536}},
     tolerance=1e-30,
     reason="rounding has one right answer",

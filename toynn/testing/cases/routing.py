@@ -4,16 +4,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Sizes, differentiable, normal
+from toynn.testing.cases._case import Array, Sizes, differentiable, normal, shapes_of
 
 
 def _inputs(
     rng: np.random.Generator, N: int, E: int, biased: int = 0, factors: int = 0, **_: int
 ) -> dict[str, Array]:
     p = np.exp(2 * rng.standard_normal((N, E)))
-    found = {"p": (p / p.sum(axis=1, keepdims=True)).astype(np.float32)}
-    found |= {"b": normal(rng, E, scale=0.3)} if biased else {}
-    return found | ({"f": normal(rng, E)} if factors else {})
+    arrays = {"p": (p / p.sum(axis=1, keepdims=True)).astype(np.float32)}
+    arrays |= {"b": normal(rng, E, scale=0.3)} if biased else {}
+    return arrays | ({"f": normal(rng, E)} if factors else {})
 
 
 def _options(sizes: Sizes) -> dict[str, float]:
@@ -34,21 +34,16 @@ CASE = differentiable(
     _inputs,
     options=_options,
     loses_nan=_loses_nan,
-    shapes=(
-        {"N": 37, "E": 11, "K": 3, "normalized": 1, "tenths": 25},
-        {"N": 65, "E": 32, "K": 4},
-        {"N": 3, "E": 8, "K": 8, "normalized": 1},  # all
-        {"N": 9, "E": 1, "K": 1},
-        {"N": 0, "E": 4, "K": 2},
-        {"N": 20, "E": 128, "K": 1, "tenths": 5},
-        {"N": 21, "E": 9, "K": 3, "normalized": 1, "hundredths": 20, "biased": 1},
-        {"N": 21, "E": 9, "K": 3, "biased": 1},
-        {"N": 33, "E": 24, "K": 5, "G": 6, "L": 2, "normalized": 1, "biased": 1},
-        {"N": 33, "E": 24, "K": 5, "G": 6, "L": 2, "best": 1, "tenths": 25},
-        {"N": 9, "E": 128, "K": 4, "G": 64, "L": 63},  # the most groups, of the fewest experts
-        {"N": 9, "E": 12, "K": 6, "G": 2, "L": 1},  # all of a group
-        {"N": 21, "E": 9, "K": 3, "normalized": 1, "factors": 1},
-        {"N": 5, "E": 3, "K": 3, "tenths": 5, "factors": 1},
+    shapes=shapes_of(
+        "N E K",
+        "37 11 3 normalized=1 tenths=25, 65 32 4",
+        "3 8 8 normalized=1",  # all
+        "9 1 1, 0 4 2, 20 128 1 tenths=5, 21 9 3 normalized=1 hundredths=20 biased=1",
+        "21 9 3 biased=1, 33 24 5 G=6 L=2 normalized=1 biased=1",
+        "33 24 5 G=6 L=2 best=1 tenths=25",
+        "9 128 4 G=64 L=63",  # the most groups, of the fewest experts
+        "9 12 6 G=2 L=1",  # all of a group
+        "21 9 3 normalized=1 factors=1, 5 3 3 tenths=5 factors=1",
     ),
     bench={
         "qwen3_30b_a3b": {"N": 256, "E": 128, "K": 8, "normalized": 1},

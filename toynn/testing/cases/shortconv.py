@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Call, Sizes, derived, differentiable, normal
+from toynn.testing.cases._case import Array, Call, Sizes, derived, differentiable, normal, shapes_of
 from toynn.testing.cases.attention import segment_starts
 
 RING = 80
@@ -28,12 +28,12 @@ def _options(sizes: Sizes) -> dict[str, int]:
     return {"P": sizes.get("P", 3)}
 
 
-def _cached(rng: np.random.Generator, given: dict[str, Array], sizes: Sizes) -> list[Call]:
+def _cached(rng: np.random.Generator, arrays: dict[str, Array], sizes: Sizes) -> list[Call]:
     if "past" not in sizes:
         return []
     past = sizes["past"] // np.arange(1, sizes["B"] + 1)
     kept = {"ring": normal(rng, sizes["B"], RING, sizes["C"]), "past": past}
-    return [derived("shortconv.cached", given | kept, {**sizes, **_options(sizes)})]
+    return [derived("shortconv.cached", arrays | kept, {**sizes, **_options(sizes)})]
 
 
 CASE = differentiable(
@@ -42,19 +42,11 @@ CASE = differentiable(
     options=_options,
     more=_cached,
     without=lambda sizes: () if sizes.get("biased") else ("db",),
-    shapes=(
-        {"B": 1, "T": 1, "C": 1, "L": 1, "past": 0},
-        {"B": 2, "T": 9, "C": 5, "L": 3, "past": 1},
-        {"B": 1, "T": 70, "C": 65, "L": 4, "past": 79},
-        {"B": 2, "T": 1, "C": 33, "L": 3, "past": 500},
-        {"B": 1, "T": 2, "C": 8, "L": 7, "past": 3},
-        {"B": 2, "T": 9, "C": 65, "L": 4, "P": 1, "past": 79, "biased": 1},
-        {"B": 0, "T": 4, "C": 8, "L": 3},
-        {"B": 2, "T": 9, "C": 5, "L": 4, "P": 1},
-        {"B": 2, "T": 0, "C": 8, "L": 3},
-        {"B": 2, "T": 200, "C": 6, "L": 3, "segments": 1},
-        {"B": 3, "T": 7, "C": 4, "L": 5, "segments": 4, "biased": 1},
-        {"B": 3, "T": 7, "C": 4, "L": 5, "P": 1, "segments": 4},
+    shapes=shapes_of(
+        "B T C L",
+        "1 1 1 1 past=0, 2 9 5 3 past=1, 1 70 65 4 past=79, 2 1 33 3 past=500, 1 2 8 7 past=3",
+        "2 9 65 4 P=1 past=79 biased=1, 0 4 8 3, 2 9 5 4 P=1, 2 0 8 3, 2 200 6 3 segments=1",
+        "3 7 4 5 segments=4 biased=1, 3 7 4 5 P=1 segments=4",
     ),
     bench={
         "lfm2_350m": {"B": 1, "T": 256, "C": 1024, "L": 3},

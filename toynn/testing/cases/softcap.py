@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, differentiable, normal
+from toynn.testing.cases._case import Array, differentiable, normal, shapes_of
 
 CAP = 3.0
 
@@ -19,7 +19,7 @@ CASE = differentiable(
     "softcap",
     _inputs,
     options=lambda sizes: {"cap": CAP},
-    shapes=({"n": 1}, {"n": 37}, {"n": 0}, {"n": 4096}, {"n": 4097}),
+    shapes=shapes_of("n", "1, 37, 0, 4096, 4097"),
     bench={"gemma2_logits": {"n": 32 * 256000}},
     tolerance=3e-7,
     reason="tanh within 2 units in the last place, a few roundings",

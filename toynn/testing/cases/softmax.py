@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, differentiable, normal
+from toynn.testing.cases._case import Array, differentiable, normal, shapes_of
 
 
 def _inputs(rng: np.random.Generator, N: int, C: int) -> dict[str, Array]:
@@ -15,14 +15,7 @@ def _inputs(rng: np.random.Generator, N: int, C: int) -> dict[str, Array]:
 CASE = differentiable(
     "softmax",
     _inputs,
-    shapes=(
-        {"N": 1, "C": 1},
-        {"N": 37, "C": 130},
-        {"N": 3, "C": 17},
-        {"N": 0, "C": 8},
-        {"N": 2, "C": 0},
-        {"N": 5, "C": 1025},
-    ),
+    shapes=shapes_of("N C", "1 1, 37 130, 3 17, 0 8, 2 0, 5 1025"),
     bench={"scores_1024": {"N": 1024, "C": 1024}},
     tolerance=6e-7,
     reason="exp within 2 units in the last place; y dy, up to four times dx, is rounded before "

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Call, Sizes, derived, differentiable, normal
+from toynn.testing.cases._case import Array, Call, Sizes, derived, differentiable, normal, shapes_of
 
 #: gpt-oss's alpha; the model has a limit, too.
 ALPHA = 1.702
@@ -20,11 +20,11 @@ def _inputs(rng: np.random.Generator, N: int, F: int, **_: int) -> dict[str, Arr
     return {"gate": gate, "up": up}
 
 
-def _halves(rng: np.random.Generator, given: dict[str, Array], sizes: Sizes) -> list[Call]:
+def _halves(rng: np.random.Generator, arrays: dict[str, Array], sizes: Sizes) -> list[Call]:
     if sizes.get("limit"):  # halves take no limit
         return []
     N, F = sizes["N"], sizes["F"]
-    x = np.hstack([array.reshape(N, F) for array in given.values()])
+    x = np.hstack([array.reshape(N, F) for array in arrays.values()])
     read: dict[str, Any] = {"x": x, "dy": normal(rng, N, F)}
     return [derived(f"swiglu.halves_{entry}", read) for entry in ("forward", "backward")]
 
@@ -34,15 +34,7 @@ CASE = differentiable(
     _inputs,
     options=_options,
     more=_halves,
-    shapes=(
-        {"N": 1, "F": 1},
-        {"N": 1, "F": 37},
-        {"N": 0, "F": 8},
-        {"N": 3, "F": 0},
-        {"N": 1, "F": 4096},
-        {"N": 17, "F": 241},
-        {"N": 1, "F": 4100, "limit": 1},
-    ),
+    shapes=shapes_of("N F", "1 1, 1 37, 0 8, 3 0, 1 4096, 17 241, 1 4100 limit=1"),
     bench={"llama_135m": {"N": 256, "F": 1536}},
     tolerance=2e-7,
     reason="a few roundings; exp within 2 units in the last place",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Sizes, differentiable
+from toynn.testing.cases._case import Array, Sizes, differentiable, shapes_of
 
 
 def _inputs(rng: np.random.Generator, N: int, S: int) -> dict[str, Array]:
@@ -21,7 +21,7 @@ CASE = differentiable(
     "token_sums",
     _inputs,
     loses_nan=_loses_nan,
-    shapes=({"N": 100, "S": 3}, {"N": 5, "S": 1}, {"N": 1, "S": 4}, {"N": 0, "S": 1}),
+    shapes=shapes_of("N S", "100 3, 5 1, 1 4, 0 1"),
     bench={"pairs_8": {"N": 2048, "S": 16}},
     tolerance=2e-7,
     reason="sums in double, rounded once to float32",

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from toynn.testing.cases._case import Call, OpCase, call
+from toynn.testing.cases._case import Call, OpCase, call, shapes_of
 
 IGNORED = -100
 
 
 def _calls(rng: np.random.Generator, N: int, share: int) -> list[Call]:
-    """Make labels of which ``share`` percent are valid."""
+    """Make labels of which ``share`` percent are not IGNORED."""
     labels = rng.integers(0, 1000, N).astype(np.int32)
     labels[rng.permutation(N)[N * share // 100 :]] = IGNORED
     counting = np.flatnonzero(labels != IGNORED)
@@ -20,12 +20,11 @@ def _calls(rng: np.random.Generator, N: int, share: int) -> list[Call]:
 
 CASE = OpCase(
     op="valid_rows",
-    shapes=(
-        {"N": 100, "share": 40},
-        {"N": 33, "share": 100},
-        {"N": 7, "share": 0},
-        {"N": 700, "share": 50},  # more than a group of threads takes at a time
-        {"N": 0, "share": 0},
+    shapes=shapes_of(
+        "N share",
+        "100 40, 33 100, 7 0",
+        "700 50",  # more than a group of threads takes at a time
+        "0 0",
     ),
     bench={"tokens_2048": {"N": 2048, "share": 40}},
     calls=_calls,

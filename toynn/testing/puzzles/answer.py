@@ -52,9 +52,9 @@ class Answer:
         Raises Wrong if the function is missing, raises, or changes any other array.
         """
         function = self.function(name)
-        given = [x if i in changes else _copied(x) for i, x in enumerate(arguments)]
-        result = self._guarded(lambda: function(*given))
-        for i, (before, after) in enumerate(zip(arguments, given, strict=True)):
+        copies = [x if i in changes else _copied(x) for i, x in enumerate(arguments)]
+        result = self._guarded(lambda: function(*copies))
+        for i, (before, after) in enumerate(zip(arguments, copies, strict=True)):
             if isinstance(before, np.ndarray) and not _same(before, after):
                 named = (
                     getattr(function, "names", None) or [*inspect.signature(function).parameters]
@@ -73,18 +73,18 @@ class Answer:
         if not isinstance(result, (tuple, list)) or len(result) != len(names):
             got = f"{len(result)} values" if isinstance(result, (tuple, list)) else _kind(result)
             raise Wrong(f"{name} should return {outputs}: {len(names)} values. It returned {got}.")
-        found = dict(zip(names, result, strict=True))
-        for output, value in found.items():
+        named = dict(zip(names, result, strict=True))
+        for output, value in named.items():
             if value is ...:
                 raise Wrong(f"{output} is still `...`: fill in this blank.")
-        return found
+        return named
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return a function of the program. Raises Wrong if there is none of this name."""
-        found = self.names.get(name)
-        if not callable(found):
+        named = self.names.get(name)
+        if not callable(named):
             raise Wrong(f"the program no longer has the function {name}, which the check calls.")
-        return found
+        return named
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
         try:
@@ -97,16 +97,16 @@ class Answer:
 
     def _told(self, error: BaseException) -> str:
         """Return an error's message, with its line in the program and the arrays' shapes there."""
-        own = _own_frame(error.__traceback__, str(self.path))
-        if own is None:
+        frame = _own_frame(error.__traceback__, str(self.path))
+        if frame is None:
             return f"{type(error).__name__}: {error}"
-        place = f"line {own.tb_lineno}: {self.text.splitlines()[own.tb_lineno - 1].strip()}"
+        place = f"line {frame.tb_lineno}: {self.text.splitlines()[frame.tb_lineno - 1].strip()}"
         if isinstance(error, NotImplementedError):
             return f"{place}\nFill in this blank."
         (said,) = traceback.format_exception_only(type(error), error)[-1:]
         arrays = [
             f"{name} {tuple(value.shape)}"
-            for name, value in own.tb_frame.f_locals.items()
+            for name, value in frame.tb_frame.f_locals.items()
             if isinstance(value, np.ndarray)
         ]
         shapes = f"\nShapes there: {', '.join(arrays)}." if arrays else ""
@@ -115,12 +115,12 @@ class Answer:
 
 def _own_frame(trace: TracebackType | None, path: str) -> TracebackType | None:
     """Return the last frame of a traceback that is in the learner's file."""
-    found = None
+    named = None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == path:
-            found = trace
+            named = trace
         trace = trace.tb_next
-    return found
+    return named
 
 
 def _copied(value: Any) -> Any:

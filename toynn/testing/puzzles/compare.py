@@ -120,8 +120,8 @@ def _suspicion(
                 return sentence
         if right.dtype.kind in "iu":
             return _places(wrong)
-        found = next(_patterns(got.astype(float), right, sizes, alike), "")
-    return found or _places(wrong)
+        pattern = next(_patterns(got.astype(float), right, sizes, alike), "")
+    return pattern or _places(wrong)
 
 
 def _patterns(
@@ -195,10 +195,10 @@ def _places(wrong: Array) -> str:
 class Expected:
     """A function of float64 arrays with one set of inputs, dy, and the right gradients.
 
-    ``function()`` computes y from ``given``; finite differences move the elements of ``given``.
+    ``function()`` computes y from ``inputs``; finite differences move the elements of ``inputs``.
     """
 
-    given: dict[str, Array]
+    inputs: dict[str, Array]
     function: Callable[[], Array]
     dy: Array
     right: Mapping[str, Array]
@@ -213,7 +213,7 @@ class Expected:
                 self.right[name],
                 suspects=suspects.get(name),
                 sizes=self.sizes,
-                quotient=partial(self._quotient, self.given[name.removeprefix("d")]),
+                quotient=partial(self._quotient, self.inputs[name.removeprefix("d")]),
             )
 
     def _quotient(self, x: Array, index: Index) -> float:
@@ -225,10 +225,10 @@ def expected(op: str, seed: int = 0, **sizes: int) -> Expected:
     """Return a case of the op table at one shape, in float64."""
     case, rng = CASES[op], np.random.default_rng(seed)
     assert case.inputs and case.function and case.gradients
-    given = {
+    inputs = {
         name: x.astype(np.float64) if x.dtype.kind == "f" else x
         for name, x in case.inputs(rng, **sizes).items()
     }
-    function = partial(case.function, given, **sizes)
+    function = partial(case.function, inputs, **sizes)
     dy = rng.standard_normal(np.shape(function()))
-    return Expected(given, function, dy, case.gradients(given, dy, **sizes), sizes)
+    return Expected(inputs, function, dy, case.gradients(inputs, dy, **sizes), sizes)

@@ -66,12 +66,12 @@ def _run(command: list[str], source: Path, path: Path) -> None:
         raise Wrong("it does not compile:\n" + "\n".join(lines[first : first + 12]))
 
 
-def _function(library: ctypes.CDLL, found: re.Match[str]) -> Callable[..., Any]:
+def _function(library: ctypes.CDLL, declaration: re.Match[str]) -> Callable[..., Any]:
     """Return a function by its declaration; it takes arrays for pointers."""
-    function, declared = library[found[1]], found[2].split(",")
+    function, declared = library[declaration[1]], declaration[2].split(",")
     function.argtypes = [ctypes.c_void_p if "*" in one else ctypes.c_ssize_t for one in declared]
     function.restype = (
-        ctypes.c_float if " float " in f" {found[0]}".partition(found[1])[0] else None
+        ctypes.c_float if " float " in f" {declaration[0]}".partition(declaration[1])[0] else None
     )
 
     def call(*arguments: Any) -> Any:

@@ -122,8 +122,8 @@ def checked(puzzle: Puzzle, path: Path, seconds: float | None = None) -> Verdict
     """Check a file in another process, within ``seconds`` (None: the puzzle's own limit)."""
     seconds = seconds or puzzle.seconds
     package = str(Path(toynn.testing.__file__).parents[2])
-    found = [package, os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))}
+    match = [package, os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, match))}
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder, "verdict.json")
         words = ["toynn.testing.puzzles.child", puzzle.name, path.absolute(), said, seconds]
@@ -178,8 +178,8 @@ def _keep(stream: IO[bytes], kept: bytearray) -> None:
 def _line_of(trace: str, path: Path) -> str:
     """Return the line of a file that a dump of faulthandler names."""
     name = re.escape(str(path.absolute()))
-    found = re.search(rf'File "{name}", line (\d+)', trace)
-    if not found:
+    match = re.search(rf'File "{name}", line (\d+)', trace)
+    if not match:
         return "."
-    number, lines = int(found[1]), path.read_text("utf-8", "replace").splitlines()
+    number, lines = int(match[1]), path.read_text("utf-8", "replace").splitlines()
     return f", in line {number}: {lines[number - 1].strip()}"

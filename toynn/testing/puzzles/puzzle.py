@@ -1,8 +1,8 @@
 """A puzzle: its task, a program with a blank, a check, and hints.
 
 The program is written once, with its solution. The solution stands between the marks >>> and <<<,
-which the learner's file replaces by a blank. A third mark, ---, can end the solution; the text
-after it is then the learner's blank:
+which the learner's file replaces by a blank: an assignment of ... to each name that the next line
+returns. A third mark, ---, can end the solution; the text after it is then the learner's blank:
 
     # >>>
     return y * (dy - (y * dy).sum(axis=1, keepdims=True))
@@ -23,7 +23,8 @@ __all__ = ["Puzzle"]
 Language = Literal["py", "pyx", "c"]
 
 _CUT = re.compile(
-    r"^([ ]*)(?:#|//) >>>\n(.*?)(?:^[ ]*(?:#|//) ---\n(.*?))?^[ ]*(?:#|//) <<<\n",
+    r"^([ ]*)(?:#|//) >>>\n(.*?)(?:^[ ]*(?:#|//) ---\n(.*?))?^[ ]*(?:#|//) <<<\n"
+    r"(?=(?:[ ]*return ([\w, ]+)$)?)",
     re.MULTILINE | re.DOTALL,
 )
 #: The usual blanks, by language.
@@ -78,7 +79,12 @@ class Puzzle:
     @property
     def blank(self) -> str:
         """The learner's file, as it is at first."""
-        return self._text(lambda cut: cut[3] or f"{cut[1]}{_BLANKS[self.language]}\n")
+        return self._text(self._blank)
+
+    def _blank(self, cut: re.Match[str]) -> str:
+        indent, _, blank, returned = cut.groups()
+        lines = [f"{name} = ..." for name in (returned or "").split(", ") if name]
+        return blank or "".join(f"{indent}{line}\n" for line in lines or [_BLANKS[self.language]])
 
     @property
     def solution(self) -> str:

@@ -66,10 +66,10 @@ def _train() -> np.ndarray:
     state, losses = {"w": w, "m": np.zeros((V, V)), "v": np.zeros((V, V))}, []
     for step in range(STEPS):
         logits = KERNELS["embedding.forward"].compute(w=state["w"], ids=x)["y"]
-        found = KERNELS["cross_entropy.forward"].compute(logits=logits, labels=labels)
-        losses.append(float(found["loss"].item()))
+        outputs = KERNELS["cross_entropy.forward"].compute(logits=logits, labels=labels)
+        losses.append(float(outputs["loss"].item()))
         d = KERNELS["cross_entropy.backward"].compute(
-            dloss=1.0, logits=logits, labels=labels, rows=found["rows"]
+            dloss=1.0, logits=logits, labels=labels, rows=outputs["rows"]
         )["dlogits"]
         g = KERNELS["embedding.backward"].compute(dy=d, ids=x, V=V)["dw"]
         hp = [_rate(step), 0.9, 0.99, 1e-8, 0.0, 1 / (1 - 0.9 ** (step + 1))]

@@ -14,9 +14,9 @@ def check(answer: Answer) -> None:
     """Compare the loss, then all gradients; say which are right."""
     rng = np.random.default_rng(0)
     shapes = {"w1": (6, 4), "b1": (6,), "w2": (3, 6)}
-    given = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    weights = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
     x, labels = rng.standard_normal((5, 4)), np.array([0, 2, 1, 1, 0])
-    w1, b1, w2 = given.values()
+    w1, b1, w2 = weights.values()
 
     def run(kernel: str, **arrays: Any) -> Any:
         return KERNELS[kernel].compute(**arrays)
@@ -35,15 +35,15 @@ def check(answer: Answer) -> None:
     bug = d @ w2 * s * (1 + h * (1 - s))
     got = answer.several("loss_and_gradients", "loss, dw1, db1, dw2", w1, b1, w2, x, labels)
     compare("loss", got.pop("loss"), loss().item())
-    case = Expected(given, loss, np.ones(()), right, {"rows": 5})
+    case = Expected(weights, loss, np.ones(()), right, {"rows": 5})
     same = "dw2 is right, and dw1 and db1 are wrong together. What is computed between them?"
     wrong, first = [], None
     for name in ("dw2", "dw1", "db1"):
         try:
             case.compare({name: got[name]}, dw1={same: bug.T @ x}, db1={same: bug.sum(0)})
-        except Wrong as found:
+        except Wrong as error:
             wrong.append(name)
-            first = first or found
+            first = first or error
     if first:
         others = [name for name in got if name not in wrong]
         told = f"\nRight: {', '.join(others) or 'none'}. Wrong: {', '.join(wrong)}."

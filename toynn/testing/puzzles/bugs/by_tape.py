@@ -23,9 +23,9 @@ def check(answer: Answer) -> None:
     x, labels = rng.standard_normal((N, C)).astype(np.float32), rng.integers(0, V, N)
     with Session() as s:
         w = {name: s.parameter(name, value) for name, value in weights.items()}
-        given = s.input("x", (N, C)), s.input("labels", (N,), "i32")
+        tensors = s.input("x", (N, C)), s.input("labels", (N,), "i32")
         blocks = [(w["up.0"], w["down.0"]), (w["up.1"], w["down.1"])]
-        loss = answer("record", s, *given, blocks, w["out"])
+        loss = answer("record", s, *tensors, blocks, w["out"])
         if loss is None:
             raise Wrong("record returned None; it should return the loss.")
         step = s.minimize(loss, lr=1e-3)
@@ -49,8 +49,8 @@ def check(answer: Answer) -> None:
             u = (KERNELS["silu.forward"].compute(x=u)["y"] if silu else u) @ weights[f"down.{i}"].T
             h = h + u if added else u
         logits = h @ weights["out"].T
-        found = KERNELS["cross_entropy.forward"].compute(logits=logits, labels=labels)["loss"]
-        return float(found.item())
+        loss_of = KERNELS["cross_entropy.forward"].compute(logits=logits, labels=labels)["loss"]
+        return float(loss_of.item())
 
     compare(
         "the loss",

@@ -105,10 +105,6 @@ def step(w, m, v, g, t, lr, beta1, beta2, eps, decay):
     v = beta2 * v + (1 - beta2) * g * g
     mean, square = m / (1 - beta1**t), v / (1 - beta2**t)
     w = w - lr * decay * w - lr * mean / (np.sqrt(square) + eps)
-    # ---
-    w = ...
-    m = ...
-    v = ...
     # <<<
     return w, m, v
 """,

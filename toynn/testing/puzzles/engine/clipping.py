@@ -21,11 +21,11 @@ def check(answer: Answer) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape) for shape in ((3, 4), (5,))]
     for where, (size, most) in CASES.items():
-        given = [x.astype(np.float32) * np.float32(min(size, 1e30)) for x in arrays]
+        scaled = [x.astype(np.float32) * np.float32(min(size, 1e30)) for x in arrays]
         if size == np.inf:
-            given[1][2] = np.inf
-        got = answer.several("norm_and_scale", "norm, scale", given, most)
-        every = np.concatenate([x.ravel() for x in given]).astype(np.float64)
+            scaled[1][2] = np.inf
+        got = answer.several("norm_and_scale", "norm, scale", scaled, most)
+        every = np.concatenate([x.ravel() for x in scaled]).astype(np.float64)
         control = np.array([most, 1.0])
         right = KERNELS["grad_norm.forward"].compute(g=every, control=control)
         if size == np.inf:
@@ -37,7 +37,7 @@ def check(answer: Answer) -> None:
                 )
             continue
         norm = float(right["norm"].item())
-        norms = [float(np.sqrt((x.astype(float) ** 2).sum())) for x in given]
+        norms = [float(np.sqrt((x.astype(float) ** 2).sum())) for x in scaled]
         if not np.isfinite(got["norm"]):
             raise Wrong(
                 f"norm is {got['norm']}, with {where}; it should be {norm:.6g}.\n"
@@ -88,9 +88,6 @@ def norm_and_scale(gradients, most):
     # >>>
     norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in gradients))
     scale = min(1.0, most / (norm + 1e-6)) if np.isfinite(norm) else np.nan
-    # ---
-    norm = ...
-    scale = ...
     # <<<
     return norm, scale
 """,

@@ -69,7 +69,7 @@ def _attended(
     keys: Array, values: Array, k: Array, v: Array, past: int, q: Array, scale: float
 ) -> dict[str, Array]:
     """Return what the reference writes: o, and the caches."""
-    found = KERNELS["cached_attention.forward"].compute(
+    outputs = KERNELS["cached_attention.forward"].compute(
         kc=np.nan_to_num(keys)[None],
         vc=np.nan_to_num(values)[None],
         q=q.reshape(1, H * D),
@@ -79,7 +79,7 @@ def _attended(
         **{"T": 1, "H": H, "KV": KV, "D": D, "E": D},
         **{"scale": scale, "window": 0, "cap": 0.0, "sinks": None},
     )
-    return {"o": found["o"].reshape(H, D), "keys": found["kc"][0], "values": found["vc"][0]}
+    return {"o": outputs["o"].reshape(H, D), "keys": outputs["kc"][0], "values": outputs["vc"][0]}
 
 
 PUZZLE = Puzzle(

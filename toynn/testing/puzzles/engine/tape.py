@@ -67,8 +67,8 @@ def _solved(tape: Tape, loss: str) -> dict[str, float]:
         for name, slope in its:
             slopes[place[name], place[out]] += slope
     one = np.array([float(name == loss) for name in names])
-    found = np.linalg.solve(np.eye(len(names)) - slopes, one)
-    return {name: round(float(found[i]), 9) for name, i in place.items()}
+    derivatives = np.linalg.solve(np.eye(len(names)) - slopes, one)
+    return {name: round(float(derivatives[i]), 9) for name, i in place.items()}
 
 
 PUZZLE = Puzzle(

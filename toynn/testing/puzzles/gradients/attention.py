@@ -11,7 +11,7 @@ def check(answer: Answer) -> None:
     """Compare dq, dk and dv of causal attention over five rows."""
     T, D = 5, 4
     case = expected("attention", B=1, T=T, H=1, KV=1, D=D, causal=1)
-    q, k, v, dy = (*(case.given[name] for name in "qkv"), case.dy)
+    q, k, v, dy = (*(case.inputs[name] for name in "qkv"), case.dy)
     scale = D**-0.5
     p, open_p = (_softmax(q @ k.T * scale, causal) for causal in (True, False))
     dp = dy @ v.T
@@ -80,10 +80,6 @@ def backward(dy, q, k, v):
     ds = p * (dp - (p * dp).sum(axis=1, keepdims=True)) * scale
     dq = ds @ k
     dk = ds.T @ q
-    # ---
-    dq = ...
-    dk = ...
-    dv = ...
     # <<<
     return dq, dk, dv
 """,

@@ -1,4 +1,4 @@
-"""Cross entropy: logits of any size, rows without a label, the mean over the valid rows."""
+"""Cross entropy: logits of any size, rows without a label, the mean over the labelled rows."""
 
 import numpy as np
 
@@ -13,12 +13,12 @@ def check(answer: Answer) -> None:
     """Compare the loss and its gradient; then with logits of 1000."""
     case = expected("cross_entropy", N=6, V=5)
     _compare(answer, case, "")
-    case.given["logits"][1] += 1000
+    case.inputs["logits"][1] += 1000
     _compare(answer, case, ", with logits near 1000")
 
 
 def _compare(answer: Answer, case: Expected, where: str) -> None:
-    logits, labels = case.given["logits"], case.given["labels"]
+    logits, labels = case.inputs["logits"], case.inputs["labels"]
     got = answer.several("loss_and_gradient", "loss, dlogits", logits, labels)
     counting = labels != IGNORED
     loss, rows = float(case.function().item()), int(counting.sum())
@@ -47,14 +47,14 @@ def _compare(answer: Answer, case: Expected, where: str) -> None:
             "the sign: a loss is -log of a probability.": -loss,
         },
     )
-    given = np.asarray(got["dlogits"])
-    case = Expected(case.given, case.function, np.ones(()), {"dlogits": right}, {"rows": rows})
+    dlogits = np.asarray(got["dlogits"])
+    case = Expected(case.inputs, case.function, np.ones(()), {"dlogits": right}, {"rows": rows})
     case.compare(
         {"dlogits": got["dlogits"]},
         dlogits={
             "-100 is taken for a label, counted from the end.": everywhere / rows,
             "rows with label -100 have a gradient. They need 0.": np.where(
-                counting[:, None], right, given if given.shape == right.shape else np.nan
+                counting[:, None], right, dlogits if dlogits.shape == right.shape else np.nan
             ),
             "1 is not subtracted at the label.": p * counting[:, None] / rows,
         },
@@ -84,9 +84,6 @@ def loss_and_gradient(logits, labels):
     dlogits[n, label] -= 1
     dlogits[~counting] = 0
     dlogits /= rows
-    # ---
-    loss = ...
-    dlogits = ...
     # <<<
     return loss, dlogits
 """,

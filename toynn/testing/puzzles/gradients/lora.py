@@ -15,8 +15,8 @@ def check(answer: Answer) -> None:
     rng = np.random.default_rng(0)
     N, K, M, R, scale = 5, 4, 6, 2, 1.5
     shapes = {"x": (N, K), "w": (M, K), "a": (R, K), "b": (M, R)}
-    given = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
-    x, w, a, b = given.values()
+    arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    x, w, a, b = arrays.values()
     dy = rng.standard_normal((N, M))
 
     def product(x: Any, w: Any) -> Any:
@@ -30,7 +30,7 @@ def check(answer: Answer) -> None:
         "db": KERNELS["matmul.backward_weight"].compute(dy=scale * dy, x=u)["dw"],
     }
     case = Expected(
-        given,
+        arrays,
         lambda: product(x, w) + scale * product(product(x, a), b),
         dy,
         right,
@@ -68,10 +68,6 @@ def backward(dy, x, w, a, b, scale):
     dx = dy @ w + du @ a
     da = du.T @ x
     db = scale * dy.T @ u
-    # ---
-    dx = ...
-    da = ...
-    db = ...
     # <<<
     return dx, da, db
 """,

@@ -10,11 +10,11 @@ from toynn.testing.puzzles.puzzle import Puzzle
 def check(answer: Answer) -> None:
     """Compare dx of two heads at unordered positions."""
     case = expected("rope", N=5, H=2, D=6, interleaved=0)
-    positions, frequencies = case.given["positions"], case.given["inverse_frequency"]
+    positions, frequencies = case.inputs["positions"], case.inputs["inverse_frequency"]
     small = np.array([3, 0, 7, 1, 40], positions.dtype)
     positions[...] = small  # in place: the reference reads it
     right = _rotated(case.dy, -np.outer(positions, frequencies))
-    case = Expected(case.given, case.function, case.dy, {"dx": right}, case.sizes)
+    case = Expected(case.inputs, case.function, case.dy, {"dx": right}, case.sizes)
     angle, pairs = np.outer(positions, frequencies), case.dy.reshape(5, 2, 3, 2)
     z = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(-1j * angle)[:, None]
     interleaved = np.stack([z.real, z.imag], -1).reshape(5, 2, 6)

@@ -10,7 +10,7 @@ from toynn.testing.puzzles.puzzle import Puzzle
 def check(answer: Answer) -> None:
     """Compare both gradients; some gates are large, where exp(-gate) overflows."""
     case = expected("swiglu", N=4, F=5)
-    gate, up, dy = case.given["gate"], case.given["up"], case.dy
+    gate, up, dy = case.inputs["gate"], case.inputs["up"], case.dy
     s = 1 / (1 + np.exp(-gate))
     case.compare(
         answer.several("backward", "dgate, dup", dy, gate, up),
@@ -56,9 +56,6 @@ def backward(dy, gate, up):
     s = 1 / (1 + np.exp(-gate))
     dgate = dy * up * s * (1 + gate * (1 - s))
     dup = dy * gate * s
-    # ---
-    dgate = ...
-    dup = ...
     # <<<
     return dgate, dup
 """,

@@ -10,15 +10,15 @@ from toynn.testing.puzzles.compare import Expected
 from toynn.testing.puzzles.puzzle import Puzzle
 
 
-def _reference(kernel: str, **given: Any) -> Any:
-    return KERNELS[kernel].compute(**given)
+def _reference(kernel: str, **arrays: Any) -> Any:
+    return KERNELS[kernel].compute(**arrays)
 
 
 def check(answer: Answer) -> None:
     """Compare dw of a batch in which one id occurs twice."""
     rng = np.random.default_rng(0)
-    given = {"w": rng.standard_normal((6, 4)), "ids": np.array([2, 5, 2, 0, 3])}
-    w, ids = given["w"], given["ids"]
+    arrays = {"w": rng.standard_normal((6, 4)), "ids": np.array([2, 5, 2, 0, 3])}
+    w, ids = arrays["w"], arrays["ids"]
     dy = rng.standard_normal((5, 6))
 
     def function() -> Any:
@@ -33,7 +33,7 @@ def check(answer: Answer) -> None:
     once[ids] = dx
     lost = head.copy()
     lost[ids] += dx
-    case = Expected(given, function, dy, {"dw": head + embedding}, {"V": 6, "N": 5})
+    case = Expected(arrays, function, dy, {"dw": head + embedding}, {"V": 6, "N": 5})
     case.compare(
         answer.several("backward", "dw", dy, ids, w),
         dw={
@@ -66,8 +66,6 @@ def backward(dlogits, ids, w):
     dw = dlogits.T @ x
     dx = dlogits @ w
     np.add.at(dw, ids, dx)
-    # ---
-    dw = ...
     # <<<
     return dw
 """,

@@ -106,8 +106,8 @@ def check_sum(answer: Answer, name: str, count: int) -> None:
             )
         if abs(got - right) > near:
             told = f"{name} of {n} numbers is {got:.6g}; it should be {right:.6g}."
-            found = (said for said, value in _sums(items, arrays, got) if abs(got - value) <= near)
-            fail(told, next(found, "a part of the partial sums is not added up."))
+            hints = (said for said, value in _sums(items, arrays, got) if abs(got - value) <= near)
+            fail(told, next(hints, "a part of the partial sums is not added up."))
 
 
 def _sums(items: NDArray[Any], arrays: NDArray[Any], got: float) -> Iterator[tuple[str, float]]:
