@@ -137,9 +137,9 @@ class Arguments(ctypes.Structure):
 
 
 def test_each_run_says_how_many_threads_there_may_be():
-    given = []
+    allowed = []
     kind = ctypes.CFUNCTYPE(None, ctypes.POINTER(Arguments))
-    kernel = kind(lambda arguments: given.append(arguments.contents.n_threads))
+    kernel = kind(lambda arguments: allowed.append(arguments.contents.n_threads))
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype = ctypes.py_object
     capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
@@ -148,7 +148,7 @@ def test_each_run_says_how_many_threads_there_may_be():
     program.append("F", capsule(address, name, None), [], (), (), 0, 6, 1e-3)
     for n_threads in (4, 1, 3, 9, 4):
         program.run("F", False, n_threads)
-    assert given == [4, 1, 3, 6, 4]
+    assert allowed == [4, 1, 3, 6, 4]
 
 
 def test_a_session_tries_fewer_threads_says_so_and_computes_the_same(monkeypatch):

@@ -79,8 +79,8 @@ def test_memory_is_spread_if_threads_need_two_nodes(cpus, n_threads, spread, mon
     """Two nodes of four cores; with cpus 4, the process may use one of them."""
     asked = []
     monkeypatch.setattr(threads.platform, "cpus", lambda: frozenset(range(100, 100 + cpus)))
-    own = {0: frozenset(range(100, 104)), 1: frozenset(range(104, 108))}
-    nodes = lambda cpus: {n: has & cpus for n, has in own.items() if has & cpus}  # noqa: E731
+    cpus_of = {0: frozenset(range(100, 104)), 1: frozenset(range(104, 108))}
+    nodes = lambda cpus: {n: has & cpus for n, has in cpus_of.items() if has & cpus}  # noqa: E731
     monkeypatch.setattr(threads.machine, "nodes", nodes)
     monkeypatch.setattr(threads.platform, "interleave", lambda nodes: asked.append([*nodes]))
     threads.spread_memory.cache_clear()

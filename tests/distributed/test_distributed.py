@@ -51,8 +51,8 @@ class Wire:
         into, (counts, begins) = received
         first = sum(len(np.array_split(self.parts[0], self.size)[r]) for r in range(self.rank))
         for rank, part in enumerate(self.parts):
-            own = part[first : first + counts[rank]]
-            into[begins[rank] : begins[rank] + counts[rank]] = own
+            piece = part[first : first + counts[rank]]
+            into[begins[rank] : begins[rank] + counts[rank]] = piece
 
     def Allgatherv(self, _, received):
         self.gathered = received[0]
@@ -149,7 +149,7 @@ def test_the_cost_is_that_of_the_formula():
 
 
 @pytest.mark.parametrize(
-    ("processes", "own", "cores", "expected"),
+    ("processes", "number", "cores", "expected"),
     [
         ([{0, 1, 2, 3}], 0, 4, 4),
         ([{0, 1, 2, 3}] * 2, 1, 4, 2),
@@ -159,13 +159,13 @@ def test_the_cost_is_that_of_the_formula():
         ([{0, 1, 2, 3}, {2, 3}], 0, 4, 3),
     ],
 )
-def test_processes_share_cores(processes, own, cores, expected, monkeypatch):
+def test_processes_share_cores(processes, number, cores, expected, monkeypatch):
     for name in ("OMP_NUM_THREADS", "TOYNN_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(threads, "_physical_cores", lambda: cores)
     monkeypatch.setattr(threads, "_share", None)
     monkeypatch.setattr(threads, "_chosen", None)
-    threads.share_cores([frozenset(each) for each in processes], own)
+    threads.share_cores([frozenset(each) for each in processes], number)
     assert threads.get_num_threads() == expected
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert threads.get_num_threads() == 7

@@ -133,9 +133,16 @@ def test_arguments_are_those_of_the_signatures():
             elif name == "scratch":
                 assert f"{op}.{entry}" in grids.SCRATCH
             else:
-                own = name.rstrip("_")
-                assert signature[own].written or kind.startswith("device const"), (function, name)
-                of = "uchar" if signature[own].kind == "type" else KINDS[arrays[own].dtype.name]
+                tensor = name.rstrip("_")
+                assert signature[tensor].written or kind.startswith("device const"), (
+                    function,
+                    name,
+                )
+                of = (
+                    "uchar"
+                    if signature[tensor].kind == "type"
+                    else KINDS[arrays[tensor].dtype.name]
+                )
                 assert kind.split()[-1] == f"{of}*", (function, name)
 
 
@@ -147,7 +154,7 @@ def test_each_function_is_run_by_some_pass():
         for shape, there, precision in product(CASES[op].shapes, (0, 1), range(3)):
             sizes = dict.fromkeys(signature.sizes, 9) | shape | {"precision": precision}
             sizes |= {f"has_{name}": there for name in signature.nullable}
-            for one in grids.passes_of(kernel, signature, sizes):
+            for one in grids.dispatches_of(kernel, signature, sizes):
                 run.setdefault(one.function, set()).add(one.threads)
             assert kernel not in grids.SCRATCH or grids.SCRATCH[kernel](sizes) >= 0
     assert set(run) == set(FUNCTIONS)

@@ -102,13 +102,13 @@ def test_tape(name, device):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Losses and first gradients of each recipe on the CPU, once."""
-    found = {}
+    runs = {}
 
     def train(name):
-        if name not in found:
+        if name not in runs:
             recipe, losses = RECIPES[name]("cpu", tmp_path_factory.mktemp("base"))
-            found[name] = losses, recipe.engine.gradients()
-        return found[name]
+            runs[name] = losses, recipe.engine.gradients()
+        return runs[name]
 
     return train
 
@@ -119,8 +119,8 @@ def test_a_recipe_trains_to_the_losses_of_the_cpu(name, mode, trained, tmp_path)
     recipe, losses = RECIPES[name]("metal", tmp_path)
     assert losses[-1] != losses[0]
     np.testing.assert_allclose(losses, expected, rtol=CLOSE)
-    found = recipe.engine.gradients()
-    all_of = [np.concatenate([g[key].ravel() for key in gradients]) for g in (found, gradients)]
+    metals = recipe.engine.gradients()
+    all_of = [np.concatenate([g[key].ravel() for key in gradients]) for g in (metals, gradients)]
     assert nmse(*all_of) < NMSE
     recipe.engine.session.close()
 
@@ -327,8 +327,8 @@ def test_what_an_undo_log_costs(device, monkeypatch):
         commits, dispatches = device.standin_commits(), device.standin_dispatches()
         recipe.step(ids, None, ids, HP, True)
         assert device.standin_commits() - commits == 1
-        memory, own = session.memory(), session._compiled[session.tape].program.scratch
-        costs.append((memory.activations - own, device.standin_dispatches() - dispatches))
+        memory, scratch = session.memory(), session._compiled[session.tape].program.scratch
+        costs.append((memory.activations - scratch, device.standin_dispatches() - dispatches))
         session.close()
     (arena, without), (with_undo_log, dispatches) = costs
     assert arena == with_undo_log > 1.5 * memory.moments and dispatches == without + 3

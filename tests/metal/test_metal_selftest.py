@@ -44,8 +44,8 @@ def test_what_is_wrong_is_said(monkeypatch, capsys):
     run = selftest.run
 
     def off(backend, op, call):
-        found = run(backend, op, call)
-        return {key: value + (op == "rmsnorm") for key, value in found.items()}
+        arrays = run(backend, op, call)
+        return {key: value + (op == "rmsnorm") for key, value in arrays.items()}
 
     monkeypatch.setattr(selftest, "run", off)
     train = selftest._RECIPES["GPT2"]

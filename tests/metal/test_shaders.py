@@ -22,9 +22,9 @@ HOW = {
 OPS = sorted({kernel.partition(".")[0] for kernel in ops.TABLE})
 
 
-def test_passes_and_scratch_are_of_entries():
+def test_dispatches_and_scratch_are_of_entries():
     known = {f"{op}.{entry}" for op in CASES for entry in arguments.entries(op)}
-    assert known >= set(grids.PASSES) | set(grids.SCRATCH)
+    assert known >= set(grids.DISPATCHES) | set(grids.SCRATCH)
 
 
 def within(op, got, expected):
@@ -139,12 +139,12 @@ def test_an_expert_that_is_not_finite_spoils_its_own_rows_alone(simdgroups, bad)
         (key, expected), offsets = next(iter(call.expected.items())), call.arrays["offsets"]
         w = call.arrays["w"].copy()
         w[3] = bad
-        own = np.zeros(len(expected), bool)
-        own[offsets[3] : offsets[4]] = True
-        assert 0 < own.sum() < len(own) <= grids.TILE
+        spoiled = np.zeros(len(expected), bool)
+        spoiled[offsets[3] : offsets[4]] = True
+        assert 0 < spoiled.sum() < len(spoiled) <= grids.TILE
         got = shaders.run_case("experts", call, replaced={"w": w}, simdgroups=simdgroups)
-        assert not np.isfinite(got[key][own]).any()
-        within("experts", got[key][~own], expected[~own])
+        assert not np.isfinite(got[key][spoiled]).any()
+        within("experts", got[key][~spoiled], expected[~spoiled])
 
 
 def test_a_struct_is_packed_as_the_compiler_lays_it_out():

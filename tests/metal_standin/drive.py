@@ -117,9 +117,9 @@ def main(path):
     runs = []
     for pairs in ([(y, x), (z, y)], [(shared, z)]):  # two submissions before anybody waits
         commands = POINTER(call("commands_begin", device))
-        for out, given in pairs:
+        for out, source in pairs:
             offset = 0 if out is shared else AT
-            dispatch(commands, (out, offset), (given, AT), (numbers, 0))
+            dispatch(commands, (out, offset), (source, AT), (numbers, 0))
         call("commands_commit", commands, result=None)
         runs.append(commands)
     for commands in runs:

@@ -140,9 +140,9 @@ def _translate(source: Path) -> tuple[str, str]:
     problems = [f"Metal has no {word}" for word in LACKS if re.search(rf"\b{word}\b", text)]
     text = _threadgroup_variables(text)
     numbers, kernels = _numbers(text), {}
-    for found in re.finditer(r"\bkernel\s+void\s+(\w+)\s*\(", text):
-        name = found[1]
-        arguments = _split(_bracketed(text, found.end()))
+    for kernel in re.finditer(r"\bkernel\s+void\s+(\w+)\s*\(", text):
+        name = kernel[1]
+        arguments = _split(_bracketed(text, kernel.end()))
         kernels[name] = [_argument(name, argument, numbers, problems) for argument in arguments]
         _check(name, kernels[name], problems)
     if problems:
@@ -156,11 +156,11 @@ def _threadgroup_variables(text: str) -> str:
     """Give ``threadgroup T a[N], b[M];`` one place for all threads of a group."""
     ids = iter(range(64))
 
-    def declare(found: re.Match[str]) -> str:
+    def declare(match: re.Match[str]) -> str:
         out = []
-        for declared in found[2].split(","):
+        for declared in match[2].split(","):
             name, extents = re.fullmatch(r"\s*(\w+)\s*(.*?)\s*", declared, re.S).groups()
-            out.append(f"SOFT_THREADGROUP_VARIABLE({next(ids)}, {found[1]}, {name}, {extents});")
+            out.append(f"SOFT_THREADGROUP_VARIABLE({next(ids)}, {match[1]}, {name}, {extents});")
         return " ".join(out)
 
     one = r"\w+\s*(?:\[[^\];]*\]\s*)*"
@@ -198,18 +198,18 @@ def _numbers(text: str) -> dict[str, int]:
 
 
 def _argument(kernel: str, text: str, numbers: Mapping[str, int], problems: list[str]) -> Argument:
-    found = re.search(r"\[\[\s*(\w+)\s*(?:\(\s*([\w:]+)\s*\))?\s*\]\]", text)
-    if not found:
+    match = re.search(r"\[\[\s*(\w+)\s*(?:\(\s*([\w:]+)\s*\))?\s*\]\]", text)
+    if not match:
         problems.append(f"{kernel}: argument without [[...]]: {text.strip()}")
         return Argument("", 0, text)
-    attribute, declared = found[1], " ".join(text[: found.start()].split())
+    attribute, declared = match[1], " ".join(text[: match.start()].split())
     if attribute == "buffer":
         if not re.search(r"\b(device|constant)\b", declared):
             problems.append(f"{kernel}: a buffer is in device or constant memory: {declared}")
-        if not found[2].isdigit() and found[2] not in numbers:
-            problems.append(f"{kernel}: no buffer is called {found[2]}: {declared}")
+        if not match[2].isdigit() and match[2] not in numbers:
+            problems.append(f"{kernel}: no buffer is called {match[2]}: {declared}")
             return Argument("", 0, text)
-        index = int(found[2]) if found[2].isdigit() else numbers[found[2]]
+        index = int(match[2]) if match[2].isdigit() else numbers[match[2]]
         return Argument("SOFT_BUFFER", index, declared)
     if attribute not in NUMBERS:
         problems.append(f"{kernel}: the attribute {attribute} is unknown to the stand-in")

@@ -77,13 +77,13 @@ def _functions(text: str, checked: bool) -> tuple[dict[str, int], ctypes.CDLL]:
     soft, shared = _loaded(), ctypes.CDLL(str(msl.compiled(text, checked)))
     start = ctypes.addressof(Kernel.in_dll(shared, "soft_kernels"))
     soft.soft_library_add(start)
-    found = {}
+    addresses = {}
     for i in itertools.count():
         address = start + i * ctypes.sizeof(Kernel)
         name = Kernel.from_address(address).name
         if name is None:
-            return found, shared
-        found[name.decode()] = address
+            return addresses, shared
+        addresses[name.decode()] = address
 
 
 # -- What is run -----------------------------------------------------------------------------------
@@ -113,18 +113,18 @@ def run(
     functions, _held = _functions(text, checked)
     there = signature.there(arrays)
     values = {**sizes, **(options or {}), **there, "accumulate": int(accumulate)}
-    given = {**(planned or sizes), **there}
+    known = {**(planned or sizes), **there}
     bound = [arrays.get(name) for name in signature.tensors]
     bound = [np.full(4, np.nan, np.float32) if a is None or not a.size else a for a in bound]
     bound.append(np.frombuffer(bytearray(arguments.pack(signature, values)), np.uint8))
     if kernel in grids.SCRATCH:
-        bound.append(np.full(max(1, grids.SCRATCH[kernel](given) // 4), np.nan, np.float32))
+        bound.append(np.full(max(1, grids.SCRATCH[kernel](known) // 4), np.nan, np.float32))
     assert all(array.flags.c_contiguous for array in bound)
-    for one in grids.passes_of(kernel, signature, given):
+    for one in grids.dispatches_of(kernel, signature, known):
         _dispatch(functions[one.function], bound, one, seed or 0)
 
 
-def _dispatch(function: int, bound: list[np.ndarray], one: grids.Pass, seed: int) -> None:
+def _dispatch(function: int, bound: list[np.ndarray], one: grids.Dispatch, seed: int) -> None:
     soft, message = _loaded(), ctypes.create_string_buffer(2048)
     dispatch = Dispatch(kernel=function, groups=Size(*one.groups), threads=Size(*one.threads))
     for i, array in enumerate(bound):
@@ -159,14 +159,14 @@ def run_case(
         arrays["kc"] = np.ascontiguousarray(cached_attention.plain(arrays["kc"]))
     if accumulate:
         arrays |= {name: np.ones_like(arrays[name]) for name in call.accumulates}
-    given, options = call.named()
+    sizes, options = call.named()
     run(
         kernel,
         {name: arrays.get(name) for name in signature.tensors},
-        given,
+        sizes,
         options,
         accumulate=accumulate,
-        planned={name: size + (more or {}).get(name, 0) for name, size in given.items()},
+        planned={name: size + (more or {}).get(name, 0) for name, size in sizes.items()},
         **how,
     )
     if op == "cached_attention":

@@ -40,8 +40,8 @@ def missing() -> str | None:
 
 
 def _gcc() -> Path:
-    found = subprocess.run(["gcc", "-print-libgcc-file-name"], capture_output=True, text=True)
-    return Path(found.stdout.strip()).parent
+    printed = subprocess.run(["gcc", "-print-libgcc-file-name"], capture_output=True, text=True)
+    return Path(printed.stdout.strip()).parent
 
 
 def runtime() -> Path:

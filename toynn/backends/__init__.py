@@ -40,12 +40,12 @@ def available() -> list[str]:
 
 def unavailable() -> dict[str, str]:
     """Return, by name, why this machine lacks a backend that toynn has."""
-    found = {}
+    reasons = {}
     for name in _folders:
         missing = getattr(import_module(f"{__name__}.{name}"), "missing", None)
         if missing is not None and (why := missing()) is not None:
-            found[name] = why
-    return found
+            reasons[name] = why
+    return reasons
 
 
 def get(name: str, n_threads: int | None = None) -> Backend:

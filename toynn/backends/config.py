@@ -34,10 +34,15 @@ def other_toynn() -> str:
     if not hasattr(sys.modules["toynn"], "show_config"):
         wrong.append(f"{folder / '__init__.py'} is not toynn-train's")
     with suppress(PackageNotFoundError):
-        found = distribution("toynn")
+        installed = distribution("toynn")
         # The egg-info of a checkout has no RECORD.
-        if found.read_text("RECORD") and Path(str(found.locate_file("toynn"))).resolve() == folder:
-            wrong.append(f"toynn {found.version}, another program, has files in the same folder")
+        if (
+            installed.read_text("RECORD")
+            and Path(str(installed.locate_file("toynn"))).resolve() == folder
+        ):
+            wrong.append(
+                f"toynn {installed.version}, another program, has files in the same folder"
+            )
     ways = "`pip uninstall toynn toynn-train`, then install toynn-train again"
     return f"{', and '.join(wrong)}; {ways}" if wrong else ""
 

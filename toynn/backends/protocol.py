@@ -74,9 +74,10 @@ class Place:
 
 @dataclass(frozen=True)
 class RowLimit:
-    """The number of valid rows, known at run time: ``count`` less ``first``, from 0 to ``rows``.
+    """How many of ``rows`` rows are valid, known at run time: ``count`` less ``first``.
 
-    The kernel gets a smaller ``size``: its number for each of ``rows``, times the valid rows.
+    The number is at least 0 and at most ``rows``. ``size`` names the size that grows with the rows:
+    rows times a factor. The kernel gets the valid rows times this factor.
     """
 
     count: Place  # of an i32 that is written before the kernel runs

@@ -61,8 +61,8 @@ def set_num_threads(n: int) -> None:
 def spread_memory(n_threads: int) -> None:
     """Take memory from several NUMA nodes in turn if so many threads need more than one node.
 
-    Otherwise the thread that first writes an array would take it all from its own node, and all
-    threads would read weights from the memory of that one.
+    Otherwise a whole array would come from the node of the thread that first writes it, and all
+    threads would read weights from the memory of one node.
     """
     nodes = machine.nodes(platform.cpus())
     if len(nodes) > 1 and n_threads > max(_cores(cpus) for cpus in nodes.values()):
@@ -81,39 +81,39 @@ def warn_of_refusal() -> None:
         )
 
 
-def get_num_threads(own: int | None = None) -> int:
-    """Return the number of threads that a run uses now; ``own`` is the session's number, or None.
+def get_num_threads(number: int | None = None) -> int:
+    """Return the number of threads that a run uses now; ``number`` is the session's, or None.
 
     Raises ConfigError if TOYNN_NUM_THREADS is not a number of threads.
     """
     if _forked:
         return 1
-    if own is not None:
-        return min(int(own), MAX_THREADS)
+    if number is not None:
+        return min(int(number), MAX_THREADS)
     return _chosen or _from_environment() or _share or _physical_cores()
 
 
-def share_cores(processes: Sequence[frozenset[int]], own: int) -> None:
+def share_cores(processes: Sequence[frozenset[int]], number: int) -> None:
     """Use a fair share of the cores that several processes of this machine may use.
 
-    ``processes`` has the logical CPUs that each process may use; ``own`` is the index of this one.
-    A CPU that k processes may use counts as 1/k. A number that the user has set goes first.
+    ``processes`` has the logical CPUs that each process may use; ``number`` is the index of this
+    one. A CPU that k processes may use counts as 1/k. A number that the user has set goes first.
     """
     global _share
-    cpus = processes[own]
+    cpus = processes[number]
     fair = sum(1 / sum(cpu in each for each in processes) for cpu in cpus)
     _share = max(1, int(_physical_cores() * fair / len(cpus) + 1e-9))
 
 
 def _from_environment() -> int | None:
     """Read the variables. A bad OMP_NUM_THREADS is ignored: other libraries read it too."""
-    own = os.environ.get("TOYNN_NUM_THREADS", "").strip()
-    if own:
-        if _number(own) is None:
+    number = os.environ.get("TOYNN_NUM_THREADS", "").strip()
+    if number:
+        if _number(number) is None:
             raise ConfigError(
-                f"TOYNN_NUM_THREADS={own}: must be a whole number from 1 to {MAX_THREADS}"
+                f"TOYNN_NUM_THREADS={number}: must be a whole number from 1 to {MAX_THREADS}"
             )
-        return _number(own)
+        return _number(number)
     return _number(os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip())
 
 

@@ -26,8 +26,8 @@ def load(*, start: bool) -> Any:
             mpi4py.rc.initialize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: its wheel finds no MPI library
-        found = _version()
-        what = f"mpi4py {found} cannot be used" if found else "mpi4py is not installed"
+        installed = _version()
+        what = f"mpi4py {installed} cannot be used" if installed else "mpi4py is not installed"
         why = str(error).partition("\n")[0]  # it lists every place it looked in
         raise BackendUnavailable(f"{what} ({why}): {INSTALL}") from error
     if start and not MPI.Is_initialized():  # it was loaded without start before
@@ -38,14 +38,14 @@ def load(*, start: bool) -> Any:
 
 def described() -> str:
     """Return the MPI that training by several processes would use, or why it has none."""
-    found = _version()
-    if found is None:
+    installed = _version()
+    if installed is None:
         return f"none: {INSTALL}"
     try:
         library = load(start=False).Get_library_version()
     except BackendUnavailable as error:
         return f"none: {error}"
-    return f"{named(library)}, by mpi4py {found}; {mpiexec() or 'no mpiexec was found'}"
+    return f"{named(library)}, by mpi4py {installed}; {mpiexec() or 'no mpiexec was found'}"
 
 
 def named(library: str) -> str:

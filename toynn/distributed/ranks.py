@@ -61,8 +61,8 @@ class Ranks(Group):
         self._sums = Summing(mpi, comm, self._watched)
         self.host = mpi.Get_processor_name()
         self.hosts = self.gather(self.host)
-        own = platform.cpus()
-        masks = self.gather((self.host, own))
+        cpus_here = platform.cpus()
+        masks = self.gather((self.host, cpus_here))
         self.local_cpus = [cpus for host, cpus in masks if host == self.host]
         self.local_rank = [r for r in range(self.size) if self.hosts[r] == self.host].index(
             self.rank
@@ -81,8 +81,8 @@ class Ranks(Group):
             while not request.Test():
                 passed = wait.passed
                 time.sleep(0 if passed < SPIN else min(passed / 20, NAP))
-                if (told := wait.look()) != NOTHING:
-                    self._say_missing(wait, told)
+                if (what := wait.look()) != NOTHING:
+                    self._say_missing(wait, what)
         except self._mpi.Exception as error:
             self._ended, self._speaker = "a connection is lost", self.rank
             raise RankError(f"{self.name(self.rank)}: MPI has lost another rank: {error}") from None
@@ -105,20 +105,20 @@ class Ranks(Group):
         while True:
             time.sleep(min(1.0, self.notice))
             wait = self._blocked
-            if wait is not None and (told := wait.look()) != NOTHING:
-                self._say_missing(wait, told)
+            if wait is not None and (what := wait.look()) != NOTHING:
+                self._say_missing(wait, what)
 
-    def _say_missing(self, wait: Wait, told: int) -> None:
+    def _say_missing(self, wait: Wait, what: int) -> None:
         """Report the ranks that this rank waits for; end all processes after too long."""
         names = ", ".join(map(self.name, wait.missing)) or "no rank: a message does not arrive"
-        said = f"{self.name(self.rank)} has waited {wait.passed:,.0f} seconds for {names}"
+        waited = f"{self.name(self.rank)} has waited {wait.passed:,.0f} seconds for {names}"
         why = "in a long step, stopped, or on a machine that hangs"
-        if told == END:
-            print_line(f"toynn: error: {said}: {why}; all ranks end; {self._hint}")
+        if what == END:
+            print_line(f"toynn: error: {waited}: {why}; all ranks end; {self._hint}")
             self._watch.end()
             self._mpi.COMM_WORLD.Abort(2)
         limit = f"; after {self.patience:,.0f} seconds all end" if self.patience else ""
-        print_line(f"toynn: {said}: {why}{limit}")
+        print_line(f"toynn: {waited}: {why}{limit}")
 
     def _rendezvous(self, what: str, numbers: Sequence[float] = ()) -> Table:
         """Exchange numbers among ranks that all make the same call.
@@ -168,8 +168,8 @@ class Ranks(Group):
     def tell(self, value: T) -> T:
         """Return the value of rank 0; it must be picklable."""
         self._rendezvous("tell")
-        told: T = self._comm.bcast(value)
-        return told
+        root_value: T = self._comm.bcast(value)
+        return root_value
 
     def share(self, values: Floats) -> Floats:
         """Overwrite C-contiguous values with those of rank 0; return them."""
@@ -195,9 +195,9 @@ class Ranks(Group):
 
     def culprits(self) -> list[int]:
         """Return the ranks whose terms of the last sums were not finite."""
-        found = self.gather(sorted(self._sums.culprits))
+        lists = self.gather(sorted(self._sums.culprits))
         self._sums.culprits.clear()
-        return sorted(set().union(*found))
+        return sorted(set().union(*lists))
 
     # -- Errors, and the end -------------------------------------------------------------------
 
@@ -240,8 +240,8 @@ class Ranks(Group):
                 self._mpi.COMM_WORLD.Abort(2)
             time.sleep(NAP)
 
-    def _messages(self, own: str | None) -> list[str | None]:
-        return list(self._comm.allgather(own))
+    def _messages(self, message: str | None) -> list[str | None]:
+        return list(self._comm.allgather(message))
 
     def _hear(self, messages: list[str | None]) -> NoReturn:
         """Raise the error of another rank, which prints it itself."""
@@ -253,10 +253,10 @@ class Ranks(Group):
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         """Print an uncaught error once for all ranks, with the rank that raised it."""
-        said = self.fail(error)
-        if said is not None:
+        message = self.fail(error)
+        if message is not None:
             lines = "".join(traceback.format_exception(kind, error, trace))
-            print_line(f"{lines}toynn: error: {said}")
+            print_line(f"{lines}toynn: error: {message}")
 
     def leave(self) -> None:
         """Wait for all ranks to end; another rank's error is printed there."""

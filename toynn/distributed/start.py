@@ -47,19 +47,19 @@ def init() -> Group:
 def _joined(launch: Launch) -> Ranks:
     watch = Watchdog(f"rank {launch.rank} of {launch.size} ({socket.gethostname()})")
     try:
-        found = mpi.load(start=True)
+        loaded = mpi.load(start=True)
     except BackendUnavailable as error:
         _end(launch, watch, str(error))
-    if found.COMM_WORLD.size != launch.size:
-        library, own = mpi.named(found.Get_library_version()), mpi.mpiexec()
+    if loaded.COMM_WORLD.size != launch.size:
+        library, theirs = mpi.named(loaded.Get_library_version()), mpi.mpiexec()
         _end(
             launch,
             watch,
             f"mpiexec has started {launch.size} processes, but mpi4py's MPI ({library}) sees "
-            f"{found.COMM_WORLD.size}: mpiexec belongs to another MPI. Use the mpiexec of "
-            f"mpi4py's MPI ({own or 'not found'}), or install mpi4py for the other",
+            f"{loaded.COMM_WORLD.size}: mpiexec belongs to another MPI. Use the mpiexec of "
+            f"mpi4py's MPI ({theirs or 'not found'}), or install mpi4py for the other",
         )
-    group = Ranks(found, watch)
+    group = Ranks(loaded, watch)
     atexit.register(group.leave)
     return group
 

@@ -52,14 +52,14 @@ class Summing:
         ends = [values.size * (r + 1) // size for r in range(size)]
         counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
         begins = [end - count for end, count in zip(ends, counts, strict=True)]
-        own = counts[rank]
-        if self._pieces.size < size * own:
-            self._pieces = np.empty(size * own, np.float32)
-        pieces = self._pieces[: size * own]
-        received = [own] * size, [own * r for r in range(size)]
+        length = counts[rank]
+        if self._pieces.size < size * length:
+            self._pieces = np.empty(size * length, np.float32)
+        pieces = self._pieces[: size * length]
+        received = [length] * size, [length * r for r in range(size)]
         with self._watched():
             self._comm.Alltoallv([values, (counts, begins)], [pieces, received])
-        total, rows = values[begins[rank] : ends[rank]], pieces.reshape(size, own)
+        total, rows = values[begins[rank] : ends[rank]], pieces.reshape(size, length)
         with np.errstate(over="ignore", invalid="ignore"):  # reported later
             np.add(rows[0], rows[1], out=total)
             for row in rows[2:]:

@@ -88,8 +88,8 @@ class Wait:
         if not self._here:
             self._here = {self._notes.rank}
             self._notes.send(self._number)
-        told = self._notes.newest()
-        self._here |= {rank for rank, number in told.items() if number == self._number}
+        newest = self._notes.newest()
+        self._here |= {rank for rank, number in newest.items() if number == self._number}
         self.missing = [rank for rank in range(self._notes.size) if rank not in self._here]
         turn = TURN * sorted(self._here).index(self._notes.rank)
         if self._patience and passed >= self._patience + turn:

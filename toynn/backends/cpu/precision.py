@@ -14,7 +14,7 @@ def multiplies_in() -> dict[str, str]:
     software = " in software" * kernels.software_tiles()
     if tiles := matmul.multiplies_tiles():
         unit = f"AMX{software}"
-        found = {
+        units = {
             "highest": f"three parts of bfloat16, six products ({unit})",
             "high": f"two parts of bfloat16, three products ({unit})",
             "medium": f"bfloat16 ({unit})" + _gemv_rows(matmul),
@@ -22,10 +22,10 @@ def multiplies_in() -> dict[str, str]:
     else:
         pairs = matmul.multiplies_pairs()
         medium = f"bfloat16 ({cpu.pairs_unit()})" if pairs else f"float32 ({_no_pairs()})"
-        found = {"highest": "float32", "high": "float32", "medium": medium + _gemv_rows(matmul)}
+        units = {"highest": "float32", "high": "float32", "medium": medium + _gemv_rows(matmul)}
     if unit := matmul.multiplies_quads():
-        found["int8"] = f"8 bits ({unit}{software * tiles}) by quantized weights; else as medium"
-    return found
+        units["int8"] = f"8 bits ({unit}{software * tiles}) by quantized weights; else as medium"
+    return units
 
 
 def _gemv_rows(matmul: Any) -> str:

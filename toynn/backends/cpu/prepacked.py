@@ -127,7 +127,7 @@ class Prepacks:
         return sum(key.nbytes for key in wanted)
 
     def seconds_left(self, launches: Sequence[Launch], prepack: str) -> float:
-        """Estimate the seconds, on one thread, in which each run packs what is not prepacked."""
+        """Estimate how long each run packs the other weights, in seconds on one thread."""
         packed = _wanted(launches, prepack)
         keys = (key for i, key in _wanted(launches, "always").items() if i not in packed)
         rows = ((key, GAIN * _rows_that_gain(key.form)) for key in keys)  # as long as so many take
@@ -141,11 +141,11 @@ class Prepacks:
         return {i: self._prepacked(key, buffers) for i, key in wanted.items()}
 
     def _prepacked(self, key: Key, buffers: Mapping[str, Buffer]) -> Prepacked:
-        if (found := self._made.get(key)) is None:
+        if (prepacked := self._made.get(key)) is None:
             source = buffers[key.place.buffer]
             assert isinstance(source, HostBuffer)
-            found = self._made[key] = Prepacked(key, source)
-        return found
+            prepacked = self._made[key] = Prepacked(key, source)
+        return prepacked
 
 
 def _wanted(launches: Sequence[Launch], prepack: str) -> dict[int, Key]:

@@ -22,7 +22,7 @@ LEAST = 1 << 16  # elements of a gradient: smaller ones may still be in cache
 FLOAT = dtypes.nbytes("f32", 1)
 
 
-class Part(NamedTuple):
+class SummedGradient(NamedTuple):
     """A gradient whose squares are summed by the last product that writes it."""
 
     launch: int  # the number of the product
@@ -77,14 +77,14 @@ class Squares:
             self._seen = self._gradients.changes, computed
 
 
-def _parts(launches: Sequence[Launch], norm: int) -> list[Part]:
+def _parts(launches: Sequence[Launch], norm: int) -> list[SummedGradient]:
     """Return the parts in the order of memory. Sizes alone decide, since the bits depend on it.
 
     A gradient is written as a whole: by one launch, or by several that add to it in turn.
     """
     start, n = launches[norm].tensors["g"], launches[norm].sizes["n"]
     assert start is not None
-    parts: dict[int, Part | None] = {}  # by first element; the last launch that touches it wins
+    parts: dict[int, SummedGradient | None] = {}  # by first element
     for i in range(norm):
         launch = launches[i]
         for name, place in launch.tensors.items():
@@ -93,6 +93,6 @@ def _parts(launches: Sequence[Launch], norm: int) -> list[Part]:
             first = (place.offset - start.offset) // FLOAT
             N, K = launch.sizes.get("N", 0), launch.sizes.get("K", 0)
             fits = launch.kernel == PRODUCT and name == "dw" and 0 <= first <= n - N * K
-            parts[first] = Part(i, first, N, K) if fits and N * K >= LEAST else None
-    found = [part for part in parts.values() if part is not None and part.tiles]
-    return sorted(found, key=lambda part: part.first)
+            parts[first] = SummedGradient(i, first, N, K) if fits and N * K >= LEAST else None
+    tiled = [part for part in parts.values() if part is not None and part.tiles]
+    return sorted(tiled, key=lambda part: part.first)

@@ -56,8 +56,8 @@ class Metal(Backend):
         undo_log: UndoLog | None = None,
     ) -> Program:
         """Turn launches into a list of dispatches; shaders are compiled when first needed."""
-        own = {name: b for name, b in buffers.items() if isinstance(b, MetalBuffer)}
-        return MetalProgram(self.device, launches, own, undo_log)
+        held = {name: b for name, b in buffers.items() if isinstance(b, MetalBuffer)}
+        return MetalProgram(self.device, launches, held, undo_log)
 
     def wait(self) -> None:
         """Return when all runs are done. Raises BackendError with the first failed run's error."""

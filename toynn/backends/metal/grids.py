@@ -1,4 +1,4 @@
-"""The grid of each kernel on the device: threads and passes."""
+"""The grid of each kernel on the device: threads and dispatches."""
 
 from collections.abc import Callable, Mapping
 from math import prod
@@ -8,7 +8,7 @@ from toynn._kernels.base.signature import Signature
 from toynn.numerics import precision
 from toynn.numerics.dtypes import GGUF_TYPES
 
-__all__ = ["PASSES", "SCRATCH", "TYPES", "Pass", "Sizes", "passes_of"]
+__all__ = ["DISPATCHES", "SCRATCH", "TYPES", "Dispatch", "Sizes", "dispatches_of"]
 
 # The shaders have the same constants, by the same names.
 GROUP = 256  # threads of a group
@@ -24,94 +24,94 @@ WIDE = 128  # attention: columns of a head that a group adds up
 MEDIUM = precision.PRECISIONS.index("medium")
 
 
-class Pass(NamedTuple):
+class Dispatch(NamedTuple):
     """One dispatch: a function of the op's file, and the extents of its grid."""
 
-    function: str  # in PASSES: the suffix of its name, after op and entry
+    function: str  # in DISPATCHES: the suffix of its name, after op and entry
     groups: tuple[int, int, int]
     threads: tuple[int, int, int]
 
 
 #: Sizes of a launch, and has_X for each tensor X that may be missing.
 Sizes = Mapping[str, int]
-Passes = Callable[[Sizes], list[Pass]]
+Dispatches = Callable[[Sizes], list[Dispatch]]
 
 
-def rows(n: int, suffix: str = "") -> Pass:
+def rows(n: int, suffix: str = "") -> Dispatch:
     """Give a group to each of n rows."""
-    return Pass(suffix, (n, 1, 1), (GROUP, 1, 1))
+    return Dispatch(suffix, (n, 1, 1), (GROUP, 1, 1))
 
 
-def each(n: int, suffix: str = "") -> Pass:
+def each(n: int, suffix: str = "") -> Dispatch:
     """Give a thread to each of n elements."""
-    return Pass(suffix, (_over(n, GROUP), 1, 1), (GROUP, 1, 1))
+    return Dispatch(suffix, (_over(n, GROUP), 1, 1), (GROUP, 1, 1))
 
 
-def columns(n: int, suffix: str = "") -> Pass:
+def columns(n: int, suffix: str = "") -> Dispatch:
     """Give a group to each LINE of n columns, which it adds up."""
-    return Pass(suffix, (_over(n, LINE), 1, 1), (GROUP, 1, 1))
+    return Dispatch(suffix, (_over(n, LINE), 1, 1), (GROUP, 1, 1))
 
 
 def _over(n: int, by: int) -> int:
     return -(-n // by)
 
 
-def _each(*names: str) -> Passes:
+def _each(*names: str) -> Dispatches:
     """Give a thread to each element of a tensor with these extents."""
     return lambda s: [each(prod(s[name] for name in names))]
 
 
-def _rows(s: Sizes) -> list[Pass]:
+def _rows(s: Sizes) -> list[Dispatch]:
     return [rows(s["N"])]
 
 
-def _one_group(s: Sizes) -> list[Pass]:
+def _one_group(s: Sizes) -> list[Dispatch]:
     return [rows(1)]
 
 
-def _norm_backward(s: Sizes) -> list[Pass]:
+def _norm_backward(s: Sizes) -> list[Dispatch]:
     wanted = bool(s["has_dw"] or s.get("has_db"))
     return [rows(s["N"], "_x"), columns(s["C"] * wanted, "_w")]
 
 
-def _one_loss(s: Sizes) -> list[Pass]:
+def _one_loss(s: Sizes) -> list[Dispatch]:
     return [rows(s["N"], "_rows"), rows(1)]
 
 
-def _lines(n: int, m: int = 1, suffix: str = "") -> Pass:
+def _lines(n: int, m: int = 1, suffix: str = "") -> Dispatch:
     """Give a line of threads to each of n outputs of each of m rows."""
-    return Pass(suffix, (_over(n, GROUP // LINE), m, 1), (GROUP, 1, 1))
+    return Dispatch(suffix, (_over(n, GROUP // LINE), m, 1), (GROUP, 1, 1))
 
 
-def _tiles(s: Sizes, down: str, across: str, deep: int = 1) -> list[Pass]:
+def _tiles(s: Sizes, down: str, across: str, deep: int = 1) -> list[Dispatch]:
     """Give a group to each TILE x TILE results of a product, in its precision."""
     suffix = "_rough" * (s["precision"] == MEDIUM)
-    return [Pass(suffix, (_over(s[across], TILE), _over(s[down], TILE), deep), (PRODUCT, 1, 1))]
+    return [Dispatch(suffix, (_over(s[across], TILE), _over(s[down], TILE), deep), (PRODUCT, 1, 1))]
 
 
-def _product(s: Sizes) -> list[Pass]:
+def _product(s: Sizes) -> list[Dispatch]:
     if s["M"] <= GEMV_ROWS:
         return [_lines(s["N"], min(1, s["M"]), "_gemv")]
     return _tiles(s, "M", "N")
 
 
-def _products_of_experts(s: Sizes) -> list[Pass]:
+def _products_of_experts(s: Sizes) -> list[Dispatch]:
     if s["M"] <= GEMV_COPIES:
         return [_lines(s["N"], s["M"], "_gemv")]
     return _tiles(s, "M", "N")
 
 
-def _pairs(s: Sizes) -> list[Pass]:
+def _pairs(s: Sizes) -> list[Dispatch]:
     return [each(s["N"] * _over(s["D"], 2))]
 
 
-def _heads(s: Sizes, heads: str, columns: int, suffix: str = "") -> Pass:
+def _heads(s: Sizes, heads: str, columns: int, suffix: str = "") -> Dispatch:
     """Give a group to each LINE of T rows of each head, and to each WIDE of its columns."""
     groups = (_over(s["T"], LINE), s["B"] * s[heads], _over(columns, WIDE))
-    return Pass(suffix, groups, (GROUP, 1, 1))
+    return Dispatch(suffix, groups, (GROUP, 1, 1))
 
 
-def _attention_backward(s: Sizes) -> list[Pass]:
+def _attention_backward(s: Sizes) -> list[Dispatch]:
     delta = rows(_over(s["B"] * s["H"] * s["T"], GROUP // LINE), "_delta")
     queries, keys = _heads(s, "H", s["D"], "_q"), _heads(s, "KV", max(s["D"], s["E"]), "_kv")
     wanted = [(delta, s["has_delta"]), (queries, s["has_dq"])]
@@ -124,19 +124,23 @@ def _spans(s: Sizes) -> int:
     return 1 if s["B"] * s["T"] * s["H"] > CROWD else _over(s["S"], KEYS)
 
 
-def _cached(s: Sizes) -> list[Pass]:
+def _cached(s: Sizes) -> list[Dispatch]:
     across, count = _over(s["E"], WIDE), s["B"] * s["T"]
     store = each(count * s["KV"] * max(s["D"], s["E"]), "_store")
     if _spans(s) == 1:
         groups = (s["T"], s["B"] * s["H"], across)
-        return [store, Pass("", groups, (GROUP, 1, 1))]
+        return [store, Dispatch("", groups, (GROUP, 1, 1))]
     groups = (_spans(s), s["B"] * s["T"] * s["H"], across)
-    return [store, Pass("_spans", groups, (GROUP, 1, 1)), each(count * s["H"] * s["E"], "_merge")]
+    return [
+        store,
+        Dispatch("_spans", groups, (GROUP, 1, 1)),
+        each(count * s["H"] * s["E"], "_merge"),
+    ]
 
 
-#: The passes of an entry, in order. An entry that is not listed has a thread per element of its
+#: The dispatches of an entry, in order. An entry that is not listed has a thread per element of its
 #: first output.
-PASSES: dict[str, Passes] = {
+DISPATCHES: dict[str, Dispatches] = {
     "altup.correct_backward": lambda s: [
         each(s["N"] * s["C"], "_x"),
         rows(_over(s["N"] * s["A"], GROUP // LINE), "_w"),
@@ -236,20 +240,20 @@ PASSES: dict[str, Passes] = {
 }
 
 
-def passes_of(kernel: str, signature: Signature, sizes: Sizes) -> list[Pass]:
-    """Return the passes of an entry in order: by default a thread per element of its first output.
+def dispatches_of(kernel: str, signature: Signature, sizes: Sizes) -> list[Dispatch]:
+    """Return an entry's dispatches in order; by default a thread per element of its first output.
 
-    A pass without groups is left out: its outputs are empty or not wanted.
+    A dispatch without groups is left out: its outputs are empty or not wanted.
     """
-    if kernel in PASSES:
-        passes = PASSES[kernel](sizes)
+    if kernel in DISPATCHES:
+        dispatches = DISPATCHES[kernel](sizes)
     else:
-        passes = [each(prod(signature.specs[0].shape(sizes)))]
+        dispatches = [each(prod(signature.specs[0].shape(sizes)))]
     function = kernel.replace(".", "_")
-    return [p._replace(function=function + p.function) for p in passes if 0 not in p.groups]
+    return [p._replace(function=function + p.function) for p in dispatches if 0 not in p.groups]
 
 
-#: Bytes of scratch memory that a launch needs until its last pass is done.
+#: Bytes of scratch memory that a launch needs until its last dispatch is done.
 SCRATCH: dict[str, Callable[[Sizes], int]] = {
     "cached_attention.forward": lambda s: (
         4 * s["B"] * s["T"] * s["H"] * _spans(s) * (s["E"] + 2) * (_spans(s) > 1)

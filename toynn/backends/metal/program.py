@@ -14,7 +14,7 @@ from toynn._kernels.base.signature import Signature
 from toynn.backends.metal import _bridge
 from toynn.backends.metal.arguments import entries, offset, pack
 from toynn.backends.metal.device import MetalBuffer, MetalDevice
-from toynn.backends.metal.grids import SCRATCH, TYPES, Pass, passes_of
+from toynn.backends.metal.grids import SCRATCH, TYPES, Dispatch, dispatches_of
 from toynn.backends.metal.sources import has
 from toynn.backends.metal.undo_log import MetalUndoLog
 from toynn.backends.protocol import Accumulate, Launch, UndoLog, aligned
@@ -30,18 +30,18 @@ UPDATE = "U"  # the phase that overwrites weights
 DISPATCH, FLOP, BYTE = 2e-6, 1e-12, 1e-11
 
 
-class Planned(NamedTuple):
+class Prepared(NamedTuple):
     """A launch, and how its kernel runs on this device."""
 
     op: str
     launch: Launch
     signature: Signature
-    given: dict[str, int]  # sizes, and has_X of tensors X that may be missing
-    passes: list[Pass]
+    sizes: dict[str, int]  # sizes, and has_X of tensors X that may be missing
+    dispatches: list[Dispatch]
     scratch: int
 
 
-def _plan(launch: Launch) -> Planned:
+def _prepared(launch: Launch) -> Prepared:
     op, _, entry = launch.kernel.partition(".")
     if launch.function:
         raise BackendUnavailable(
@@ -58,10 +58,10 @@ def _plan(launch: Launch) -> Planned:
             "of another type, or --backend cpu"
         )
     signature.check(f"the kernel {launch.kernel}", launch.tensors, launch.sizes, launch.options)
-    given = {**launch.sizes, **signature.there(launch.tensors)}
-    passes = passes_of(launch.kernel, signature, given)
-    need = SCRATCH[launch.kernel](given) if launch.kernel in SCRATCH else 0
-    return Planned(op, launch, signature, given, passes, aligned(need))
+    sizes = {**launch.sizes, **signature.there(launch.tensors)}
+    dispatches = dispatches_of(launch.kernel, signature, sizes)
+    need = SCRATCH[launch.kernel](sizes) if launch.kernel in SCRATCH else 0
+    return Prepared(op, launch, signature, sizes, dispatches, aligned(need))
 
 
 def scratch(launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
@@ -69,24 +69,24 @@ def scratch(launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
 
     Raises BackendUnavailable for a missing kernel, or a type that it cannot read.
     """
-    planned = [_plan(launch) for launch in launches]
-    return sum(_own(planned, undo_log))
+    prepared = [_prepared(launch) for launch in launches]
+    return sum(_own(prepared, undo_log))
 
 
-def _own(planned: Sequence[Planned], undo_log: UndoLog | None) -> tuple[int, int]:
+def _own(prepared: Sequence[Prepared], undo_log: UndoLog | None) -> tuple[int, int]:
     """Return the bytes of arguments, and of the scratch memory that all launches share."""
-    slots = 1 + sum(2 + (one.launch.limit is not None) for one in planned)
+    slots = 1 + sum(2 + (one.launch.limit is not None) for one in prepared)
     slots += MetalUndoLog.structs(undo_log)
-    return SLOT * slots, max((one.scratch for one in planned), default=0)
+    return SLOT * slots, max((one.scratch for one in prepared), default=0)
 
 
-def _structs(one: Planned) -> Iterator[bytes]:
+def _structs(one: Prepared) -> Iterator[bytes]:
     """Return the arguments in the first micro-batch, and in later ones."""
     policy = one.launch.accumulate
     for later in (0, 1):
         adds = later if policy is Accumulate.MICRO_BATCH else int(policy is Accumulate.ALWAYS)
         try:
-            yield pack(one.signature, {**one.given, **one.launch.options, "accumulate": adds})
+            yield pack(one.signature, {**one.sizes, **one.launch.options, "accumulate": adds})
         except OverflowError as error:
             raise BackendError(f"backend 'metal': {one.launch.kernel}: {error}") from error
 
@@ -102,17 +102,17 @@ class MetalProgram:
         undo_log: UndoLog | None = None,
     ) -> None:
         self._device, self._buffers = device, buffers
-        planned = [_plan(launch) for launch in launches]
-        arguments, intermediate = _own(planned, undo_log)
+        prepared = [_prepared(launch) for launch in launches]
+        arguments, intermediate = _own(prepared, undo_log)
         self._arguments = device.allocate(arguments)
         self._scratch = device.allocate(intermediate)
         self._next = SLOT  # the first slot is bound for missing tensors
         self.scratch = arguments + intermediate
-        count = sum(len(one.passes) + (one.launch.limit is not None) for one in planned)
+        count = sum(len(one.dispatches) + (one.launch.limit is not None) for one in prepared)
         count += MetalUndoLog.structs(undo_log)
         self._dispatches = _bridge.Dispatches(device.bridge, count)
         self._undo_log: MetalUndoLog | None = None
-        for one in planned:
+        for one in prepared:
             if undo_log is not None and self._undo_log is None and one.launch.phase == UPDATE:
                 self._undo_log = MetalUndoLog(
                     device, undo_log, buffers, self._arguments, self._write
@@ -123,7 +123,7 @@ class MetalProgram:
         self._runs: dict[str, tuple[int, float]] = {}  # by phases: runs and their seconds
         self._updating = False  # a run in flight writes the undo log
 
-    def _append(self, one: Planned) -> None:
+    def _append(self, one: Prepared) -> None:
         launch = one.launch
         first, later = (self._write(data) for data in _structs(one))
         if launch.limit is not None:
@@ -140,7 +140,7 @@ class MetalProgram:
             memories.pop()
         ends = ([first, 0], [later, 0])
         n = len(memories)
-        for each in one.passes:
+        for each in one.dispatches:
             pipeline = self._device.pipeline(one.op, each.function)
             threads = int(np.prod(each.threads))
             if threads > pipeline.threads:
@@ -153,7 +153,7 @@ class MetalProgram:
                 launch.phase, pipeline, memories, in_first, in_later, each.groups, each.threads
             )
 
-    def _limit(self, one: Planned, first: int, later: int) -> None:
+    def _limit(self, one: Prepared, first: int, later: int) -> None:
         """Add the dispatch that writes the number of valid rows into the arguments."""
         limit = one.launch.limit
         assert limit is not None

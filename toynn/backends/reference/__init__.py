@@ -118,8 +118,8 @@ class Reference(Backend):
         undo_log: UndoLog | None = None,
     ) -> Program:
         """Turn launches into a program."""
-        own = {name: buffer for name, buffer in buffers.items() if isinstance(buffer, HostBuffer)}
-        return ReferenceProgram(launches, own)
+        held = {name: buffer for name, buffer in buffers.items() if isinstance(buffer, HostBuffer)}
+        return ReferenceProgram(launches, held)
 
     def wait(self) -> None:
         """Do nothing: a run is done when it returns."""

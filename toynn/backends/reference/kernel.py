@@ -53,12 +53,12 @@ class Kernel:
 
         All outputs are computed before any is written, since an output may share an input's memory.
         """
-        given: dict[str, Any] = {**sizes, **options}
+        values: dict[str, Any] = {**sizes, **options}
         for name in self.signature.tensors:
             if name in self.takes:
-                given[name] = _wide(view(name, self._layout(name, sizes)))
+                values[name] = _wide(view(name, self._layout(name, sizes)))
         with np.errstate(all="ignore"):
-            outputs = self.compute(**{name: given[name] for name in self.takes})
+            outputs = self.compute(**{name: values[name] for name in self.takes})
             for name, value in outputs.items():
                 target = view(name, self._layout(name, sizes))
                 if target is not None:

@@ -45,8 +45,8 @@ def absorb(
     x: Array, w: Array, N: int, H: int, G: int, W: int, D: int, C: int, first: int
 ) -> Outputs:
     """Multiply each head by its rows of w."""
-    own = _own(w, H, G, W, D, first)
-    return {"y": np.einsum("nhd,hdc->nhc", x.reshape(N, H, D), own)}
+    part = _own(w, H, G, W, D, first)
+    return {"y": np.einsum("nhd,hdc->nhc", x.reshape(N, H, D), part)}
 
 
 @kernel("latent.expand")
@@ -54,5 +54,5 @@ def expand(
     x: Array, w: Array, N: int, H: int, G: int, W: int, D: int, C: int, first: int
 ) -> Outputs:
     """Multiply each head by its rows of w, transposed."""
-    own = _own(w, H, G, W, D, first)
-    return {"y": np.einsum("nhc,hdc->nhd", x.reshape(N, H, C), own)}
+    part = _own(w, H, G, W, D, first)
+    return {"y": np.einsum("nhc,hdc->nhd", x.reshape(N, H, C), part)}

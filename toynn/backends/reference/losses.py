@@ -34,7 +34,7 @@ def _counting(labels: Array) -> Array:
 
 @kernel("cross_entropy.forward")
 def forward(logits: Array, labels: Array) -> Outputs:
-    """Compute loss = sum_n (lse[n] - logits[n, labels[n]]) / rows, over the valid rows."""
+    """Compute loss = sum_n (lse[n] - logits[n, labels[n]]) / rows, over the labelled rows."""
     rows = _counting(labels)
     loss = _losses(logits, labels).sum() / rows
     return {"loss": loss, "lse": _log_sum_exp(logits), "rows": rows}
@@ -63,16 +63,16 @@ def backward_dense(dloss: Array, logits: Array, labels: Array, rows: Array) -> O
 
 @kernel("valid_rows.forward")
 def valid_rows(labels: Array) -> Outputs:
-    """Find the valid rows and their labels; after them come 0, and the label IGNORED."""
+    """Find the labelled rows and their labels; 0 and the label IGNORED follow."""
     rows, picked = np.zeros_like(labels), np.full_like(labels, IGNORED)
-    found = np.flatnonzero(labels != IGNORED)
-    rows[: found.size], picked[: found.size] = found, labels[found]
-    return {"rows": rows, "picked": picked, "count": np.array([found.size])}
+    labelled = np.flatnonzero(labels != IGNORED)
+    rows[: labelled.size], picked[: labelled.size] = labelled, labels[labelled]
+    return {"rows": rows, "picked": picked, "count": np.array([labelled.size])}
 
 
 @kernel("chunked_cross_entropy.count")
 def count(labels: Array) -> Outputs:
-    """Compute rows = the number of valid labels."""
+    """Compute rows = the number of labelled rows."""
     return {"rows": _counting(labels)}
 
 

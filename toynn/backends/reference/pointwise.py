@@ -170,9 +170,9 @@ def columns_backward(dy: Array, X: int, K: int) -> Outputs:
 @kernel("columns.place")
 def place(y: Array, x: Array, K: int) -> Outputs:
     """Compute y = x in columns from K on; other columns stay."""
-    found = y.copy()
-    found[:, K : K + x.shape[1]] = x
-    return {"y": found}
+    placed = y.copy()
+    placed[:, K : K + x.shape[1]] = x
+    return {"y": placed}
 
 
 @kernel("relu2.forward")

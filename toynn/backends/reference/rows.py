@@ -216,8 +216,8 @@ def class_token_backward(dy: Array, B: int, T: int) -> Outputs:
 @kernel("dora.norms")
 def dora_norms(squares: Array, p: Array, g: Array, b: Array, scale: float) -> Outputs:
     """Compute r = 1 / |W + scale b a| per row, with p = a W^T and g = a a^T; norm 0 gives 0."""
-    cross, own = (b * p.T).sum(axis=1), ((b @ g) * b).sum(axis=1)
-    norms = squares + 2 * scale * cross + scale * scale * own
+    cross, squared = (b * p.T).sum(axis=1), ((b @ g) * b).sum(axis=1)
+    norms = squares + 2 * scale * cross + scale * scale * squared
     return {"r": np.where(norms <= 0, 0, 1 / np.sqrt(norms))}
 
 

@@ -4,8 +4,8 @@
 //   loss         = 1/rows sum_n sum_v p[n,v] (lse[n] - logits[n,v])
 //   dlogits[n,v] = dloss/rows (s[n] exp(logits[n,v] - lse[n]) - p[n,v]),   s[n] = sum_v p[n,v]
 //
-// p[n] is the one-hot row of labels[n], or labels[n] itself (dense). rows counts the valid rows. A row with the
-// label -100, or a dense row of zeros, is not valid: its dlogits are 0. Without a valid row, loss is NaN. A group
+// p[n] is the one-hot row of labels[n], or labels[n] itself (dense). rows counts the labelled rows. A row with the
+// label -100, or a dense row of zeros, has no label: its dlogits are 0. Without a labelled row, loss is NaN. A group
 // for each of N rows leaves the row's loss in scratch; then one group adds up the losses. dlogits may be logits.
 // Saved for backward: lse (N,), rows (1,).
 // Source: Bridle 1990; the shift by the row's maximum: Blanchard et al. 2021, IMA J. Numer. Anal. 41.

@@ -1,9 +1,9 @@
-// The valid rows: those whose label is not -100, in order.
+// The labelled rows: their label is not -100. In order:
 //
-//   rows[k] = n of the k-th valid row     picked[k] = labels[rows[k]]     count = how many
+//   rows[k] = n of the k-th labelled row     picked[k] = labels[rows[k]]     count = how many
 //
 // After the first `count`, rows holds 0 and picked -100. One group: it takes GROUP labels at a time, and each
-// thread finds how many labels before its own are valid.
+// thread finds how many labels before its own are not -100.
 
 kernel void valid_rows_forward(
     device int*                 rows   [[buffer(ValidRowsForward::rows)]],
@@ -14,7 +14,7 @@ kernel void valid_rows_forward(
     uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup uint counts[GROUP];
-    uint found = 0;  // valid rows so far; the same in each thread
+    uint found = 0;  // labelled rows so far; the same in each thread
     for (uint start = 0; start < args.N; start += GROUP) {
         const uint n = start + tid;
         const int label = n < args.N ? labels[n] : -100;
