@@ -74,10 +74,10 @@ def test_what_is_written_has_twice_the_rank_and_is_of_the_base_as_it_is(base, us
     recipe.write_run(tmp_path)
     with gguf.open(base) as file:
         for path in (tmp_path / "adapter.gguf", tmp_path):
-            found = adapters.load(path, file)
-            ranks = {found.rank_of(weight) for weight in found.pairs}
+            adapter = adapters.load(path, file)
+            ranks = {adapter.rank_of(weight) for weight in adapter.pairs}
             assert ranks == {3, 6}, "that of the table has no start"
-            assert_close(frozen(file, found).logits(ids), recipe.engine.logits(ids))
+            assert_close(frozen(file, adapter).logits(ids), recipe.engine.logits(ids))
     before = recipe.engine.adapter_weights()
     recipe.step(ids, None, labels, HP.hp(4), False)
     recipe.read_run(tmp_path)
@@ -86,9 +86,9 @@ def test_what_is_written_has_twice_the_rank_and_is_of_the_base_as_it_is(base, us
     with pytest.raises(AdapterError, match="expected the start of these adapters"):
         other = begun(base, use_rslora=use_rslora, targets=("q", "embed", "head"))
         with gguf.open(base) as file:
-            found = adapters.load(tmp_path / "adapter.gguf", file)
-        found.tensors["blk.0.attn_q.weight.lora_a"][3:] *= 2
-        other.load_adapter(found)
+            adapter = adapters.load(tmp_path / "adapter.gguf", file)
+        adapter.tensors["blk.0.attn_q.weight.lora_a"][3:] *= 2
+        other.load_adapter(adapter)
 
 
 @pytest.mark.parametrize(

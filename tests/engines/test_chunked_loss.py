@@ -59,13 +59,13 @@ def tape(build, labels="all", rows=2, *, whole=False, then=None, cap=0.0, **sess
     """A realized tape, its loss in chunks; or that of all logits at once."""
     net = Net(**session)
     x, w, b = build(net)
-    given = net.declare(net.s.input("labels", (N,), "i32"), np.array(LABELS[labels]))
+    labelled = net.declare(net.s.input("labels", (N,), "i32"), np.array(LABELS[labels]))
     if whole:
         logits = ops.linear(net.s, x, w, b)
         logits = ops.softcap(net.s, logits, cap) if cap else logits
-        loss = ops.cross_entropy(net.s, logits, given)
+        loss = ops.cross_entropy(net.s, logits, labelled)
     else:
-        loss = ops.linear_cross_entropy(net.s, x, w, given, b, rows, cap)
+        loss = ops.linear_cross_entropy(net.s, x, w, labelled, b, rows, cap)
     net.realize(loss if then is None else then(net.s, loss))
     return net
 

@@ -62,9 +62,9 @@ def test_copies_are_counted_and_made_when_they_are_filled(folder, monkeypatch, c
         assert nbytes <= needed.weights - before.weights <= nbytes + 64 * len(copied)
         assert needed.activations == before.activations
         ids = np.arange(8)
-        found = frozen(there).logits(ids)
+        logits = frozen(there).logits(ids)
         assert copied <= set(taken)
-        np.testing.assert_allclose(found, frozen(usual).logits(ids), rtol=0, atol=2e-5)
+        np.testing.assert_allclose(logits, frozen(usual).logits(ids), rtol=0, atol=2e-5)
     assert main(["info", str(path)]) == 0
     assert ("copied into memory" in capsys.readouterr().out) == bool(copied)
 

@@ -823,8 +823,8 @@ def test_the_logarithm_of_a_ministrals_yarn_divides_its_magnitude(tmp_path):
     make("ministral3").engine.export_gguf(tmp_path / "a.gguf")
     told = {"mistral3.rope.scaling.yarn_log_multiplier": (1.0, "FLOAT32")}
     path = rewritten(tmp_path / "a.gguf", tmp_path / "b.gguf", np.copy, told)
-    found = LlamaSeqEngine.from_gguf(path).config
-    assert found.yarn_magnitude == pytest.approx(1 / (1 + 0.1 * np.log(4)))  # so RoPE's is 1
+    cfg = LlamaSeqEngine.from_gguf(path).config
+    assert cfg.yarn_magnitude == pytest.approx(1 / (1 + 0.1 * np.log(4)))  # so RoPE's is 1
 
 
 def test_a_tied_folder_is_not_fused_where_llama_cpp_wants_a_head(tmp_path):
@@ -1045,9 +1045,9 @@ def test_what_llama_cpp_does_not_load_is_not_written_and_what_it_changes_is_said
     ):
         path = tmp_path / f"{kind}.gguf"
         make(kind).engine.export_gguf(path)
-        found = unlike(path)
-        assert len(found) == len(said)
-        assert all(f"llama.cpp {what}" in line for what, line in zip(said, found, strict=True))
+        lines = unlike(path)
+        assert len(lines) == len(said)
+        assert all(f"llama.cpp {what}" in line for what, line in zip(said, lines, strict=True))
 
 
 def test_what_a_phi3_or_gemma_cannot_be():

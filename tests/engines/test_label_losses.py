@@ -52,9 +52,9 @@ def test_they_are_those_of_the_logits(engine):
     for step in range(3):
         ids, labels = batch(rng)
         loss = engine.evaluate(Batch(ids, None, labels))
-        found = engine.label_losses()
-        np.testing.assert_allclose(found, expected(engine, ids, labels), rtol=2e-5, atol=2e-6)
-        assert loss == pytest.approx(found.mean(), rel=1e-5)
+        losses = engine.label_losses()
+        np.testing.assert_allclose(losses, expected(engine, ids, labels), rtol=2e-5, atol=2e-6)
+        assert loss == pytest.approx(losses.mean(), rel=1e-5)
         engine.train(Batch(ids, None, labels), AdamW.for_lora().hp_for_step(step), step == 0)
         with pytest.raises(LifecycleError, match="before evaluate"):
             engine.label_losses()  # those of the batch before

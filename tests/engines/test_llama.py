@@ -140,16 +140,16 @@ def test_initial_weights(kind):
             std = 0.02 if table else w.shape[-1] ** -0.5
             assert abs(w.mean()) < 5 * std / w.size**0.5, name
             assert w.std() == pytest.approx(std, rel=5 / (2 * w.size) ** 0.5), name
-    given = ("bias", "norm.weight", "ssm_a", "ssm_d")
-    drawn = [w.tobytes() for n, w in weights.items() if w.ndim == 2 and not n.endswith(given)]
+    constant = ("bias", "norm.weight", "ssm_a", "ssm_d")
+    drawn = [w.tobytes() for n, w in weights.items() if w.ndim == 2 and not n.endswith(constant)]
     assert len(drawn) == len(set(drawn)), "two tensors are equal"
 
 
 def test_seed_and_init_scale():
     def weights(kind="llama-lens", **options):
         recipe = FromScratch()
-        changes, own = KINDS[kind]
-        recipe.realize(LlamaConfig(**SIZES | changes), RecipeOptions(**own | options))
+        changes, needed = KINDS[kind]
+        recipe.realize(LlamaConfig(**SIZES | changes), RecipeOptions(**needed | options))
         return recipe.engine.weights()
 
     first, again, other, half = (

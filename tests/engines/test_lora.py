@@ -162,13 +162,13 @@ def test_lorafa_trains_b_as_lora_does_and_leaves_a_alone(tmp_path, kind):
     before = fixed.engine.adapter_weights()
     batch = _flat(draw())
     assert fixed.step(*batch, HP.hp(1), True) == plain.step(*batch, HP.hp(1), True)
-    expected, found = plain.engine.gradients(), fixed.engine.gradients()
-    assert found.keys() == {name for name in expected if name.endswith("lora_b")}
-    assert all(np.array_equal(gradient, expected[name]) for name, gradient in found.items())
+    expected, of_b = plain.engine.gradients(), fixed.engine.gradients()
+    assert of_b.keys() == {name for name in expected if name.endswith("lora_b")}
+    assert all(np.array_equal(gradient, expected[name]) for name, gradient in of_b.items())
     after, theirs = fixed.engine.adapter_weights(), plain.engine.adapter_weights()
     for name, values in after.items():
-        assert np.array_equal(values, (theirs if name in found else before)[name]), name
-        assert np.array_equal(values, before[name]) == (name not in found), name
+        assert np.array_equal(values, (theirs if name in of_b else before)[name]), name
+        assert np.array_equal(values, before[name]) == (name not in of_b), name
 
 
 def test_lorafa_keeps_no_input_of_an_adapted_matrix(llama):
@@ -430,8 +430,8 @@ def test_checkpointing_changes_memory_and_not_one_bit(bases, arch):
     sizes = [r.engine.session.memory().activations for r in (again, plain)]
     assert sizes[0] < 0.8 * sizes[1]
     opts = toynn.RecipeOptions(t_seq=T, t_batch=2)
-    found = LoRA.memory_for(bases[arch], 4, replace(opts, checkpointing=True), "all-linear", 0.3)
-    assert found == again.engine.session.memory()
+    estimate = LoRA.memory_for(bases[arch], 4, replace(opts, checkpointing=True), "all-linear", 0.3)
+    assert estimate == again.engine.session.memory()
 
 
 def test_b_has_a_rate_of_its_own(tmp_path):

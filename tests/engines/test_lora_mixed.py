@@ -34,10 +34,10 @@ def type_of(mix, name, columns):
     most, values, down, head = MIXES[mix]
     if "norm" in name:
         return "F32"
-    found = {"attn_v": values, "output": head, "token_embd": head}.get(name.split(".")[-2], most)
+    type = {"attn_v": values, "output": head, "token_embd": head}.get(name.split(".")[-2], most)
     if name == "blk.0.ffn_down.weight":
-        found = down
-    return found if columns % 256 == 0 else FALLBACK[found]
+        type = down
+    return type if columns % 256 == 0 else FALLBACK[type]
 
 
 @pytest.fixture(params=MIXES)

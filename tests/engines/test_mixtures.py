@@ -156,15 +156,15 @@ def test_peft_tensors_of_experts_that_do_not_fit_are_named(bases, tmp_path):
 
 def in_parts(tensors, blocks):
     """The tensors of a Gemma 4, in which experts of some blocks have gate and up apart."""
-    found = {}
+    parts = {}
     for name, array in tensors.items():
         block, _, part = name.partition("ffn_gate_up_exps")
         if part and int(block.split(".")[1]) in blocks:
             gate, up = np.split(array, 2, axis=1)
-            found |= {f"{block}ffn_gate_exps.weight": gate, f"{block}ffn_up_exps.weight": up}
+            parts |= {f"{block}ffn_gate_exps.weight": gate, f"{block}ffn_up_exps.weight": up}
         else:
-            found[name] = array
-    return found
+            parts[name] = array
+    return parts
 
 
 def test_experts_of_a_gemma4_with_gate_and_up_apart(tmp_path):
@@ -179,7 +179,7 @@ def test_experts_of_a_gemma4_with_gate_and_up_apart(tmp_path):
         metadata = {key: (value, file.types[key]) for key, value in file.metadata.items()}
         tensors = {name: np.array(file[name]) for name in file}
     for name, blocks in {"apart": range(3), "mixed": (1,)}.items():
-        parts = {own: (array, "f32") for own, array in in_parts(tensors, blocks).items()}
+        parts = {part: (array, "f32") for part, array in in_parts(tensors, blocks).items()}
         gguf.write(tmp_path / f"{name}.gguf", metadata, parts)
     with pytest.raises(GGUFError, match=r"blk\.0\.ffn_gate_exps\.weight is missing"):
         LlamaSeqEngine.from_gguf(tmp_path / "mixed.gguf", 13)

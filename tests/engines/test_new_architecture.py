@@ -166,9 +166,9 @@ def test_files_both_ways(engine, file, tmp_path):
     engine.export_hf(tmp_path / "folder")
     other = SequenceEngine.from_hf(tmp_path / "folder", T, 2)
     assert again.config == other.config == CONFIG
-    for found in (again, other):
-        assert all(np.array_equal(values, weights[k]) for k, values in found.weights().items())
-        assert np.array_equal(found.logits(ids), engine.logits(ids))
+    for loaded in (again, other):
+        assert all(np.array_equal(values, weights[k]) for k, values in loaded.weights().items())
+        assert np.array_equal(loaded.logits(ids), engine.logits(ids))
     config = json.loads((tmp_path / "folder" / "config.json").read_text())
     assert (config["model_type"], config["n_stages"], config["rope_base"]) == ("tandem", 3, 100.0)
     with hf.open(tmp_path / "folder") as model:
@@ -196,7 +196,7 @@ def test_adapters_both_ways(file, tmp_path):
     with gguf.open(file) as base:
         pairs = [adapters.load(tmp_path / name, base).tensors for name in ("peft", "adapter.gguf")]
         for name, values in recipe.engine.adapter_weights().items():
-            assert all(np.array_equal(found[name], values) for found in pairs), name
+            assert all(np.array_equal(tensors[name], values) for tensors in pairs), name
         frozen = engines.frozen(base, adapters.load(tmp_path / "peft", base))
     assert np.array_equal(frozen.logits(ids, 2), recipe.engine.logits(ids, 2))
     recipe.save(tmp_path / "merged.gguf")
@@ -220,8 +220,8 @@ def test_every_command(file, data, tmp_path, capsys):
     assert "training adapters        rank 8, all-linear" in said
     scratch, adapted = tmp_path / "scratch", tmp_path / "adapted"
     run("train", "from-scratch", "--init-from", file, "--data", data, "--out", scratch, *few)
-    with gguf.open(scratch / "model.gguf") as found:
-        assert found.architecture == "tandem"
+    with gguf.open(scratch / "model.gguf") as trained:
+        assert trained.architecture == "tandem"
     run("train", "lora", "--model", file, "--data", data, "--out", adapted, *few)
     more = ("--prompt", "the ", "--max-tokens", 4, "--temp", 0)
     assert run("generate", "--model", file, "--adapter", adapted, *more)
@@ -254,9 +254,9 @@ def test_what_is_not_registered_is_refused_with_a_list(file, tmp_path):
         architecture("mamba")
     with pytest.raises(ConfigError, match="architecture 'tandem' is registered already"):
         register(Tandem())
-    with gguf.open(file) as found:
-        kinds = {key: (value, found.types[key]) for key, value in found.metadata.items()}
-        tensors = {name: (np.array(found[name]), "f32") for name in found}
+    with gguf.open(file) as base:
+        kinds = {key: (value, base.types[key]) for key, value in base.metadata.items()}
+        tensors = {name: (np.array(base[name]), "f32") for name in base}
     renamed = kinds | {"general.architecture": ("mamba", "STRING")}
     gguf.write(tmp_path / "mamba.gguf", renamed, tensors)
     with gguf.open(tmp_path / "mamba.gguf") as other, pytest.raises(GGUFError, match=known):

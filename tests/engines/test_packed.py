@@ -46,12 +46,12 @@ MODELS = {"gpt2": gpt2} | {
 
 def examples(lengths=LENGTHS, seed=0):
     """Ids and labels of examples; a part of each is a prompt, and all of the last one but one."""
-    rng, found = np.random.default_rng(seed), []
+    rng, rows = np.random.default_rng(seed), []
     for length in lengths:
         ids, labels = rng.integers(0, VOCAB, (2, length))
         labels[: length // 3] = IGNORED
-        found.append((ids, labels))
-    return found
+        rows.append((ids, labels))
+    return rows
 
 
 def packed(parts):
@@ -101,16 +101,16 @@ def test_gradients_are_those_of_finite_differences(model):
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_what_a_batch_gives_does_not_depend_on_the_room(model):
-    found = []
+    by_room = []
     for options in ({"t_batch": 2, "packed": True}, {"t_batch": 7, "packed": True}, {}):
         recipe = MODELS[model](**options)  # the last one has no room, and makes some
         batch, segments = packed(examples())
         losses = [recipe.step(*batch, HP, k == 0, segments) for k in range(3)]
         losses.append(recipe.evaluate(*batch, segments))
         assert losses[3] < losses[0]
-        found.append([losses, *recipe.engine.weights().values()])
-    for got in found[1:]:
-        for a, b in zip(got, found[0], strict=True):
+        by_room.append([losses, *recipe.engine.weights().values()])
+    for got in by_room[1:]:
+        for a, b in zip(got, by_room[0], strict=True):
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
@@ -128,7 +128,7 @@ def test_whole_sequences_need_no_segments():
 @pytest.mark.parametrize("type", ["F32", "Q8_0"])
 def test_adapters_learn_the_same_whatever_the_room(type, checkpointing, tmp_path):
     path = write_base(tmp_path / "base.gguf", type=type, d_model=32, d_ff=64, n_heads=4)
-    found = []
+    by_room = []
     for t_batch in (3, 5):
         recipe = toynn.recipes.LoRA()
         opts = RecipeOptions(t_seq=12, t_batch=t_batch, seed=7, packed=True)
@@ -139,8 +139,8 @@ def test_adapters_learn_the_same_whatever_the_room(type, checkpointing, tmp_path
         batch, segments = packed(examples())
         more, others = packed(examples((3, 4, 9), seed=1))
         losses = [recipe.accumulate(*more, others), recipe.step(*batch, HP, True, segments)]
-        found.append([losses, *recipe.engine.adapter_weights().values()])
-    for a, b in zip(*found, strict=True):
+        by_room.append([losses, *recipe.engine.adapter_weights().values()])
+    for a, b in zip(*by_room, strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
@@ -232,9 +232,9 @@ def test_logits_of_some_rows():
 def test_bad_batches_are_refused(change, message):
     recipe = llamas.make(batch=2, packed=True)
     good = {"ids": [1, 2, 3, 4, 5, 6], "positions": [0, 1, 2, 0, 1, 2], "labels": [1] * 6}
-    given = good | {"segments": [0, 0, 0, 3, 3, 3]} | change
+    batch = good | {"segments": [0, 0, 0, 3, 3, 3]} | change
     with pytest.raises((ShapeError, LabelError), match=message):
-        recipe.evaluate(*(given[name] for name in ("ids", "positions", "labels", "segments")))
+        recipe.evaluate(*(batch[name] for name in ("ids", "positions", "labels", "segments")))
 
 
 def test_work_of_attention_in_segments_is_said_to_be_the_most_that_it_may_be():

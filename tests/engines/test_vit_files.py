@@ -83,11 +83,11 @@ def test_what_a_timm_file_does_not_say_can_be_told(path):
     assert all(np.array_equal(w, weights[name]) for name, w in engine.weights().items())
     told = ViTEngine.load(path, n_heads=8, act="silu", norm_eps=1e-5)
     assert (told.config.n_heads, told.config.act, told.config.norm_eps) == (8, "silu", 1e-5)
-    own = path.with_name("own.safetensors")
-    told.save(own)
-    assert ViTEngine.load(own, n_heads=8).config == told.config
+    saved = path.with_name("own.safetensors")
+    told.save(saved)
+    assert ViTEngine.load(saved, n_heads=8).config == told.config
     with pytest.raises(DataError, match="its n_heads is 8; got 2: leave it out"):
-        ViTEngine.load(own, n_heads=2)
+        ViTEngine.load(saved, n_heads=2)
 
 
 def test_sixteen_bits_are_expanded(path):

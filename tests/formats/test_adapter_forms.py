@@ -51,16 +51,16 @@ def test_a_run_has_the_form_that_holds_it_and_fuses(bases, kind, tmp_path):
     with pytest.raises(AdapterError, match=r"llama\.cpp.*write a PEFT folder, or merge it"):
         recipe.export_adapter(tmp_path / "adapter.gguf")
     with gguf.open(bases[base]) as file:
-        found = adapters.load(tmp_path, file)
-        engine = frozen(file, found)
+        adapter = adapters.load(tmp_path, file)
+        engine = frozen(file, adapter)
         assert_close(engine.logits(IDS), expected)
         assert_close(engine.decoder().read(IDS), expected[-1])
         if base == "gpt2" and "head" in settings.get("targets", ""):
             with pytest.raises(AdapterError, match="a gpt2 uses its embedding table as its head"):
-                fuse(file, found, tmp_path / "whole.gguf")
+                fuse(file, adapter, tmp_path / "whole.gguf")
             return
-        fused = fuse(file, found, tmp_path / "whole.gguf", outtype="f32")
-        assert fused.types.keys() == found.pairs.keys()
+        fused = fuse(file, adapter, tmp_path / "whole.gguf", outtype="f32")
+        assert fused.types.keys() == adapter.pairs.keys()
         engine = SequenceEngine.from_gguf(tmp_path / "whole.gguf", t_seq=T)
         assert_close(engine.logits(IDS), expected, 5e-5)
     recipe.engine.load_weights({n: 0 * w for n, w in recipe.engine.adapter_weights().items()})
@@ -129,8 +129,8 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_magnitudes_that_fit_nothing_are_refused(bases, wrong):
     changes, message = WRONG[wrong]
-    found = make(bases["tied"], targets="q", use_dora=True).engine.adapter()
-    tensors = {k: v for k, v in (dict(found.tensors) | changes).items() if v is not None}
+    adapter = make(bases["tied"], targets="q", use_dora=True).engine.adapter()
+    tensors = {k: v for k, v in (dict(adapter.tensors) | changes).items() if v is not None}
     with pytest.raises(AdapterError, match=message):
         Adapter("llama", 1.0, tensors)
 

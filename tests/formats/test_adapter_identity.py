@@ -86,9 +86,9 @@ def test_every_copy_is_the_model(tmp_path):
     ]
     for path in paths:
         with bases.open(path) as base:
-            own = adapters.load(tmp_path / "a.gguf", base, strict=True)
+            trained = adapters.load(tmp_path / "a.gguf", base, strict=True)
             adapters.write_gguf(tmp_path / "b.gguf", draw(base), overwrite=True)
-            adapters.write_peft(tmp_path / "peft", own, base, overwrite=True)
+            adapters.write_peft(tmp_path / "peft", trained, base, overwrite=True)
         for other in paths:
             with bases.open(other) as base:
                 adapters.load(tmp_path / "b.gguf", base, strict=True)
@@ -156,16 +156,16 @@ def test_another_model_of_the_same_shape_is_told(models, form, tmp_path):
     opts = toynn.RecipeOptions(t_seq=T)
     path, bork = models / form, models / "bork.gguf"
     with gguf.open(models / "zork.gguf") as zork:
-        own = adapters.load(path, zork, strict=True)
+        adapter = adapters.load(path, zork, strict=True)
     recipe = toynn.recipes.LoRA()
     recipe.realize(bork, None, 4, opts, alpha=8, targets="all-linear")
     with gguf.open(bork) as base:
         uses = [
             lambda: adapters.load(path, base),
-            lambda: adapters.check(own, base),
-            lambda: adapters.write_peft(tmp_path / "peft", own, base),
-            lambda: fuse(base, own, tmp_path / "fused.gguf"),
-            lambda: engines.frozen(base, own),
+            lambda: adapters.check(adapter, base),
+            lambda: adapters.write_peft(tmp_path / "peft", adapter, base),
+            lambda: fuse(base, adapter, tmp_path / "fused.gguf"),
+            lambda: engines.frozen(base, adapter),
             lambda: Requests(bork, path),
             lambda: toynn.recipes.LoRA().realize_from_adapter(bork, path, opts),
             lambda: recipe.load_adapter(path),  # the file was closed long since
@@ -175,7 +175,7 @@ def test_another_model_of_the_same_shape_is_told(models, form, tmp_path):
                 use()
         for use in (adapters.load, adapters.check):
             with pytest.raises(AdapterError, match=message):
-                use(own if use is adapters.check else path, base, strict=True)
+                use(adapter if use is adapters.check else path, base, strict=True)
     recipe.export_adapter(tmp_path / "b.gguf")  # trained on is what it is of
     with gguf.open(bork) as base:
         adapters.load(tmp_path / "b.gguf", base, strict=True)

@@ -91,14 +91,14 @@ def test_the_keys_and_tensors_that_llama_cpp_asks_for(llama, tmp_path):
         "adapter.type": ("STRING", "lora"),
         "adapter.lora.alpha": ("FLOAT32", 6.0),
     }
-    found = {tensor.name: tensor for tensor in reader.tensors}
-    assert {name: tensor.shape.tolist() for name, tensor in found.items()} == {
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    assert {name: tensor.shape.tolist() for name, tensor in tensors.items()} == {
         "blk.0.attn_q.weight.lora_a": [24, 3],  # innermost first
         "blk.0.attn_q.weight.lora_b": [3, 24],
         "blk.1.ffn_down.weight.lora_a": [40, 3],
         "blk.1.ffn_down.weight.lora_b": [3, 24],
     }
-    assert_same(adapter.tensors, {name: tensor.data for name, tensor in found.items()})
+    assert_same(adapter.tensors, {name: tensor.data for name, tensor in tensors.items()})
 
 
 def test_blocks_are_written_in_their_order(tmp_path):
@@ -155,15 +155,15 @@ def test_rows_of_q_and_k_go_where_hugging_face_has_them(llama, tmp_path):
     """Of a head of 4, GGUF's rows 0 1 2 3 are Hugging Face's 0 2 1 3: pairs, and halves."""
     adapter = draw(llama)
     adapters.write_peft(tmp_path / "peft", adapter, llama)
-    found = load_file(tmp_path / "peft" / WEIGHTS)
+    weights = load_file(tmp_path / "peft" / WEIGHTS)
     prefix = "base_model.model.model.layers.1."
     for part, module in (("attn_q", "self_attn.q_proj"), ("attn_k", "self_attn.k_proj")):
         a, b = adapter.pairs[f"blk.1.{part}.weight"]
         order = [4 * (row // 4) + (0, 2, 1, 3)[row % 4] for row in range(len(b))]
-        np.testing.assert_array_equal(found[f"{prefix}{module}.lora_B.weight"], b[order])
-        np.testing.assert_array_equal(found[f"{prefix}{module}.lora_A.weight"], a)
+        np.testing.assert_array_equal(weights[f"{prefix}{module}.lora_B.weight"], b[order])
+        np.testing.assert_array_equal(weights[f"{prefix}{module}.lora_A.weight"], a)
     b = adapter.pairs["blk.1.attn_v.weight"][1]
-    np.testing.assert_array_equal(found[f"{prefix}self_attn.v_proj.lora_B.weight"], b)
+    np.testing.assert_array_equal(weights[f"{prefix}self_attn.v_proj.lora_B.weight"], b)
 
 
 def test_what_peft_is_told(bases, tmp_path):
@@ -179,8 +179,8 @@ def test_what_peft_is_told(bases, tmp_path):
         assert expected.items() <= config.items()
         assert set(config["rank_pattern"].values()) == {2}
         with safe_open(tmp_path / kind / WEIGHTS, "numpy") as file:
-            own = {"format": "pt", "general.architecture": kind}
-            assert file.metadata() == {**own, **metadata}
+            always = {"format": "pt", "general.architecture": kind}
+            assert file.metadata() == {**always, **metadata}
 
 
 def targets(base, weights, tmp_path, with_base=True, layers=None):
@@ -246,9 +246,9 @@ def test_other_types_are_read(type, tmp_path):
     keys["adapter.lora.alpha"] = 1.0
     tensors = {"w.lora_a": (a, type), "w.lora_b": (b, type)}
     gguf.write(tmp_path / "a.gguf", keys, tensors)
-    found = adapters.load(tmp_path / "a.gguf").tensors
-    np.testing.assert_allclose(found["w.lora_a"], a, rtol=0, atol=0.02)
-    assert found["w.lora_b"].dtype == np.float32
+    matrices = adapters.load(tmp_path / "a.gguf").tensors
+    np.testing.assert_allclose(matrices["w.lora_a"], a, rtol=0, atol=0.02)
+    assert matrices["w.lora_b"].dtype == np.float32
     # ggml leaves out dimensions of 1 at the end, of which A of rank 1 has one.
     gguf.write(
         tmp_path / "b.gguf", keys, {"w.lora_a": (a[0], "f32"), "w.lora_b": (b[:, :1], "f32")}
@@ -398,10 +398,10 @@ def test_an_adapter_fits_a_folder_and_its_file_of_another_architecture(
             with gguf.open(out / "adapter.gguf") as written:
                 assert written.architecture == architecture  # which llama.cpp compares
             for other in (folder, file):
-                found = [adapters.load(out / name, other) for name in ("adapter.gguf", "peft")]
-                adapters.write_peft(out / f"from {other.architecture}", found[0], other)
-                found.append(adapters.load(out / f"from {other.architecture}", other))
-                mean = adapters.combine(found, (0.25, 0.5, 0.25))
+                copies = [adapters.load(out / name, other) for name in ("adapter.gguf", "peft")]
+                adapters.write_peft(out / f"from {other.architecture}", copies[0], other)
+                copies.append(adapters.load(out / f"from {other.architecture}", other))
+                mean = adapters.combine(copies, (0.25, 0.5, 0.25))
                 got = frozen(other, mean).logits(ids)
                 np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
         with pytest.raises(AdapterError, match=f"expected '{architecture}', as .*got 'llama'"):

@@ -33,23 +33,23 @@ def test_cat_adds_exactly_what_all_add(base):
         draw(base, names[:2], alpha=0.0, seed=3),
     ]
     weights = [0.5, -2.0, 0.25]
-    found = adapters.combine(some, weights)
-    adapters.check(found, base)
+    combined = adapters.combine(some, weights)
+    adapters.check(combined, base)
     first = some[0].rank_of("blk.0.attn_q.weight")
-    assert found.rank_of("blk.0.attn_q.weight") == first + 5 + 4
+    assert combined.rank_of("blk.0.attn_q.weight") == first + 5 + 4
     expected = deltas(base, some, weights)
-    for name, values in merged(base, found).items():
+    for name, values in merged(base, combined).items():
         np.testing.assert_allclose(values - base[name], expected[name], atol=2e-6)
 
 
 def test_a_combined_adapter_is_written_and_read(base, tmp_path):
     some = [draw(base, ranks=(1, 3), seed=seed) for seed in range(2)]
-    found = adapters.combine(some, [1.0, 0.5])
-    adapters.write_gguf(tmp_path / "both.gguf", found)
-    adapters.write_peft(tmp_path / "both", found, base)
+    combined = adapters.combine(some, [1.0, 0.5])
+    adapters.write_gguf(tmp_path / "both.gguf", combined)
+    adapters.write_peft(tmp_path / "both", combined, base)
     for path in (tmp_path / "both.gguf", tmp_path / "both"):
         again = merged(base, adapters.load(path, base))
-        for name, values in merged(base, found).items():
+        for name, values in merged(base, combined).items():
             np.testing.assert_allclose(again[name], values, atol=1e-6)
 
 
@@ -72,8 +72,8 @@ def test_it_is_what_peft_computes(base, tmp_path, method, weights):
         layer.lora_A[str(i)].weight.data, layer.lora_B[str(i)].weight.data = a, b
     model.add_weighted_adapter(["0", "1"], weights, "both", combination_type=method)
     expected = model.base_model.model[0].get_delta_weight("both").numpy()
-    found = adapters.combine(some, weights, method)
-    np.testing.assert_allclose(merged(base, found)[name] - base[name], expected, atol=1e-6)
+    combined = adapters.combine(some, weights, method)
+    np.testing.assert_allclose(merged(base, combined)[name] - base[name], expected, atol=1e-6)
 
 
 def test_what_cannot_be_combined(base):

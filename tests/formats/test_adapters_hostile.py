@@ -49,13 +49,13 @@ def adapter_file(
     tmp_path, names=("w.lora_a", "w.lora_b"), data=None, dims=((4, 4), (4, 4)), **keys
 ):
     """A file of two tensors of 4 x 4, with some keys replaced (or left out: None)."""
-    found = {**KEYS, **keys}
+    metadata = {**KEYS, **keys}
     rows, offset = [], 0
     for name, shape in zip(names, dims, strict=True):
         rows.append(tensor(name, shape, 0, offset))
         offset += -(-int(np.prod(shape)) * 4 // 32) * 32
     data = np.ones(offset // 4, np.float32).tobytes() if data is None else data
-    return File([value for value in found.values() if value], rows, data).write(tmp_path)
+    return File([value for value in metadata.values() if value], rows, data).write(tmp_path)
 
 
 def alpha(value, type="FLOAT32"):

@@ -261,7 +261,9 @@ def test_a_template_that_does_not_end_is_not_run_for_every_conversation(make, mo
     """Else `toynn check` would pay for every row."""
     monkeypatch.setattr(chat, "SECONDS", 0)
     asked, ask = [], chat._Renderer.ask
-    monkeypatch.setattr(chat._Renderer, "ask", lambda own, what: asked.append(1) or ask(own, what))
+    monkeypatch.setattr(
+        chat._Renderer, "ask", lambda renderer, what: asked.append(1) or ask(renderer, what)
+    )
     model = make(FOREVER)
     for _ in range(5):
         with pytest.raises(GGUFError, match="refuses the conversation: it ") as caught:
@@ -325,16 +327,16 @@ def test_threads_and_forked_children_render(make):
     expected = model.chat(TALK)
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(lambda _: model.chat(TALK), range(100))) == {expected}
-    own = chat._the_renderer._child.pid
+    child_pid = chat._the_renderer._child.pid
     with chat._the_renderer._lock:  # as if another thread were waiting for it
         child = os.fork()
         if child == 0:
-            same = model.chat(TALK) == expected and chat._the_renderer._child.pid != own
+            same = model.chat(TALK) == expected and chat._the_renderer._child.pid != child_pid
             chat._the_renderer.close()
             os._exit(0 if same else 1)
         assert os.waitpid(child, 0)[1] == 0
     assert model.chat(TALK) == expected
-    assert chat._the_renderer._child.pid == own
+    assert chat._the_renderer._child.pid == child_pid
 
 
 def test_messages_are_plain_values(make):

@@ -139,8 +139,8 @@ HARMONY = ["<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"]
 
 def shipped(name):
     """The text of a template that TRL has."""
-    found = find_spec("trl")
-    path = found and Path(found.origin).parent / "chat_templates" / name
+    trl = find_spec("trl")
+    path = trl and Path(trl.origin).parent / "chat_templates" / name
     if not path or not path.is_file():
         pytest.skip(f"TRL, which has {name}, is not installed")
     return path.read_text()

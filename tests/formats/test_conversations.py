@@ -82,11 +82,11 @@ def test_many_have_the_ids_of_one_after_another(make, template, write, monkeypat
     monkeypatch.setattr(conversations, "TOGETHER", 300)  # so that they are encoded in some parts
     many = [talk(number) for number in range(MANY)]
     alone = [tokenizer.encode_turns(messages) for messages in many]
-    own = len(started)
+    before = len(started)
     together(monkeypatch)
     assert list(tokenizer.encode_talks((messages, None) for messages in many)) == alone
-    assert 2 <= len(started) - own <= 3  # the first is there already, or it was never needed
-    assert all(child.poll() is not None for child in started[own:][-2:])  # and they have ended
+    assert 2 <= len(started) - before <= 3  # the first is there already, or it was never needed
+    assert all(child.poll() is not None for child in started[before:][-2:])  # and they have ended
 
 
 def test_a_few_need_no_other_process(make, monkeypatch):
@@ -144,9 +144,11 @@ def test_lines_are_named(make, tmp_path):
         seen = []
         progress = lambda done, of: seen.append((done, of))  # noqa: E731
         size = len(tokenizer.tokens)
-        found = jsonl.read(tmp_path / "a.jsonl", tokenizer, 64, vocab_size=size, progress=progress)
+        conversations = jsonl.read(
+            tmp_path / "a.jsonl", tokenizer, 64, vocab_size=size, progress=progress
+        )
         assert seen[-1][0] == seen[-1][1]
-        return found
+        return conversations
 
     assert len(read().train) == MANY - MANY // 10
     refused = json.dumps({"messages": talk(0, "system")})

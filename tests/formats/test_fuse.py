@@ -44,11 +44,11 @@ def open_base(tmp_path):
     """A function that writes a base whose matrices are of a type, and opens it."""
     files = []
 
-    def make(type, **tensors):
+    def make(type, **others):
         rng = np.random.default_rng(3)
-        found = {name: (stored(rng, type), type) for name in WEIGHTS + OTHERS}
-        found["blk.0.attn_norm.weight"] = (np.ones(COLUMNS, np.float32), "f32")
-        gguf.write(tmp_path / "base.gguf", KEYS, {**found, **tensors})
+        tensors = {name: (stored(rng, type), type) for name in WEIGHTS + OTHERS}
+        tensors["blk.0.attn_norm.weight"] = (np.ones(COLUMNS, np.float32), "f32")
+        gguf.write(tmp_path / "base.gguf", KEYS, {**tensors, **others})
         files.append(gguf.open(tmp_path / "base.gguf"))
         return files[-1]
 

@@ -180,24 +180,42 @@ def test_arrays_of_strings_are_sequences(tmp_path):
     texts = [f"text {index}" * (index % 3) for index in range(50)] + ["\udcff\udce2", "na\u00efve"]
     path = File([ARCHITECTURE, key("k", strings(_raw(texts))), key("none", strings([]))])
     with gguf.open(path.write(tmp_path)) as file:
-        found, none = file.metadata["k"], file.metadata["none"]
-    assert isinstance(found, gguf.Strings)
-    assert list(found) == texts
-    assert [found[index] for index in range(-52, 52)] == texts * 2
-    assert found[3:40:7] == texts[3:40:7] and found[::-1] == texts[::-1] and found[60:] == []
+        strings_read, none = file.metadata["k"], file.metadata["none"]
+    assert isinstance(strings_read, gguf.Strings)
+    assert list(strings_read) == texts
+    assert [strings_read[index] for index in range(-52, 52)] == texts * 2
+    assert (
+        strings_read[3:40:7] == texts[3:40:7]
+        and strings_read[::-1] == texts[::-1]
+        and strings_read[60:] == []
+    )
     for outside in (52, -53):
         with pytest.raises(IndexError):
-            found[outside]
-    assert found == texts and found == tuple(texts) and found == found and texts == found
-    assert found != texts[1:] and found != texts[1:] + texts[:1] and found != none and found != 3
-    assert "text 1" in found and "text" not in found and found.index("text 1") == 1
+            strings_read[outside]
+    assert (
+        strings_read == texts
+        and strings_read == tuple(texts)
+        and strings_read == strings_read
+        and texts == strings_read
+    )
+    assert (
+        strings_read != texts[1:]
+        and strings_read != texts[1:] + texts[:1]
+        and strings_read != none
+        and strings_read != 3
+    )
+    assert (
+        "text 1" in strings_read
+        and "text" not in strings_read
+        and strings_read.index("text 1") == 1
+    )
     assert (len(none), list(none), none == []) == (0, [], True) and not none
-    assert repr(found) == "['', 'text 1', 'text 2text 2', ...]" and repr(none) == "[]"
+    assert repr(strings_read) == "['', 'text 1', 'text 2text 2', ...]" and repr(none) == "[]"
     with pytest.raises(TypeError):
-        hash(found)
-    gguf.write(tmp_path / "copy.gguf", {"general.architecture": "llama", "k": found}, {})
+        hash(strings_read)
+    gguf.write(tmp_path / "copy.gguf", {"general.architecture": "llama", "k": strings_read}, {})
     with gguf.open(tmp_path / "copy.gguf") as file:
-        assert file.metadata["k"] == found
+        assert file.metadata["k"] == strings_read
 
 
 def _raw(texts):

@@ -13,7 +13,7 @@ from toynn.errors import GGUFError
 from toynn.formats import gguf
 
 
-def split(folder, many=3, *, name="m-{:05}-of-{:05}.gguf", own=None, **changes):
+def split(folder, many=3, *, name="m-{:05}-of-{:05}.gguf", second_name=None, **changes):
     """Write a model of one tensor a file; ``changes``: by key, other numbers by file.
 
     ``own``: the name of the model that the second file gives.
@@ -24,7 +24,7 @@ def split(folder, many=3, *, name="m-{:05}-of-{:05}.gguf", own=None, **changes):
         numbers |= {f"split.{what}": by[index] for what, by in changes.items() if index in by}
         keys = [key(what, scalar(n, "UINT16")) for what, n in numbers.items() if n is not None]
         keys += [ARCHITECTURE, key("general.name", text("whole"))] if index == 0 else []
-        keys += [key("general.name", text(own))] if own and index == 1 else []
+        keys += [key("general.name", text(second_name))] if second_name and index == 1 else []
         path = folder / name.format(index + 1, many)
         data = floats(8)[:-4] + bytes([index] * 4)
         path.write_bytes(bytes(File(keys, [tensor(f"w{index}", [8])], data)))
@@ -92,12 +92,12 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path, changes, messag
 def test_a_file_of_another_model_is_refused(tmp_path):
     paths = split(tmp_path)
     (other := tmp_path / "other").mkdir()
-    foreign = split(other, own=b"other")[1]
+    foreign = split(other, second_name=b"other")[1]
     paths[1].write_bytes(foreign.read_bytes())
     one = r"m-00002-of-00003\.gguf: general\.name at byte \d+: expected whole, got 'other'"
     with pytest.raises(GGUFError, match=one):
         gguf.open(paths[2])
-    paths[1].write_bytes(split(other, own=b"whole")[1].read_bytes())
+    paths[1].write_bytes(split(other, second_name=b"whole")[1].read_bytes())
     gguf.open(paths[2]).close()
 
 

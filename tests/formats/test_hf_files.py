@@ -53,19 +53,23 @@ def write(folder, files):
 
 @pytest.mark.parametrize("kind", [*KINDS, "spm", "spm-no-prefix", "bytes"])
 def test_ids_are_the_same(kind, tmp_path):
-    own = made(kind, tmp_path)
-    folder = write(tmp_path / "made", own.hf_files())
+    tokenizer = made(kind, tmp_path)
+    folder = write(tmp_path / "made", tokenizer.hf_files())
     again = Tokenizer.of(folder)
-    assert again.tokens == own.tokens
+    assert again.tokens == tokenizer.tokens
     texts = nasty_texts(150, seed=7, specials=["<tool>"] if kind != "bytes" else ())
     for text in texts:
-        assert again.encode(text) == own.encode(text)
-        assert again.decode(own.encode(text)) == own.decode(own.encode(text))
-    assert (again.bos, again.eos, again.add_bos) == (own.bos, own.eos, own.add_bos)
-    assert again.eog == own.eog
+        assert again.encode(text) == tokenizer.encode(text)
+        assert again.decode(tokenizer.encode(text)) == tokenizer.decode(tokenizer.encode(text))
+    assert (again.bos, again.eos, again.add_bos) == (
+        tokenizer.bos,
+        tokenizer.eos,
+        tokenizer.add_bos,
+    )
+    assert again.eog == tokenizer.eog
     if kind != "bytes":
         said = [{"role": "user", "content": "Who?"}]
-        assert again.encode_chat(said) == own.encode_chat(said)
+        assert again.encode_chat(said) == tokenizer.encode_chat(said)
 
 
 @pytest.mark.parity
@@ -74,16 +78,16 @@ def test_transformers_gives_the_same_ids(kind, tmp_path):
     transformers = pytest.importorskip(
         "transformers", reason="transformers, the parity group, is not installed"
     )
-    own = made(kind, tmp_path)
-    folder = write(tmp_path / "made", own.hf_files())
+    tokenizer = made(kind, tmp_path)
+    folder = write(tmp_path / "made", tokenizer.hf_files())
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     for text in nasty_texts(150, seed=8):
         if not any(name in text for name, _ in SPECIALS) and "<" not in text:
-            assert theirs(text).input_ids == own.encode(text)
-    assert theirs.eos_token_id == own.eos
+            assert theirs(text).input_ids == tokenizer.encode(text)
+    assert theirs.eos_token_id == tokenizer.eos
     if kind != "bytes":
         said = [{"role": "user", "content": "Who?"}]
-        expected = own.encode_chat(said, add_generation_prompt=False)
+        expected = tokenizer.encode_chat(said, add_generation_prompt=False)
         text = theirs.apply_chat_template(said, tokenize=False)
         assert theirs(text).input_ids == expected  # with BOS, where there is one
 
@@ -101,21 +105,26 @@ def test_what_tokenizer_json_cannot_say_is_refused(tmp_path):
 @pytest.mark.parametrize("pre", KINDS)
 def test_bytes_without_a_token_are_left_out_in_the_folder_too(pre, tmp_path):
     missing = ("q", "@", *(letter for letter in byte_letters() if letter > "\xf4"))
-    own = Tokenizer.of(bpe_file(tmp_path / "fewer.gguf", pre, SPECIALS, missing=missing))
-    again = Tokenizer.of(write(tmp_path / "made", own.hf_files()))
-    assert again.tokens == own.tokens and again.encode("!@q!")[-2:] == [own.encode("!")[-1]] * 2
+    tokenizer = Tokenizer.of(bpe_file(tmp_path / "fewer.gguf", pre, SPECIALS, missing=missing))
+    again = Tokenizer.of(write(tmp_path / "made", tokenizer.hf_files()))
+    assert (
+        again.tokens == tokenizer.tokens
+        and again.encode("!@q!")[-2:] == [tokenizer.encode("!")[-1]] * 2
+    )
     for text in [*nasty_texts(100, seed=7), "@the@re q", "\x04a\x16b\U000fffff c\x1d"]:
-        assert again.encode(text) == own.encode(text)
+        assert again.encode(text) == tokenizer.encode(text)
 
 
 @pytest.mark.parity
 def test_transformers_reads_a_vocabulary_without_some_bytes(tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     missing = ("q", "@", *(letter for letter in byte_letters() if letter > "\xf4"))
-    own = Tokenizer.of(bpe_file(tmp_path / "fewer.gguf", missing=missing))
-    theirs = transformers.AutoTokenizer.from_pretrained(write(tmp_path / "made", own.hf_files()))
+    tokenizer = Tokenizer.of(bpe_file(tmp_path / "fewer.gguf", missing=missing))
+    theirs = transformers.AutoTokenizer.from_pretrained(
+        write(tmp_path / "made", tokenizer.hf_files())
+    )
     for text in ["!@q!", "@the@re q", *nasty_texts(100, seed=9)]:
-        assert "<" in text or theirs(text).input_ids == own.encode(text)
+        assert "<" in text or theirs(text).input_ids == tokenizer.encode(text)
 
 
 @pytest.fixture
@@ -141,8 +150,8 @@ def export(name, *more):
 def test_export_carries_the_tokenizer(model, capsys):
     assert export("with-words") == 0
     assert "has no tokenizer" not in capsys.readouterr().out
-    own, again = Tokenizer.of("words.gguf"), Tokenizer.of("made")
-    assert again.encode("the cat") == own.encode("the cat") and again.eog == own.eog
+    tokenizer, again = Tokenizer.of("words.gguf"), Tokenizer.of("made")
+    assert again.encode("the cat") == tokenizer.encode("the cat") and again.eog == tokenizer.eog
     config = json.loads((model / "made" / "config.json").read_text())
     assert (config["bos_token_id"], config["eos_token_id"]) == (0, 1)
     typed = ["generate", "--prompt", "the cat", "-n", "8", "--temp", "0", "--model"]

@@ -28,9 +28,9 @@ OPTIONS = RecipeOptions(t_seq=8, seed=0)
 @pytest.fixture
 def packed(tmp_path):
     """A small gpt-oss whose experts are blocks of MXFP4."""
-    changes, own = KINDS["gpt-oss"]
+    changes, options = KINDS["gpt-oss"]
     recipe, rng = FromScratch(), np.random.default_rng(0)
-    recipe.realize(config(**changes | WIDTH), RecipeOptions(t_seq=8, seed=5, **own))
+    recipe.realize(config(**changes | WIDTH), RecipeOptions(t_seq=8, seed=5, **options))
     recipe.engine.export_hf(tmp_path / "model")
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
@@ -99,10 +99,10 @@ CONFIGS = {
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_values_of_another_type_are_named(kind, tmp_path):
     key, values, message = CONFIGS[kind]
-    changes, own = KINDS[kind]
+    changes, options = KINDS[kind]
     recipe = FromScratch()
     changes = {**changes, "n_layers": 2}
-    recipe.realize(config(**changes), RecipeOptions(t_seq=8, seed=5, **own))
+    recipe.realize(config(**changes), RecipeOptions(t_seq=8, seed=5, **options))
     recipe.engine.export_hf(tmp_path / "model")
     for value in values:
         edit_object(tmp_path / "model" / "config.json", **{key: value})

@@ -274,9 +274,9 @@ def test_files_are_downloaded_in_the_thread_that_ctrl_c_interrupts(server, monke
     """A pool of threads would go on downloading, and the process would wait for it."""
     threads, download = [], hub.file_download.http_get
 
-    def get(*given, **more):
+    def get(*args, **more):
         threads.append(threading.current_thread())
-        return download(*given, **more)
+        return download(*args, **more)
 
     monkeypatch.setattr(hub.file_download, "http_get", get)
     fetched("hf:o/folder")
@@ -450,10 +450,10 @@ def test_a_run_on_data_of_the_hub(data, model, tmp_path, capsys):
     assert "validation-00000-of-00001.parquet:1example," in said
     data.repos.clear()
     assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "2"]) == 0
-    found = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["train"]["data"]
-    assert found.endswith(f"/datasets--o--words/snapshots/{COMMIT}/data/train-*-of-00002-*.parquet")
+    path = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["train"]["data"]
+    assert path.endswith(f"/datasets--o--words/snapshots/{COMMIT}/data/train-*-of-00002-*.parquet")
     capsys.readouterr()
-    assert main(["check", "--data", found, "--json"]) == 0
+    assert main(["check", "--data", path, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sources"][0]["parts"]["train"]["rows"] == 3
 
 

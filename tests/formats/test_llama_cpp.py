@@ -581,5 +581,5 @@ def test_perplexity_of_its_logits_is_ours():
         p /= p.sum(1, keepdims=True)
         nll += list(-np.log(p[np.arange(len(p)), answers[length // 2 :]]))
     assert len(nll) > 300
-    found = perplexity(engine, ids, length, tokenizer.bos).second_halves
-    assert found.perplexity == pytest.approx(np.exp(np.mean(nll)), rel=1e-4)
+    ours = perplexity(engine, ids, length, tokenizer.bos).second_halves
+    assert ours.perplexity == pytest.approx(np.exp(np.mean(nll)), rel=1e-4)

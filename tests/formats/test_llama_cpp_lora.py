@@ -98,7 +98,7 @@ def test_the_divergence_of_its_logits_is_ours(tmp_path):
         adapters.write_gguf(tmp_path / "adapter.gguf", adapter)
         base, engine = frozen(file), frozen(file, adapter)
     ids = np.random.default_rng(3).integers(3, engine.vocab, 2 * length).astype(np.int32)
-    found = divergence(engine, base, ids, length)
+    ours = divergence(engine, base, ids, length)
     logs = []
     for lora in (tmp_path / "adapter.gguf", None):
         parts = [judged_logits(path, window, lora) for window in ids.reshape(2, length)]
@@ -106,9 +106,9 @@ def test_the_divergence_of_its_logits_is_ours(tmp_path):
         logs.append(rows - np.log(np.exp(rows).sum(1, keepdims=True)))
     log_q, log_p = logs
     kl = (np.exp(log_p) * (log_p - log_q)).sum(1)
-    assert found.mean == pytest.approx(kl.mean(), rel=1e-4) and found.mean > 0.01
-    assert found.largest == pytest.approx(kl.max(), rel=1e-4)
-    assert found.same_top == (log_q.argmax(1) == log_p.argmax(1)).mean()
+    assert ours.mean == pytest.approx(kl.mean(), rel=1e-4) and ours.mean > 0.01
+    assert ours.largest == pytest.approx(kl.max(), rel=1e-4)
+    assert ours.same_top == (log_q.argmax(1) == log_p.argmax(1)).mean()
 
 
 def test_an_adapter_that_llama_cpp_would_add_behind_a_factor(tmp_path):

@@ -31,10 +31,10 @@ def test_the_bytes_are_the_librarys(names):
 def test_the_library_reads_weights_and_metadata(tmp_path):
     path = tmp_path / "a.safetensors"
     path.write_bytes(safetensors.encode(WEIGHTS, METADATA))
-    found = load_file(path)
-    assert found.keys() == WEIGHTS.keys()
+    weights = load_file(path)
+    assert weights.keys() == WEIGHTS.keys()
     for name, values in WEIGHTS.items():
-        np.testing.assert_array_equal(found[name], values, strict=True)
+        np.testing.assert_array_equal(weights[name], values, strict=True)
     with safe_open(path, "numpy") as file:
         assert file.metadata() == METADATA
 

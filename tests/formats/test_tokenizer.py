@@ -105,8 +105,8 @@ def test_a_mark_stays_with_its_letter_where_the_kind_says_so(tmp_path):
     cut = {}
     for pre in ("qwen2", "qwen35"):
         model = Tokenizer.from_gguf(bpe_file(tmp_path / f"{pre}.gguf", pre))
-        found = model._model._tokenizer.pre_tokenizer.pre_tokenize_str("e\u0301a")
-        cut[pre] = len(found)
+        pieces = model._model._tokenizer.pre_tokenizer.pre_tokenize_str("e\u0301a")
+        cut[pre] = len(pieces)
     assert cut == {"qwen2": 2, "qwen35": 1}
 
 
@@ -185,9 +185,9 @@ def test_long_texts_are_encoded_in_pieces_with_the_same_ids(folder, spm, monkeyp
         assert array.tolist() == whole
         for size in (7, 50):
             blocks = [text[at : at + size] for at in range(0, len(text), size)]
-            found = list(model.encode_blocks(blocks))
-            assert np.concatenate(found).tolist() == whole
-            assert len(found) > len(text) / 500
+            ids = list(model.encode_blocks(blocks))
+            assert np.concatenate(ids).tolist() == whole
+            assert len(ids) > len(text) / 500
         assert model.encode_many([(text, False), ("", False), ("x", True)]) == [
             whole,
             [],
@@ -215,9 +215,14 @@ def test_a_fingerprint_is_that_of_all_that_ids_depend_on(tmp_path, bpe, spm):
     scores[-1] += 1
     changed = [{"add_space_prefix": False}, {"scores": scores}, {"strips_right": frozenset({3})}]
     changed += [{"tokens": [*spm._vocab.tokens[:-1], "other"]}, {"eos": 0}, {"add_bos": False}]
-    found = [of(), bpe.fingerprint, ByteTokenizer().fingerprint, *(of(**each) for each in changed)]
+    fingerprints = [
+        of(),
+        bpe.fingerprint,
+        ByteTokenizer().fingerprint,
+        *(of(**each) for each in changed),
+    ]
     assert of() == spm.fingerprint == Tokenizer(spm._vocab, spm._model, None).fingerprint
-    assert len(set(found)) == len(found)
+    assert len(set(fingerprints)) == len(fingerprints)
     assert Tokenizer(spm._vocab, spm._model, "a template").fingerprint != spm.fingerprint
 
 
@@ -225,9 +230,9 @@ def test_a_vocabulary_with_line_breaks_in_its_tokens_is_not_cut(tmp_path, monkey
     monkeypatch.setattr(pieces, "PIECE", 2)
     model = Tokenizer.from_gguf(spm_file(tmp_path / "a.gguf", [(",\n", NORMAL), ("\nx", NORMAL)]))
     assert model.tokens[-1] in texts_of(model, model.encode("abc\nxyz"))
-    found = list(model.encode_blocks(["abc", "\n", "xyz\nx", "y"]))
+    ids = list(model.encode_blocks(["abc", "\n", "xyz\nx", "y"]))
     whole = model.encode("abc\nxyz\nxy", add_special=False)
-    assert np.concatenate(found).tolist() == whole
+    assert np.concatenate(ids).tolist() == whole
 
 
 # --- and back ------------------------------------------------------------------------------------

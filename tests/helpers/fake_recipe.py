@@ -111,12 +111,12 @@ class FakeRecipe:
         shapes = {name: values.shape for name, values in optimizer.items()}
         return Snapshot(counts, {"table.weight": self.table.shape}, shapes, kept.get)
 
-    def restore(self, found):
-        self.load_weights({"table.weight": found.read("table.weight")})
-        self.moments[:] = [found.read(f"table.weight.{which}") for which in "mv"]
-        self.steps, self.rows = found.counts["steps"], found.counts["waiting"]
+    def restore(self, snapshot):
+        self.load_weights({"table.weight": snapshot.read("table.weight")})
+        self.moments[:] = [snapshot.read(f"table.weight.{which}") for which in "mv"]
+        self.steps, self.rows = snapshot.counts["steps"], snapshot.counts["waiting"]
         if self.rows:
-            self.gradient[:] = found.read("table.weight.sum")
+            self.gradient[:] = snapshot.read("table.weight.sum")
 
     def train(self, batch, hp, is_first):
         loss = self.accumulate(batch)

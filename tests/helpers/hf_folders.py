@@ -7,8 +7,8 @@ from safetensors.numpy import load_file, save_file
 
 def edit_object(path, **changes):
     """Change keys of a JSON file; ... takes one away."""
-    found = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: value for key, value in found.items() if value is not ...}))
+    keys = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in keys.items() if value is not ...}))
 
 
 def edit_tensors(path, changes):

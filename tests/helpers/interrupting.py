@@ -52,14 +52,14 @@ def _leaves(code):
     An exception there would skip __exit__. None can come: CPython handles signals behind calls, at
     backward jumps and where functions begin, and these instructions are loads and one call.
     """
-    found, steps = set(), list(dis.get_instructions(code))
+    offsets, steps = set(), list(dis.get_instructions(code))
     names = [step.opname for step in steps]
     for k in range(len(steps) - 3):
         nones = all(s.opname == "LOAD_CONST" and s.argval is None for s in steps[k : k + 3])
         if nones and names[k + 3] in ("PRECALL", "CALL"):
             end = k + 4 + (names[k + 3] == "PRECALL")
-            found.update(step.offset for step in steps[k - (names[k - 1] == "SWAP") : end])
-    return found
+            offsets.update(step.offset for step in steps[k - (names[k - 1] == "SWAP") : end])
+    return offsets
 
 
 def traced(call, at=0):
@@ -149,10 +149,16 @@ class Course:
         self.step(0, True)
         self.step(1)
         self.recipe.accumulate(*self.batches[2])
-        found = self.recipe.snapshot()
-        names = (*found.weights, *found.optimizer)
-        arrays = {name: found.read(name).copy() for name in names}
-        kept = dict(found.counts), found.weights, found.optimizer, arrays.__getitem__, found.kind
+        snapshot = self.recipe.snapshot()
+        names = (*snapshot.weights, *snapshot.optimizer)
+        arrays = {name: snapshot.read(name).copy() for name in names}
+        kept = (
+            dict(snapshot.counts),
+            snapshot.weights,
+            snapshot.optimizer,
+            arrays.__getitem__,
+            snapshot.kind,
+        )
         self.first = Snapshot(*kept)
         self.recipe.evaluate(*self.batches[3])
         self.fed = self.inputs()
@@ -166,8 +172,8 @@ class Course:
     def feed(self, as_lists=False):
         """Feed the first inputs to the tape of the last step; lists go in one by one."""
         tape = self.session.trained
-        given = {name: v.tolist() if as_lists else v for name, v in self.fed.items()}
-        self.session.feed({tape.inputs[name]: v for name, v in given.items()}, tape)
+        inputs = {name: v.tolist() if as_lists else v for name, v in self.fed.items()}
+        self.session.feed({tape.inputs[name]: v for name, v in inputs.items()}, tape)
 
     def run(self, to, weight):
         """Run the tape of the last step."""
@@ -210,8 +216,10 @@ class Course:
             parts = {"loop": {}, "feed": {}, "identity": {}, "plan": {}}
             state = {**parts, "metrics_bytes": 0, "samples_bytes": 0}
             checkpoint.save(self.folder, 1, recipe.snapshot(), state)
-            found = checkpoint.read(self.folder / "checkpoint-1").snapshot
-            return [found.read(name).tobytes() for name in (*found.weights, *found.optimizer)]
+            snapshot = checkpoint.read(self.folder / "checkpoint-1").snapshot
+            return [
+                snapshot.read(name).tobytes() for name in (*snapshot.weights, *snapshot.optimizer)
+            ]
 
         for k in range(3 if self.whole else 1):
             yield lambda k=k: recipe.evaluate(*self.batches[k])

@@ -218,9 +218,9 @@ def config(arch="llama", **sizes):
 
 def make(kind="llama", batch=1, length=T, context=SIZES["context"], **options):
     """A recipe of this kind, realized."""
-    changes, own = KINDS[kind]
+    changes, needed = KINDS[kind]
     recipe = FromScratch()
-    opts = RecipeOptions(t_seq=length, t_batch=batch, seed=5, **own | options)
+    opts = RecipeOptions(t_seq=length, t_batch=batch, seed=5, **needed | options)
     recipe.realize(config(**changes | {"context": context}), opts)
     return recipe
 

@@ -50,8 +50,8 @@ def start(ranks, *words, program=(__file__,), **variables):
 def environment(**more):
     """The variables of such a process: one thread, and the toynn of this one."""
     package = str(Path(toynn.__file__).parents[1])
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": package, "PYTHONSAFEPATH": "1", **more}
-    return {**os.environ, **own}
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": package, "PYTHONSAFEPATH": "1", **more}
+    return {**os.environ, **variables}
 
 
 def said(done):
@@ -80,8 +80,8 @@ def arrays(path):
 
 
 def options(**more):
-    own = {"steps": STEPS, "log_every": 1, "eval_every": 5, "grad_accum": 2, "lr": 1e-3}
-    return {**own, **more}
+    usual = {"steps": STEPS, "log_every": 1, "eval_every": 5, "grad_accum": 2, "lr": 1e-3}
+    return {**usual, **more}
 
 
 def learn(work, order):
@@ -132,8 +132,8 @@ def run(work, folder, what, *resumed):
 
     place = {"resume": folder} if resumed else {"folder": folder}
     order = "fast" if what == "bad-fast" else "ordered"
-    given = options(save_every=3, allreduce=order)
-    trainer = runs.trainer("lora", work, on_step=mischief, **given, **place)
+    settings = options(save_every=3, allreduce=order)
+    trainer = runs.trainer("lora", work, on_step=mischief, **settings, **place)
     trainer.fit()
     if group.rank == 0:
         np.savez(Path(work) / f"{what}.npz", **result(trainer))

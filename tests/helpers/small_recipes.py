@@ -59,14 +59,14 @@ def warm_start(backend, tmp_path):
     return recipe, text(recipe)
 
 
-def lora(arch, type, activations="float32", **own):
+def lora(arch, type, activations="float32", **settings):
     def train(backend, tmp_path):
         width = {"d_model": 256, "n_heads": 4, "d_ff": 256, "n_layers": 1, "context": 16}
         path = tmp_path / f"{backend}.gguf"
         write_base(path, arch, type, **width)
         recipe = toynn.recipes.LoRA(backend=backend)
         options = toynn.RecipeOptions(**OPTIONS, activations=activations)
-        recipe.realize(path, None, 2, options, targets="all-linear", dropout=0.2, **own)
+        recipe.realize(path, None, 2, options, targets="all-linear", dropout=0.2, **settings)
         return recipe, text(recipe, first=1)
 
     return train

@@ -22,12 +22,12 @@ class SomeBase:
 
 def matrices(base):
     """The matrices of a model's blocks, but for those that PEFT or llama.cpp adapts not."""
-    own = [n for n, info in base.tensors.items() if n.startswith("blk.") and len(info.shape) > 1]
+    names = [n for n, info in base.tensors.items() if n.startswith("blk.") and len(info.shape) > 1]
     none = ("conv.weight", "conv1d.weight", ".bias", ".ssm_a", ".ssm_d", "norm.weight")
     mapping = NAME_MAPPINGS.get(base.architecture)
     unadapted = mapping.unadapted if mapping else {}
-    own = [name for name in own if module_of(name) not in unadapted]
-    return [n for n in own if "ffn_gate_inp" not in n and not n.endswith(none)]
+    names = [name for name in names if module_of(name) not in unadapted]
+    return [n for n in names if "ffn_gate_inp" not in n and not n.endswith(none)]
 
 
 def draw(base, weights=None, *, ranks=(4,), alpha=8.0, size=0.1, seed=0, **more):

@@ -71,7 +71,7 @@ class Tandem(SequenceModel[TandemConfig]):
         return {"V": cfg.vocab, "C": cfg.d_model, "F": cfg.d_ff * (1 if n is None else n % 2 + 1)}
 
     def read(self, hyper):
-        cfg = TandemConfig(
+        return TandemConfig(
             vocab=hyper.vocabulary,
             d_model=hyper.whole("embedding_length"),
             n_heads=hyper.whole("heads"),
@@ -80,7 +80,6 @@ class Tandem(SequenceModel[TandemConfig]):
             context=hyper.whole("context_length"),
             rope_base=hyper.real("rope.freq_base"),
         )
-        return cfg, {}
 
     def write(self, cfg):
         return {

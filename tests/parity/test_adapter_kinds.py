@@ -84,8 +84,8 @@ def loss_of(model, ids, labels, batch):
 
 def logits_of(model, ids):
     with torch.no_grad():
-        found = model(input_ids=torch.tensor(ids, dtype=torch.long)[None]).logits[0]
-    return found.numpy()
+        logits = model(input_ids=torch.tensor(ids, dtype=torch.long)[None]).logits[0]
+    return logits.numpy()
 
 
 def assert_near(got, expected, tolerance=1e-5):
@@ -131,18 +131,18 @@ def test_logits_gradients_and_ten_losses(models, kind, tmp_path):
 
 def assert_gradients(recipe, model, base, folder):
     with gguf.open(base) as file:
-        own = recipe.engine.adapter_weights() | recipe.engine.gradients()
-        gradients = adapters.Adapter(file.architecture, 1.0, own)
+        tensors = recipe.engine.adapter_weights() | recipe.engine.gradients()
+        gradients = adapters.Adapter(file.architecture, 1.0, tensors)
         adapters.write_peft(folder, gradients, file)
-    found = load_file(folder / "adapter_model.safetensors")
+    ours = load_file(folder / "adapter_model.safetensors")
     theirs = {n: p.grad.numpy() for n, p in model.named_parameters() if p.requires_grad}
     theirs = {n.replace(".default", "").removesuffix("vector.weight"): g for n, g in theirs.items()}
-    found = {name.removesuffix("vector"): gradient for name, gradient in found.items()}
+    ours = {name.removesuffix("vector"): gradient for name, gradient in ours.items()}
     if recipe.engine.lora.use_lorafa:
-        found = {name: gradient for name, gradient in found.items() if "lora_A" not in name}
-    assert found.keys() == theirs.keys()
+        ours = {name: gradient for name, gradient in ours.items() if "lora_A" not in name}
+    assert ours.keys() == theirs.keys()
     for name, gradient in theirs.items():
-        assert_near(found[name], gradient, 1e-4)
+        assert_near(ours[name], gradient, 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["dora-gpt2", "tied"])

@@ -195,12 +195,12 @@ def test_clipping(micro):
     ids, labels = draw(rng, 3, "ignored")
     norms = []
     for step in range(5):
-        row, own = reference.hp_row("from_scratch", step, 3e-3), hp("from_scratch", step, 3e-3, 0)
+        row, ours = reference.hp_row("from_scratch", step, 3e-3), hp("from_scratch", step, 3e-3, 0)
         for part in range(2 if micro else 0):
             rows = slice(part * T, (part + 1) * T)
             recipe.accumulate(ids[rows], None, labels[rows])
         rest = slice(2 * T, None) if micro else slice(None)
-        recipe.step(ids[rest], None, labels[rest], own, step == 0)
+        recipe.step(ids[rest], None, labels[rest], ours, step == 0)
         model.backward(ids, labels, 3)
         if step == 0:
             assert_gradients_agree(recipe.engine.gradients(), model.gradients())

@@ -147,13 +147,13 @@ def test_gradients_over_a_folder_are_pefts(folder):
     optimizer.lr = 0.0
     recipe.step(ids, None, labels, optimizer.hp_for_step(0), True)
     recipe.export_peft(path / "start", overwrite=True)
-    found = load_file(path / "start" / "adapter_model.safetensors")
+    start = load_file(path / "start" / "adapter_model.safetensors")
     again = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    targets = sorted({name.split(".")[-3] for name in found})
+    targets = sorted({name.split(".")[-3] for name in start})
     model = get_peft_model(again, LoraConfig(r=4, lora_alpha=8, target_modules=targets))
     names = {name.replace(".default", ""): w for name, w in model.named_parameters()}
     with torch.no_grad():
-        for name, values in found.items():
+        for name, values in start.items():
             names[name].copy_(torch.tensor(values))
     logits = model(input_ids=torch.tensor(ids)[None]).logits[0]
     torch.nn.functional.cross_entropy(logits, torch.tensor(labels)).backward()
@@ -292,7 +292,7 @@ def test_the_command_line_takes_folders(folder, tmp_path, capsys, monkeypatch):
     assert "and are BF16 now" not in capsys.readouterr().out
     assert main(["info", str(path)]) == 0
     assert "gpt2 (smollm), " in capsys.readouterr().out
-    own = [
+    command = [
         "train",
         "from-scratch",
         "--init-from",
@@ -302,7 +302,7 @@ def test_the_command_line_takes_folders(folder, tmp_path, capsys, monkeypatch):
         "--out",
         "own",
     ]
-    assert main([*own, "--steps", "1", "--warmup", "0", "--seq", "32", "--batch", "1"]) == 0
+    assert main([*command, "--steps", "1", "--warmup", "0", "--seq", "32", "--batch", "1"]) == 0
     with gguf.open("own/model.gguf") as file:
         assert file.metadata["tokenizer.ggml.pre"] == "smollm"
 

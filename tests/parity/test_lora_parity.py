@@ -198,15 +198,15 @@ def loss_of(model, ids, labels, batch):
 
 def assert_same_gradients(recipe, model, folder, base):
     """Those of all A and B that are trained, each within 1e-4 of the largest of its tensor."""
-    own = recipe.engine.adapter_weights() | recipe.engine.gradients()
-    found = by_their_names(own, recipe, folder / "d", base)
+    tensors = recipe.engine.adapter_weights() | recipe.engine.gradients()
+    ours = by_their_names(tensors, recipe, folder / "d", base)
     if recipe.engine.lora.use_lorafa:
-        found = {name: gradient for name, gradient in found.items() if "lora_A" not in name}
+        ours = {name: gradient for name, gradient in ours.items() if "lora_A" not in name}
     grads = {n: p.grad.numpy() for n, p in model.named_parameters() if p.requires_grad}
     grads = {name.replace(".default", ""): g for name, g in grads.items()}
-    assert found.keys() == grads.keys()
+    assert ours.keys() == grads.keys()
     for name, gradient in grads.items():
-        error = np.abs(found[name] - gradient).max()
+        error = np.abs(ours[name] - gradient).max()
         assert error < 1e-4 * np.abs(gradient).max(), name
 
 
@@ -275,9 +275,9 @@ def test_gradients_of_a_long_row(tmp_path):
     frequencies = torch.tensor(engine.model.constants(engine.config)["inverse_frequencies"])
 
     def angles(x, position_ids):  # rounded to float32 in transformers, whose error grows with T
-        found = position_ids[..., None].double() * frequencies.double()
-        found = torch.cat((found, found), -1)
-        return found.cos().float(), found.sin().float()
+        angle = position_ids[..., None].double() * frequencies.double()
+        angle = torch.cat((angle, angle), -1)
+        return angle.cos().float(), angle.sin().float()
 
     model.base_model.model.model.rotary_emb.forward = angles
     ids, labels = np.random.default_rng(5).integers(0, sizes["vocab"], (2, long)).astype(np.int32)

@@ -219,9 +219,9 @@ READ += [("llama-wide", "patterns"), ("qwen2", "patterns"), ("qwen3", "all-linea
 @pytest.mark.parametrize(("saved", "name"), READ, indirect=["saved"])
 def test_toynn_loads_what_peft_writes(saved, name, tmp_path):
     kind, model, base = saved
-    own = GPT2 if base.architecture == "gpt2" else LLAMA
+    kinds = GPT2 if base.architecture == "gpt2" else LLAMA
     settings = {"task_type": "CAUSAL_LM", "fan_in_fan_out": base.architecture == "gpt2"}
-    settings |= json.loads(json.dumps(own[name]))
+    settings |= json.loads(json.dumps(kinds[name]))
     torch.manual_seed(0)
     theirs = get_peft_model(model, LoraConfig(**settings)).eval()
     with torch.no_grad():

@@ -41,10 +41,10 @@ def base(tmp_path_factory):
 def sequences(vocab=61):
     """Prompts and completions, the prompts of a pair alike."""
     rng = np.random.default_rng(4)
-    found = [[rng.integers(0, vocab, n).tolist() for n in lengths] for lengths in LENGTHS]
+    texts = [[rng.integers(0, vocab, n).tolist() for n in lengths] for lengths in LENGTHS]
     for k in (0, 2):
-        found[k + 1][0] = found[k][0]
-    return found
+        texts[k + 1][0] = texts[k][0]
+    return texts
 
 
 def batch_of(options):
@@ -88,12 +88,12 @@ class Reference:
         model.all = weights
         ids = torch.tensor(prompt + completion)
         logits = model.sequence_logits(ids[:-1], torch.arange(len(ids) - 1))
-        found = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-        return found, len(prompt) - 1
+        log_p = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        return log_p, len(prompt) - 1
 
     def of(self, prompt, completion, adapted=True):
-        found, first = self.log_p(prompt, completion, adapted)
-        return found[first:].sum()
+        log_p, first = self.log_p(prompt, completion, adapted)
+        return log_p[first:].sum()
 
 
 def expected(reference, options):
@@ -179,8 +179,8 @@ def test_orpo_is_trls(base):
     with torch.no_grad():
         average = torch.stack([reference.of(*text) / len(text[1]) for text in texts])
         nll = -torch.cat([reference.log_p(*text)[0] for text in texts[0::2]]).mean()
-        own = SimpleNamespace(beta=options.beta, accelerator=SimpleNamespace(device="cpu"))
-        odds = trainer.ORPOTrainer.odds_ratio_loss(own, average[0::2], average[1::2])[0]
+        stub = SimpleNamespace(beta=options.beta, accelerator=SimpleNamespace(device="cpu"))
+        odds = trainer.ORPOTrainer.odds_ratio_loss(stub, average[0::2], average[1::2])[0]
     assert recipe.evaluate(*batch_of(options)) == pytest.approx(float(nll - odds.mean()), rel=2e-6)
 
 

@@ -46,14 +46,14 @@ def test_angles_are_exact_where_transformers_rounds_them(kind):
     make, name, base = KINDS[kind]
     cfg = config(kind, d_model=64, n_heads=1, n_kv_heads=1, head_dim=D, rope_base=base)
     constants = architecture(kind).constants(cfg)
-    own = constants[name or "inverse_frequencies"]
+    ours = constants[name or "inverse_frequencies"]
     positions = np.arange(T, dtype=np.int32)
     x = np.zeros((T, 1, D), np.float32)
     x[..., : D // 2] = 1
-    kernels.rope.forward(x, x, positions, own)
-    exact = np.cos(positions[:, None] * own.astype(np.float64))
+    kernels.rope.forward(x, x, positions, ours)
+    exact = np.cos(positions[:, None] * ours.astype(np.float64))
     assert np.abs(x[:, 0, : D // 2] - exact).max() < 3e-7
-    assert np.allclose(own, float(base) ** -(np.arange(0, D, 2) / D), rtol=6e-8, atol=0)
+    assert np.allclose(ours, float(base) ** -(np.arange(0, D, 2) / D), rtol=6e-8, atol=0)
     frequencies, rotary = make()
     cosines, _ = rotary(torch.zeros(1), torch.arange(T)[None])
     theirs, frequencies = cosines[0, :, : D // 2].numpy(), frequencies.numpy()

@@ -294,7 +294,7 @@ def more(kind, cfg):
         kinds = ("linear_attention", "full_attention")
         known = {"layer_types": [kinds[n in cfg.attention_blocks] for n in range(cfg.n_layers)]}
         known |= {"position_embedding_type": "rope" if cfg.rotated else None}
-        known |= {f"mamba_{name}": getattr(cfg, own) for name, own in MAMBA.items()}
+        known |= {f"mamba_{name}": getattr(cfg, field) for name, field in MAMBA.items()}
         return MORE[cfg.arch] | NO_PAD | known | {"shared_intermediate_size": cfg.d_ff}
     if hasattr(cfg, "delta"):
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base, "mrope_section": [2, 1, 1]}
@@ -552,8 +552,8 @@ class Theirs:
         known |= {"intermediate_size": cfg.d_ff} | more(kind, cfg)
         if hasattr(cfg, "n_experts"):
             known |= {"num_experts_per_tok": cfg.n_experts_used}
-            own = cfg.arch in ("gemma4", "nemotron_h", "nemotron_h_moe")
-            width = cfg.expert_d_ff if own else cfg.expert_width
+            apart = cfg.arch in ("gemma4", "nemotron_h", "nemotron_h_moe")
+            width = cfg.expert_d_ff if apart else cfg.expert_width
             known |= {"moe_intermediate_size": width}
             known |= {"num_local_experts": cfg.n_experts}
             known |= {"shared_intermediate_size": shared} if shared else {}
@@ -573,13 +573,15 @@ class Theirs:
             )
         ).double()
         self.model.set_experts_implementation("eager")  # the others are for floats
-        own = dict(self.model.named_parameters()) | dict(self._decays())
-        own |= {name: w for name, w in self.model.named_buffers() if name.endswith("_bias")}
-        own = {name.replace("block_sparse_moe.router", "mlp.gate"): w for name, w in own.items()}
-        own = {name.replace("block_sparse_moe", "mlp"): w for name, w in own.items()}
+        theirs = dict(self.model.named_parameters()) | dict(self._decays())
+        theirs |= {name: w for name, w in self.model.named_buffers() if name.endswith("_bias")}
+        theirs = {
+            name.replace("block_sparse_moe.router", "mlp.gate"): w for name, w in theirs.items()
+        }
+        theirs = {name.replace("block_sparse_moe", "mlp"): w for name, w in theirs.items()}
         firsts = [name for name in engine.weights() if name == first_of(name, cfg.arch)]
-        self.weights = {name: own.pop(their_name(name, cfg.arch)) for name in firsts}
-        for name, left in own.items():  # attention_bias gives the output a bias too
+        self.weights = {name: theirs.pop(their_name(name, cfg.arch)) for name in firsts}
+        for name, left in theirs.items():  # attention_bias gives the output a bias too
             assert name.endswith("o_proj.bias")
             torch.nn.init.zeros_(left)
         with torch.no_grad():

@@ -51,9 +51,9 @@ def attention(x, w, n_heads):
     q, k, v = (x @ w["attn_qkv.weight"].T + w["attn_qkv.bias"]).split(C, dim=-1)
     heads = []
     for h in range(n_heads):
-        own = slice(h * D, (h + 1) * D)
-        scores = q[:, own] @ k[:, own].T / math.sqrt(D)
-        heads.append(scores.masked_fill(future, -math.inf).softmax(-1) @ v[:, own])
+        head = slice(h * D, (h + 1) * D)
+        scores = q[:, head] @ k[:, head].T / math.sqrt(D)
+        heads.append(scores.masked_fill(future, -math.inf).softmax(-1) @ v[:, head])
     return torch.cat(heads, -1) @ w["attn_output.weight"].T + w["attn_output.bias"]
 
 

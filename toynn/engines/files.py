@@ -119,7 +119,8 @@ def config_of(
     check_model(file, known, reader)
     keys = Hyper(file)
     try:
-        cfg, options = architecture(file.architecture).read(keys)
+        model = architecture(file.architecture)
+        cfg, options = model.read(keys), model.options(keys)
     except ConfigError as error:
         refuse(file, str(error))
     keys.refuse_others()

@@ -43,5 +43,5 @@ def context_length(path: str | os.PathLike[str]) -> int | None:
     if Path(path).is_dir():
         return hf.context_length(Path(path))
     with open(path, check=False) as file:
-        found = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
-    return found if isinstance(found, int) else None
+        length = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
+    return length if isinstance(length, int) else None

@@ -118,8 +118,8 @@ def sweep(folder: Path, kind: str = TEMPORARY) -> None:
     """Remove temporaries of this user in a folder whose processes have ended."""
     name = re.compile(_NAME.format(kind=kind))
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        found = [entry.path for entry in entries if name.fullmatch(entry.name)]
-        for path in found:
+        strays = [entry.path for entry in entries if name.fullmatch(entry.name)]
+        for path in strays:
             with contextlib.suppress(OSError):
                 _remove_stray(Path(path))
 

@@ -23,8 +23,8 @@ def foreign(names: Iterable[object]) -> str:
     The names are an architecture, a model_type, classes of transformers, or tensors.
     """
     for name in names:
-        for found, kind in _KINDS:
-            if isinstance(name, str) and re.search(found, name):
+        for pattern, kind in _KINDS:
+            if isinstance(name, str) and re.search(pattern, name):
                 return (
                     f"{name!r}: it is {kind}; toynn trains models that predict the next token. "
                     f"{PAGE} says what works instead"

@@ -110,8 +110,8 @@ def fuse(
             tensors[name] = _deferred(base, adapter, info, type, fused), type
         else:
             tensors[name] = base.raw(adapters.matrix_of(name, base)), type
-    told = _metadata(base, tensors, outtype) if metadata is None else metadata
-    gguf.write(out, told, tensors, overwrite=overwrite, check=base.check_unchanged)
+    described = _metadata(base, tensors, outtype) if metadata is None else metadata
+    gguf.write(out, described, tensors, overwrite=overwrite, check=base.check_unchanged)
     return fused
 
 
@@ -167,8 +167,8 @@ def _deferred(base: Base, adapter: Adapter, info: TensorInfo, type: str, fused: 
 def _values(base: Base, name: str) -> Floats:
     """Return a writable float32 copy of a tensor, without copying twice."""
     values = base[name]
-    own = values.flags.writeable and values.dtype == np.float32
-    return values if own else values.astype(np.float32)
+    writable = values.flags.writeable and values.dtype == np.float32
+    return values if writable else values.astype(np.float32)
 
 
 def _distance(values: Floats, blocks: NDArray[np.uint8], type: str) -> float:

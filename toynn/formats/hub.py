@@ -64,13 +64,13 @@ def named(text: str, *, data: bool = False) -> Name:
 
     Raises ConfigError for a malformed name.
     """
-    found = NAME.fullmatch(text)
-    if found is not None and not {".", ".."}.isdisjoint(re.split("[:/@]", text)):
+    match = NAME.fullmatch(text)
+    if match is not None and not {".", ".."}.isdisjoint(re.split("[:/@]", text)):
         raise ConfigError(f"{text}: {EXAMPLE}; got a part that is . or ..")
-    if found is None or (found[3] is not None and not data):
+    if match is None or (match[3] is not None and not data):
         split = "; name a split as in hf:OWNER/NAME:test" if data else ""
         raise ConfigError(f"{text}: {EXAMPLE}{split}")
-    return Name(text, *found.groups())
+    return Name(text, *match.groups())
 
 
 def fetched(text: str) -> Path:
@@ -104,7 +104,7 @@ def _fetched(
 
     def snapshot(patterns: Sequence[str], local: bool, ignored: Sequence[str] | None) -> Path:
         """Return the folder in the cache with these files; unless ``local``, download them."""
-        found = hub.snapshot_download(
+        folder = hub.snapshot_download(
             name.repo,
             repo_type=kind,
             revision=name.revision,
@@ -112,13 +112,13 @@ def _fetched(
             ignore_patterns=ignored,
             local_files_only=local,
         )
-        return Path(found)
+        return Path(folder)
 
     with _refusals(name, kind):
         try:
             api = hub.HfApi()
-            told = _soon(lambda: api.repo_info(name.repo, repo_type=kind, revision=name.revision))
-            files, local = sorted(each.rfilename for each in told.siblings), False
+            answer = _soon(lambda: api.repo_info(name.repo, repo_type=kind, revision=name.revision))
+            files, local = sorted(each.rfilename for each in answer.siblings), False
         except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
             raise  # the hub has answered
         except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -137,7 +137,7 @@ def _fetched(
         if local:
             return snapshot(wanted, True, None) / path
         for file in wanted:  # in this thread, which Ctrl-C interrupts; then they are in the cache
-            hub.hf_hub_download(name.repo, file, repo_type=kind, revision=told.sha)
+            hub.hf_hub_download(name.repo, file, repo_type=kind, revision=answer.sha)
         return _soon(lambda: snapshot(wanted, False, None)) / path
 
 

@@ -3,7 +3,7 @@
     log = Log(path)
     log.append({"iteration": 10, "train_loss": 2.5})      # one object of JSON on a line
 
-A line is written at once, so that others can follow the file, and whole or not at all.
+Each line is written at once, so that others can follow the file. It is written whole or not at all.
 """
 
 import errno
@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from toynn.errors import CheckpointError
@@ -75,10 +74,5 @@ class Log:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()

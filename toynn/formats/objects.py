@@ -13,11 +13,11 @@ __all__ = ["read_object"]
 def read_object(path: Path, *, links: bool = True) -> dict[str, Any]:
     """Read a JSON object; without ``links``, refuse symbolic links. Raises DataError."""
     try:
-        found = json.loads(read_bytes(path, links=links).decode("utf-8"))
+        value = json.loads(read_bytes(path, links=links).decode("utf-8"))
     except DataError:
         raise
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: expected an object; got {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: expected an object; got {type(value).__name__}")
+    return value

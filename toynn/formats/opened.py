@@ -1,7 +1,6 @@
 """An open model of either format, as a context manager, searched for NaN and infinity."""
 
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Self
 
 from toynn.errors import ToynnError
@@ -43,12 +42,7 @@ class Opened(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __contains__(self, name: object) -> bool:

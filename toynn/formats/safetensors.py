@@ -69,13 +69,13 @@ class SafeTensors:
     """An open safetensors file: `tensors` by name, file[name] is an array, `metadata` is text.
 
     Tensors with a suffix in `passed_over` may have any type, and are left out unless float. Tensors
-    with a suffix in `packed` may be bytes (U8), which only `raw` returns.
+    with a suffix in `raw_suffixes` may be bytes (U8), which only `raw` returns.
 
     Raises DataError for a file that cannot be read, and for other types.
     """
 
     def __init__(
-        self, path: Path, passed_over: tuple[str, ...] = (), packed: tuple[str, ...] = ()
+        self, path: Path, passed_over: tuple[str, ...] = (), raw_suffixes: tuple[str, ...] = ()
     ) -> None:
         self.path = path
         try:
@@ -91,8 +91,8 @@ class SafeTensors:
         self.tensors: dict[str, TensorInfo] = {}
         for name, entry in table.items():
             begin, end = entry["data_offsets"]
-            is_packed = entry["dtype"] == "U8" and name.endswith(packed)
-            if entry["dtype"] not in ("F32", "F16", "BF16") and not is_packed:
+            is_raw = entry["dtype"] == "U8" and name.endswith(raw_suffixes)
+            if entry["dtype"] not in ("F32", "F16", "BF16") and not is_raw:
                 if name.endswith(passed_over):
                     continue
                 raise DataError(f"{path}: {name} must be F32, F16 or BF16; got {entry['dtype']}")

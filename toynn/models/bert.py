@@ -127,15 +127,15 @@ class Bert(Encoder):
             "K": cfg.labels, "pooler": cfg.pooler,
         }  # fmt: skip
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Take the rows before the first from the number of positions."""
-        found.setdefault(EPS, 1e-12)
+        hyper.setdefault(EPS, 1e-12)
         if self.offset:
-            found[_OFFSET] = 1 + int(
+            hyper[_OFFSET] = 1 + int(
                 config.number("pad_token_id", config.get("pad_token_id", 1), real=False, least=0)
             )
-            found["context_length"] = found.get("context_length", 0) - found[_OFFSET]
-        return super().complete(config, found)
+            hyper["context_length"] = hyper.get("context_length", 0) - hyper[_OFFSET]
+        return super().complete(config, hyper)
 
     def filed(self, cfg: EncoderConfig) -> tuple[SequenceModel[Any], Any]:
         """Return bert: GGUF files have this name for all of the family."""
@@ -149,21 +149,26 @@ class Bert(Encoder):
         """Return how llama.cpp's results differ for a file that it reads."""
         return ["gives all tokens the first token type"] if cfg.types > 1 else []
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return config.json's keys for the head, and rows that only folders have."""
-        keys, more = super().folder(hyper, tensors)
-        rows = tensors["position_embd.weight"]
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
+        """Return config.json's keys for the head, and for the rows of tables in a folder."""
+        keys = super().folder(hyper, tensors)
+        if self.offset:
+            rows = len(tensors["position_embd.weight"])
+            keys["max_position_embeddings"] = rows + self.offset
+            keys["pad_token_id"] = self.offset - 1
+        if "token_types.weight" not in tensors and TYPES in self.hf.keys:
+            keys["type_vocab_size"] = 1
+        return keys
+
+    def padded(self, tensors: Mapping[str, Floats]) -> dict[str, Floats]:
+        """Return positions with the rows before the first, and a missing table of types."""
+        rows, tables = tensors["position_embd.weight"], dict[str, Floats]()
         if self.offset:
             before = np.zeros((self.offset, rows.shape[1]), np.float32)
-            more["position_embd.weight"] = np.concatenate([before, rows])
-            keys["max_position_embeddings"] = len(rows) + self.offset
-            keys |= {"pad_token_id": self.offset - 1}
+            tables["position_embd.weight"] = np.concatenate([before, rows])
         if "token_types.weight" not in tensors and TYPES in self.hf.keys:
-            more["token_types.weight"] = np.zeros((1, rows.shape[1]), np.float32)
-            keys["type_vocab_size"] = 1
-        return keys, more
+            tables["token_types.weight"] = np.zeros((1, rows.shape[1]), np.float32)
+        return tables
 
     def forward(
         self, layers: Layers, cfg: EncoderConfig, tokens: Tensor, positions: Tensor

@@ -1,6 +1,6 @@
 """Checks that the configurations of all architectures share; each raises ConfigError."""
 
-from math import isfinite
+from math import inf, isfinite
 from numbers import Integral
 from typing import Any
 
@@ -8,6 +8,7 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 
 __all__ = [
+    "check_divided",
     "check_exported_heads",
     "check_factors",
     "check_flags",
@@ -15,11 +16,15 @@ __all__ = [
     "check_heads",
     "check_lists",
     "check_positive",
+    "check_recurrent",
     "check_sizes",
+    "check_taps",
+    "set_defaults",
 ]
 
 #: Window by model type where config.json has no sliding_window; None: attention sees all keys.
 _WINDOWS = {"mistral": 4096, "ministral3": None}
+_MOST_TAPS = 16
 
 
 def check_sizes(cfg: Any, *names: str, least: int = 1) -> None:
@@ -34,6 +39,13 @@ def check_sizes(cfg: Any, *names: str, least: int = 1) -> None:
                 f"{type(cfg).__name__}: {name} must be a whole number >= {least}; got {value!r}"
             )
         object.__setattr__(cfg, name, int(value))  # the dataclass is frozen
+
+
+def set_defaults(cfg: Any, **defaults: object) -> None:
+    """Give values to the fields of a configuration that are None."""
+    for name, value in defaults.items():
+        if getattr(cfg, name) is None:
+            object.__setattr__(cfg, name, value)
 
 
 def check_positive(cfg: Any, *names: str) -> None:
@@ -54,14 +66,14 @@ def check_flags(cfg: Any, *names: str) -> None:
             raise ConfigError(f"{type(cfg).__name__}: {name} must be True or False; got {value!r}")
 
 
-def check_full(config: Config, found: dict[str, Any]) -> None:
+def check_full(config: Config, hyper: dict[str, Any]) -> None:
     """Refuse a config.json with windows or any attention other than full_attention."""
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         config.refuse(f"layer_types must be full_attention; got {kinds!r}")
     if (kind := config.get("model_type")) not in _WINDOWS:
         return
-    window, context = config.get("sliding_window", _WINDOWS[kind]), found.get("context_length", 0)
+    window, context = config.get("sliding_window", _WINDOWS[kind]), hyper.get("context_length", 0)
     if window is not None and config.number("sliding_window", window, real=False) < context:
         config.refuse(
             f"sliding_window must be null or at least max_position_embeddings, "
@@ -85,6 +97,38 @@ def check_heads(cfg: Any) -> None:
         raise ConfigError(f"{kind}: RoPE rotates pairs: a head of {cfg.d_head} is odd")
 
 
+def check_divided(cfg: Any) -> None:
+    """Check that n_heads divides d_model, and norm_eps; raises ConfigError."""
+    kind = type(cfg).__name__
+    if cfg.d_model % cfg.n_heads:
+        raise ConfigError(
+            f"{kind}: n_heads must divide d_model; got {cfg.n_heads} and {cfg.d_model}"
+        )
+    if not isinstance(cfg.norm_eps, float) or not 0 < cfg.norm_eps < inf:
+        raise ConfigError(f"{kind}: norm_eps must be a finite float above 0; got {cfg.norm_eps!r}")
+
+
+def check_recurrent(cfg: Any, least: str = "") -> None:
+    """Make attention_blocks a tuple of ascending indices; check conv_taps. Raises ConfigError."""
+    kind, blocks = type(cfg).__name__, tuple(cfg.attention_blocks)
+    known = all(isinstance(n, int) and 0 <= n < cfg.n_layers for n in blocks)
+    if not known or list(blocks) != sorted(set(blocks)) or (least and not blocks):
+        raise ConfigError(
+            f"{kind}: attention_blocks must be indices of blocks,{least} ascending; got "
+            f"{cfg.attention_blocks!r}"
+        )
+    object.__setattr__(cfg, "attention_blocks", blocks)
+    check_taps(cfg)
+
+
+def check_taps(cfg: Any) -> None:
+    """Check that conv_taps is at most 16; raises ConfigError."""
+    if cfg.conv_taps > _MOST_TAPS:
+        raise ConfigError(
+            f"{type(cfg).__name__}: conv_taps must be at most {_MOST_TAPS}; got {cfg.conv_taps}"
+        )
+
+
 def check_exported_heads(cfg: Any) -> None:
     """Raise ConfigError unless heads are d_model / n_heads wide: llama.cpp reads no others."""
     if cfg.d_head * cfg.n_heads != cfg.d_model:
@@ -99,17 +143,17 @@ def check_lists(cfg: Any, length: int, *names: str) -> None:
     for name in names:
         values = getattr(cfg, name)
         try:
-            found = tuple(map(float, values))
+            numbers = tuple(map(float, values))
         except (TypeError, ValueError):
             raise ConfigError(
                 f"{type(cfg).__name__}: {name} must be numbers; got {values!r}"
             ) from None
-        if len(found) != length or not all(isfinite(x) and x > 0 for x in found):
+        if len(numbers) != length or not all(isfinite(x) and x > 0 for x in numbers):
             raise ConfigError(
                 f"{type(cfg).__name__}: {name} must be {length} numbers above 0; got "
-                f"{len(found)}: {found[:4]}"
+                f"{len(numbers)}: {numbers[:4]}"
             )
-        object.__setattr__(cfg, name, found)
+        object.__setattr__(cfg, name, numbers)
 
 
 def check_factors(cfg: Any, scalings: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from toynn.errors import ConfigError
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_exported_heads, check_positive
+from toynn.models.checks import check_positive
 from toynn.models.hyper import EPS, Hyper
 from toynn.models.llama import Floats, LlamaConfig
 from toynn.models.registry import register
@@ -61,6 +61,7 @@ class Cohere2(Windowed):
     """The architecture."""
 
     config_type = Cohere2Config
+    fixed_heads = True
     centred = True
     table = (
         *EMBEDDING,
@@ -96,16 +97,15 @@ class Cohere2(Windowed):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
-        found: dict[str, Any] = {_LOGITS: hyper.real(_LOGITS, Cohere2Config.logit_scale)}
-        return replace(cfg, **found), options
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        cfg = super().read(hyper)
+        scale = hyper.real(_LOGITS, Cohere2Config.logit_scale)
+        return replace(cfg, logit_scale=scale)
 
     def check_gguf(self, cfg: Any) -> None:
-        """Refuse heads not d_model / n_heads wide, or no window. Raises ConfigError."""
+        """Refuse no window, and what Llama refuses. Raises ConfigError."""
         super().check_gguf(cfg)
-        check_exported_heads(cfg)
         if not cfg.window:
             raise ConfigError("export: llama.cpp reads cohere2 with a window only; got 0")
 
@@ -123,17 +123,14 @@ class Cohere2(Windowed):
         """Say whether block n has RoPE: only blocks with a window do."""
         return bool(cfg.width(n))
 
-    def block(
-        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
-    ) -> Tensor:
+    def block(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
         """Record block n for x (B T, C)."""
         normed = self.norm(block, cfg, x, "attn_norm")
         x = block.residual(x, self.mixed(block, cfg, n, normed, positions))
         return block.add(x, self.feed_forward(block, cfg, block.narrowed(normed)))
 
-    def last(self, layers: Layers, cfg: LlamaConfig, x: Tensor) -> Tensor:
+    def last(self, layers: Layers, cfg: Any, x: Tensor) -> Tensor:
         """Record the last norm times logit_scale: the head has no bias, so this scales logits."""
-        assert isinstance(cfg, Cohere2Config)
         return layers.scale(super().last(layers, cfg, x), cfg.logit_scale)
 
 

@@ -23,22 +23,19 @@ from typing import Any, ClassVar
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_flags, check_positive, check_sizes
+from toynn.models.checks import check_flags, check_positive, check_sizes, set_defaults
 from toynn.models.deepseek_scores import V2, scores_read, scores_written
 from toynn.models.hyper import EPS, KV, Hyper, refuse, sizes_of
 from toynn.models.llama import Floats, Llama
 from toynn.models.mixture import (
     DENSE,
-    EXPERT_WIDTH,
-    EXPERTS,
     GATING,
     GROUPS,
     GROUPS_USED,
+    PLAIN,
+    ROUTED,
     SCALE,
     SCORES,
-    SHARED,
-    SHARED_COUNT,
-    USED,
     Sparse,
     SparseConfig,
     with_experts,
@@ -46,7 +43,7 @@ from toynn.models.mixture import (
 from toynn.models.registry import register
 from toynn.models.rope import ROTATED, magnitude, stretch_of, written
 from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT
-from toynn.models.table import Sizes, by_width, matrix, norm
+from toynn.models.table import Sizes, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -90,9 +87,7 @@ class DeepSeek2Config(SparseConfig):
         Under YaRN, scores are scaled by (1 + yarn_scores ln(rope_factor) / 10)^2.
     """
 
-    has: ClassVar[tuple[str, ...]] = (
-        *("shared_d_ff", "dense_blocks", "normalized", "weights_scale", "expert_groups"),
-    )
+    has: ClassVar[tuple[str, ...]] = tuple(PLAIN)
     counts_shared: ClassVar[bool] = True
     scalings: ClassVar[tuple[str, ...]] = ("none", "linear", "yarn")
 
@@ -109,14 +104,13 @@ class DeepSeek2Config(SparseConfig):
 
     def __post_init__(self) -> None:
         usual = max(self.d_model // max(self.n_heads, 1), 1)
-        for name, value in {
-            "kv_rank": max(self.d_model // 2, 1),
-            "nope_dim": usual,
-            "rope_dim": max(usual // 4 * 2, 2),
-            "value_dim": usual,
-        }.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+        set_defaults(
+            self,
+            kv_rank=max(self.d_model // 2, 1),
+            nope_dim=usual,
+            rope_dim=max(usual // 4 * 2, 2),
+            value_dim=usual,
+        )
         check_sizes(self, "kv_rank", "nope_dim", "rope_dim", "value_dim")
         check_sizes(self, "q_rank", least=0)
         check_positive(self, "latent_eps")
@@ -161,13 +155,13 @@ class Latent(Llama):
     table = (
         *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
-        matrix("blk.{n}.attn_q", "Q C", f"{_ATTENTION}.q_proj", std=by_width, when="whole_q"),
-        matrix("blk.{n}.attn_q_a", "QR C", f"{_ATTENTION}.q_a_proj", std=by_width, when="QR"),
+        matrix("blk.{n}.attn_q", "Q C", f"{_ATTENTION}.q_proj", when="whole_q"),
+        matrix("blk.{n}.attn_q_a", "QR C", f"{_ATTENTION}.q_a_proj", when="QR"),
         norm("blk.{n}.attn_q_a_norm", "QR", f"{_ATTENTION}.q_a_layernorm", when="QR"),
-        matrix("blk.{n}.attn_q_b", "Q QR", f"{_ATTENTION}.q_b_proj", std=by_width, when="QR"),
-        matrix("blk.{n}.attn_kv_a_mqa", "KA C", f"{_ATTENTION}.kv_a_proj_with_mqa", std=by_width),
+        matrix("blk.{n}.attn_q_b", "Q QR", f"{_ATTENTION}.q_b_proj", when="QR"),
+        matrix("blk.{n}.attn_kv_a_mqa", "KA C", f"{_ATTENTION}.kv_a_proj_with_mqa"),
         norm("blk.{n}.attn_kv_a_norm", "KR", f"{_ATTENTION}.kv_a_layernorm"),
-        matrix("blk.{n}.attn_kv_b", "KB KR", f"{_ATTENTION}.kv_b_proj", std=by_width),
+        matrix("blk.{n}.attn_kv_b", "KB KR", f"{_ATTENTION}.kv_b_proj"),
         replace(ATTENDED, shape="C HV"),
         norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm"),
         *MLP,
@@ -179,10 +173,10 @@ class Latent(Llama):
 
     def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return the values of the table's letters and conditions."""
-        H, own = cfg.n_heads, {"QR": cfg.q_rank, "whole_q": not cfg.q_rank, "KR": cfg.kv_rank}
-        own |= {"KA": cfg.kv_rank + cfg.rope_dim, "HV": H * cfg.value_dim}
-        own |= {"KB": H * (cfg.nope_dim + cfg.value_dim)}
-        return {**super().sizes(cfg, opts, n), **own}
+        H, sizes = cfg.n_heads, {"QR": cfg.q_rank, "whole_q": not cfg.q_rank, "KR": cfg.kv_rank}
+        sizes |= {"KA": cfg.kv_rank + cfg.rope_dim, "HV": H * cfg.value_dim}
+        sizes |= {"KB": H * (cfg.nope_dim + cfg.value_dim)}
+        return {**super().sizes(cfg, opts, n), **sizes}
 
     def new_config(self, **shape: Any) -> Any:
         """Return a configuration; it has a latent of q if llama.cpp requires one."""
@@ -191,8 +185,8 @@ class Latent(Llama):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration and the options of a file's model.
+    def read(self, hyper: Hyper) -> Any:
+        """Return the configuration of a file's model.
 
         In old files, key_length and value_length are widths of heads; in newer ones, of latents.
         """
@@ -225,7 +219,7 @@ class Latent(Llama):
             **stretch,
             **self.read_latent(hyper),
         )
-        return cfg, {"untied": "output.weight" in hyper.tensors}
+        return cfg
 
     def read_latent(self, hyper: Hyper) -> dict[str, Any]:
         """Return further values of a file's configuration."""
@@ -246,15 +240,17 @@ class Latent(Llama):
 
     def unlike(self, cfg: Any) -> list[str]:
         """Return how llama.cpp's results differ for a file that it reads."""
-        found = super().unlike(cfg)
-        if cfg.latent_eps != cfg.rms_eps:
-            found.append(
-                f"uses the other norms' eps for the norms of latents, {cfg.rms_eps:g} in place of "
+        differences = super().unlike(cfg)
+        if cfg.latent_eps != cfg.norm_eps:
+            differences.append(
+                f"uses the other norms' eps for the norms of latents, {cfg.norm_eps:g} in place of "
                 f"{cfg.latent_eps:g}"
             )
         if cfg.softmax and cfg.expert_groups_used < cfg.expert_groups:
-            found.append("chooses groups of experts by the sum of their two best, not their best")
-        return found
+            differences.append(
+                "chooses groups of experts by the sum of their two best, not their best"
+            )
+        return differences
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return a file's hyper-parameters."""
@@ -273,25 +269,24 @@ class Latent(Llama):
             _VALUE_MLA: cfg.value_dim,
             _KV_RANK: rank,
             **({_Q_RANK: cfg.q_rank} if cfg.q_rank else {}),
-            EPS: float(cfg.rms_eps),
-            **({_LATENT_EPS: float(cfg.latent_eps)} if cfg.latent_eps != cfg.rms_eps else {}),
+            EPS: float(cfg.norm_eps),
+            **({_LATENT_EPS: float(cfg.latent_eps)} if cfg.latent_eps != cfg.norm_eps else {}),
             ROTATED: cfg.rope_dim,
             "rope.freq_base": float(cfg.rope_base),
             **stretch,
         }
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read the widths of heads and of latents, and RoPE."""
-        nope = int(config.number("qk_nope_head_dim", config.get("qk_nope_head_dim"), real=False))
-        R, rank = found.get(ROTATED, 0), found.get(_KV_RANK, 0)
-        found |= {_KEY: rank + R, _VALUE: rank, _KEY_MLA: nope + R, KV: 1}
-        found[_LATENT_EPS] = _FOLDER_EPS
-        H = found.get("attention.head_count")
+        nope = config.whole("qk_nope_head_dim")
+        R, rank = hyper.get(ROTATED, 0), hyper.get(_KV_RANK, 0)
+        hyper |= {_KEY: rank + R, _VALUE: rank, _KEY_MLA: nope + R, KV: 1}
+        hyper[_LATENT_EPS] = _FOLDER_EPS
+        H = hyper.get("attention.head_count")
         for key, usual in (("num_key_value_heads", H), ("qk_head_dim", nope + R), ("head_dim", R)):
             if config.get(key) not in (None, usual):
                 config.refuse(f"{key} must be {usual} here; got {config.get(key)!r}")
-        for unused in _UNUSED:
-            config.get(unused)
+        config.ignore(*_UNUSED)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         scores = 0.0
         if isinstance(rope, dict):
@@ -304,15 +299,13 @@ class Latent(Llama):
             )
             if rope.get("mscale_all_dim"):
                 scores = config.number("mscale_all_dim", rope["mscale_all_dim"], real=True)
-        more = super().complete(config, found)
+        more = super().complete(config, hyper)
         if scores:
-            found[_LOG] = 0.1 * scores
-            found[_MAGNITUDE] *= _growth(found["rope.scaling.factor"])
+            hyper[_LOG] = 0.1 * scores
+            hyper[_MAGNITUDE] *= _growth(hyper["rope.scaling.factor"])
         return more
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return the widths of heads, and RoPE. Raises ConfigError unless latent_eps is 1e-6."""
         eps = hyper.get(_LATENT_EPS, hyper[EPS])
         if eps != _FOLDER_EPS:
@@ -323,12 +316,12 @@ class Latent(Llama):
         scores = 10 * hyper.get(_LOG, 0.0)
         grown = _growth(hyper["rope.scaling.factor"]) if scores else 1.0
         plain = {**hyper, _MAGNITUDE: hyper.get(_MAGNITUDE, 1.0) / grown}
-        keys, more = super().folder(plain, tensors)
+        keys = super().folder(plain, tensors)
         if scores:
             keys["rope_scaling"]["mscale_all_dim"] = _rounded(scores)
         H, R = hyper["attention.head_count"], hyper[ROTATED]
-        own = {"num_key_value_heads": H, "qk_nope_head_dim": hyper[_KEY_MLA] - R}
-        return keys | own | {"q_lora_rank": hyper.get(_Q_RANK), "pad_token_id": None}, more
+        heads = {"num_key_value_heads": H, "qk_nope_head_dim": hyper[_KEY_MLA] - R}
+        return keys | heads | {"q_lora_rank": hyper.get(_Q_RANK), "pad_token_id": None}
 
     # -- Forward -------------------------------------------------------------------------------
 
@@ -360,7 +353,7 @@ class DeepSeek2(Sparse, Latent):
 
     config_type = DeepSeek2Config
     score, eps, chooses = "sigmoid", 1e-20, True
-    usually_normalized, usually_dense = False, 3
+    usually_normalized, usually_dense, names_no_width = False, 3, True
     dense_key = "first_k_dense_replace"
     table = with_experts(
         Latent.table, dense=True, choice="gate.e_score_correction_bias", shared="shared_experts"
@@ -374,13 +367,7 @@ class DeepSeek2(Sparse, Latent):
             _KV_RANK: "kv_lora_rank",
             ROTATED: "qk_rope_head_dim",
             _VALUE_MLA: "v_head_dim",
-            EXPERTS: "n_routed_experts",
-            USED: "num_experts_per_tok",
-            EXPERT_WIDTH: "moe_intermediate_size",
-            SHARED_COUNT: "n_shared_experts",
-            SCALE: "routed_scaling_factor",
-            GROUPS: "n_group",
-            GROUPS_USED: "topk_group",
+            **ROUTED,
         },
         real=Llama.hf.real | {SCALE},
         optional=frozenset((_Q_RANK, GROUPS, GROUPS_USED)),
@@ -410,37 +397,26 @@ class DeepSeek2(Sparse, Latent):
             return {"softmax": hyper.whole(GATING) == SCORES["softmax"]}
         return {"softmax": not any("exp_probs_b" in name for name in hyper.tensors)}
 
-    def read_shared(self, hyper: Hyper, width: int) -> int:
-        """Return the shared expert's width: a multiple of ``width``, the other experts'."""
-        return hyper.whole(SHARED_COUNT) * width
-
-    def write(self, cfg: Any) -> dict[str, Any]:
-        """Return a file's hyper-parameters."""
-        return {key: value for key, value in super().write(cfg).items() if key != SHARED}
-
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read which blocks are dense, from a list in GLM's folders, and the rest."""
-        kinds, count = config.get("mlp_layer_types"), found.get("block_count", 0)
-        config = scores_read(config, found, self.dense_key)
+        kinds, count = config.get("mlp_layer_types"), hyper.get("block_count", 0)
+        config = scores_read(config, hyper, self.dense_key)
         if config.get("model_type") == _GLM:
             config.get(self.dense_key)  # transformers ignores this key for GLM
             kinds = ["dense"] + ["sparse"] * (count - 1) if kinds is None else kinds
             dense = kinds.index("sparse") if isinstance(kinds, list) and "sparse" in kinds else 0
             config = config.over(first_k_dense_replace=dense)
-        more = super().complete(config, found)
-        dense = found[DENSE]
+        more = super().complete(config, hyper)
+        dense = hyper[DENSE]
         if kinds is not None and kinds != ["dense"] * dense + ["sparse"] * (count - dense):
             config.refuse(
                 f"mlp_layer_types must be {count} of dense, then of sparse; got {kinds!r}"
             )
         return more
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return further keys of config.json. Raises ConfigError for a V2 whose weights add up."""
-        keys, more = super().folder(hyper, tensors)
-        return keys | scores_written(hyper), more
+        return super().folder(hyper, tensors) | scores_written(hyper)
 
 
 def _growth(factor: float, times: float = 1.0) -> float:

@@ -17,8 +17,8 @@ V2 = "deepseek_v2"
 _ALL, _IN_GROUPS = "greedy", "group_limited_greedy"  # values of V2's topk_method
 
 
-def scores_read(config: Config, found: dict[str, Any], dense_key: str) -> Config:
-    """Add how experts are chosen to ``found``; return config.json with V2's defaults.
+def scores_read(config: Config, hyper: dict[str, Any], dense_key: str) -> Config:
+    """Add how experts are chosen to ``hyper``; return config.json with V2's defaults.
 
     ``dense_key`` is the key of the number of first blocks without experts. Raises DataError for a
     choice that toynn does not implement.
@@ -31,11 +31,11 @@ def scores_read(config: Config, found: dict[str, Any], dense_key: str) -> Config
         config.refuse(f"topk_method must be {known}; got {method!r}")
     if config.get("scoring_func") not in (None, scores):
         config.refuse(f"scoring_func must be {scores!r}; got {config.get('scoring_func')!r}")
-    found[GATING] = SCORES[scores]
+    hyper[GATING] = SCORES[scores]
     for key, name in ((GROUPS, "n_group"), (GROUPS_USED, "topk_group")):
         if v2 and method != _IN_GROUPS:  # which does not read them
-            found[key] = 1
-        elif key not in found:
+            hyper[key] = 1
+        elif key not in hyper:
             config.refuse(f"{name} is missing")
     if not v2:
         return config
@@ -53,5 +53,5 @@ def scores_written(hyper: Mapping[str, Any]) -> dict[str, Any]:
     if hyper[SUM]:
         raise ConfigError(f"export_hf: a folder of {V2} has normalized False; got True")
     method = _IN_GROUPS if hyper.get(GROUPS, 1) > 1 else _ALL
-    told = {"model_type": V2, "architectures": ["DeepseekV2ForCausalLM"]}
-    return told | {"topk_method": method}
+    keys = {"model_type": V2, "architectures": ["DeepseekV2ForCausalLM"]}
+    return keys | {"topk_method": method}

@@ -124,7 +124,7 @@ class Encoder(SequenceModel[EncoderConfig]):
     def sized(self, hyper: Hyper) -> dict[str, Any]:
         """Return the fields of the configuration beside the common ones."""
 
-    def read(self, hyper: Hyper) -> tuple[EncoderConfig, dict[str, Any]]:
+    def read(self, hyper: Hyper) -> EncoderConfig:
         """Return a file's configuration."""
         tensors = hyper.tensors
         if hyper.flag("attention.causal", False):
@@ -134,7 +134,7 @@ class Encoder(SequenceModel[EncoderConfig]):
         types = tensors["token_types.weight"].shape[0] if "token_types.weight" in tensors else 0
         hyper.count(TYPES, types)
         hyper.known(LABELS, "position_offset", "head", "pooling_type")
-        cfg = self.config_type(
+        cfg: EncoderConfig = self.config_type(
             **hyper.sizes(),
             norm_eps=hyper.real(EPS),
             arch=self.architecture,
@@ -144,7 +144,7 @@ class Encoder(SequenceModel[EncoderConfig]):
             pooler="cls.weight" in tensors,
             **self.sized(hyper),
         )
-        return cfg, {}
+        return cfg
 
     def write(self, cfg: EncoderConfig) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
@@ -164,26 +164,24 @@ class Encoder(SequenceModel[EncoderConfig]):
         if cfg.head == "tokens":
             raise ConfigError("export: llama.cpp has no head of token classes: write a folder")
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read the head's kind, and the names of its classes."""
         for key in _UNUSED:
             config.get(key)
         classes = config.get("architectures") or [""]
         named = str(classes[0]) if isinstance(classes, list) else ""
         ends = {"ForSequenceClassification": "sequence", "ForTokenClassification": "tokens"}
-        found["head"] = next((kind for end, kind in ends.items() if named.endswith(end)), "")
+        hyper["head"] = next((kind for end, kind in ends.items() if named.endswith(end)), "")
         labels = config.get("id2label")
         if labels:
             count = len(labels) if isinstance(labels, dict) else 0
             names = [labels.get(str(n)) for n in range(count if count < _MOST else 0)]
             if not names or not all(isinstance(name, str) for name in names):
                 config.refuse(f"id2label must name classes 0, 1, ...; got {labels!r:.80}")
-            found[LABELS] = names
+            hyper[LABELS] = names
         return {}
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for the head."""
         end = {"sequence": "ForSequenceClassification", "tokens": "ForTokenClassification"}
         kind = end.get(hyper.get("head", ""), "Model")
@@ -191,7 +189,7 @@ class Encoder(SequenceModel[EncoderConfig]):
         if names := hyper.get(LABELS):
             keys["id2label"] = {str(n): name for n, name in enumerate(names)}
             keys["label2id"] = {name: n for n, name in enumerate(names)}
-        return keys, {}
+        return keys
 
     # -- Forward -------------------------------------------------------------------------------
 

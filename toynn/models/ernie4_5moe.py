@@ -73,8 +73,8 @@ class Ernie45MoE(Sparse, Ernie45):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
         hyper.expect(_STEP, 1)
         hyper.count(SHARED_COUNT)  # not needed: the width of the shared MLP is in the file, too
         return super().read(hyper)
@@ -83,25 +83,21 @@ class Ernie45MoE(Sparse, Ernie45):
         """Return the hyper-parameters of a file."""
         return super().write(cfg) | {_STEP: 1}
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read how many experts all tokens share; refuse dense blocks after a mixture."""
-        count = config.get("moe_num_shared_experts", 2)
-        count = config.number("moe_num_shared_experts", count, real=False, least=0)
-        found[SHARED] = int(count) * found.get(EXPERT_WIDTH, 0)
-        last, blocks = config.get(_LAST, -1), found.get("block_count", 0)
+        count = config.whole("moe_num_shared_experts", 2, least=0)
+        hyper[SHARED] = count * hyper.get(EXPERT_WIDTH, 0)
+        last, blocks = config.get(_LAST, -1), hyper.get("block_count", 0)
         if last not in (-1, blocks - 1):
             config.refuse(f"{_LAST} must be -1 or {blocks - 1}; got {last!r}")
-        for unused in _UNUSED:
-            config.get(unused)
-        return super().complete(config, found)
+        config.ignore(*_UNUSED)
+        return super().complete(config, hyper)
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for shared experts and for the blocks with a mixture."""
-        keys, more = super().folder(hyper, tensors)
-        own = {"moe_num_shared_experts": hyper[SHARED_COUNT], "pad_token_id": None}
-        return keys | own | {_LAST: hyper["block_count"] - 1}, more
+        keys = super().folder(hyper, tensors)
+        shared = {"moe_num_shared_experts": hyper[SHARED_COUNT], "pad_token_id": None}
+        return keys | shared | {_LAST: hyper["block_count"] - 1}
 
 
 register(Ernie45MoE("ernie4_5-moe", "Ernie4_5_Moe", interleaved=True, in_files=("output_bias",)))

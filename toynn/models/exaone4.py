@@ -10,7 +10,6 @@ and in no others. Source: LG AI Research 2025, arXiv:2507.11407.
 from dataclasses import dataclass
 from typing import Any
 
-from toynn.models.checks import check_exported_heads
 from toynn.models.llama import IN_FILES
 from toynn.models.olmo2 import Olmo2
 from toynn.models.registry import register
@@ -32,14 +31,10 @@ class Exaone4(Windowed):
     """The architecture."""
 
     config_type = Exaone4Config
+    fixed_heads = True
     table = Olmo2.table
     block = Olmo2.block
     biases_are_fixed = "have no"
-
-    def check_gguf(self, cfg: Any) -> None:
-        """Refuse heads that are not d_model / n_heads wide. Raises ConfigError."""
-        super().check_gguf(cfg)
-        check_exported_heads(cfg)
 
     def unlike(self, cfg: Any) -> list[str]:
         """Return how llama.cpp's results differ for a file that it reads."""

@@ -21,7 +21,6 @@ from math import sqrt
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
@@ -29,17 +28,14 @@ from toynn.graph.tape import Tensor
 from toynn.models import table as rows
 from toynn.models.checks import check_positive, check_sizes
 from toynn.models.hyper import Hyper, shape_of
-from toynn.models.llama import Llama, LlamaConfig
+from toynn.models.llama import Floats, Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import base_of, plain
-from toynn.models.rows import EMBEDDING, MLP, OUTPUT, QKV
-from toynn.models.table import by_width, matrix
+from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["DIVISOR", "Gemma", "GemmaConfig", "bases_of"]
-
-Floats = NDArray[np.float32]
 
 _LAYER = "model.layers.{n}"
 _LOCAL, DIVISOR = "rope.freq_base_swa", "rope.scaling.factor"
@@ -94,8 +90,8 @@ class GemmaConfig(LlamaConfig):
             check_positive(self, "query_scalar")
             if self.query_scalar == self.usual_scalar:
                 object.__setattr__(self, "query_scalar", None)
-        own = self.arch == "gemma2"
-        for name, needed in (("score_cap", own), ("logit_cap", own or self.logit_cap != 0)):
+        second = self.arch == "gemma2"
+        for name, needed in (("score_cap", second), ("logit_cap", second or self.logit_cap != 0)):
             if needed:
                 check_positive(self, name)
             elif getattr(self, name) != 0:
@@ -128,7 +124,7 @@ class Gemma(Llama):
         *QKV,
         norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_norm", when="head_norms"),
         norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_norm", when="head_norms"),
-        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width),
+        ATTENDED,
         norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
         norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.pre_feedforward_layernorm"),
         *MLP,
@@ -179,8 +175,8 @@ class Gemma(Llama):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
         shape, d_head = shape_of(hyper, "blk.0.attn_q.weight")
         second = self.architecture == "gemma2"
         hyper.expect("attention.value_length", d_head)
@@ -201,21 +197,19 @@ class Gemma(Llama):
             rope_divisor=divisor,
             query_scalar=hyper.real(_SCALAR) if hyper.has(_SCALAR) else None,
         )
-        return cfg, {"untied": "output.weight" in hyper.tensors}
+        return cfg
 
-    def check_gguf(self, cfg: LlamaConfig) -> None:
+    def check_gguf(self, cfg: Any) -> None:
         """Refuse a query_scalar that llama.cpp would not assume. Raises ConfigError."""
         super().check_gguf(cfg)
-        assert isinstance(cfg, GemmaConfig)
         if cfg.query_scalar is not None:
             raise ConfigError(
                 f"export: llama.cpp reads this {cfg.arch} with query_scalar {cfg.usual_scalar:g}; "
                 f"got {cfg.query_scalar:g}"
             )
 
-    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+    def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        assert isinstance(cfg, GemmaConfig)
         more: dict[str, Any] = {_WINDOW: cfg.window}
         if cfg.score_cap:
             more[_SCORES] = float(cfg.score_cap)
@@ -229,36 +223,33 @@ class Gemma(Llama):
             more |= {"rope.scaling.type": "linear", DIVISOR: float(cfg.rope_divisor)}
         return super().write(cfg) | more
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for RoPE, windows and scores; refuse values that have no code."""
-        count = found.get("block_count", 0)
-        scalar = config.get("query_pre_attn_scalar", _USUAL_SCALAR)
-        found[_SCALAR] = config.number("query_pre_attn_scalar", scalar, real=True)
+        count = hyper.get("block_count", 0)
+        hyper[_SCALAR] = config.real("query_pre_attn_scalar", _USUAL_SCALAR)
         for key in ("sliding_window_pattern", "_sliding_window_pattern"):
             config.expect(key, (self.period, None))
         kinds = config.get("layer_types")
-        given = len(kinds) if isinstance(kinds, list) else 0
+        length = len(kinds) if isinstance(kinds, list) else 0
         if kinds is not None and (
-            kinds != [_kind(n, self.period) for n in range(given)] or given < count
+            kinds != [_kind(n, self.period) for n in range(length)] or length < count
         ):
             config.refuse(
                 f"layer_types must be sliding_attention, and full_attention in the last of every "
                 f"{self.period} layers; got {kinds!r}"
             )
-        return self._read_rope(config, found)
+        return self._read_rope(config, hyper)
 
-    def _read_rope(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def _read_rope(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         if self.architecture == "gemma2":
-            rope = base_of(config, found)
+            rope = base_of(config, hyper)
             if rope.pop("rope_type") != "default" or any(rope.values()):
                 config.refuse(f"RoPE must be default; got {rope}")
             return {}
-        bases_of(config, found)
+        bases_of(config, hyper)
         return {}
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for windows, the scale of scores, and RoPE."""
         count, width = hyper["block_count"], hyper["attention.key_length"]
         if count == _LARGEST[self.architecture]:
@@ -276,32 +267,28 @@ class Gemma(Llama):
                 whole |= {"rope_type": "linear", "factor": hyper[DIVISOR]}
             local = {"rope_type": "default", "rope_theta": hyper[_LOCAL]}
             keys["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
-        return keys, {}
+        return keys
 
     # -- Forward -------------------------------------------------------------------------------
 
-    def constants(self, cfg: LlamaConfig) -> dict[str, Floats]:
+    def constants(self, cfg: Any) -> dict[str, Floats]:
         """Return RoPE's frequencies in blocks without and with a window."""
-        assert isinstance(cfg, GemmaConfig)
-        own = self.architecture == "gemma3"
+        third = self.architecture == "gemma3"
         return {
             "inverse_frequencies": cfg.frequencies(cfg.rope_base, cfg.rope_divisor),
-            "local_frequencies": cfg.frequencies(cfg.local_base if own else cfg.rope_base),
+            "local_frequencies": cfg.frequencies(cfg.local_base if third else cfg.rope_base),
         }
 
-    def forward(
-        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
-    ) -> Tensor:
+    def forward(self, layers: Layers, cfg: Any, tokens: Tensor, positions: Tensor) -> Tensor:
         """Record the embeddings and the blocks."""
-        assert isinstance(cfg, GemmaConfig)
         x = layers.scale(self.embed(layers, cfg, tokens), sqrt(cfg.d_model))
         for n, block in enumerate(layers.blocks(cfg.n_layers)):
-            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
+            normed = block.rmsnorm(x, "attn_norm", cfg.norm_eps)
             heads = self._attention(block, cfg, normed, positions, _kind(n, self.period))
-            x = block.residual(x, block.rmsnorm(heads, "post_attention_norm", cfg.rms_eps))
-            normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
+            x = block.residual(x, block.rmsnorm(heads, "post_attention_norm", cfg.norm_eps))
+            normed = block.rmsnorm(x, "ffn_norm", cfg.norm_eps)
             wide = block.geglu(normed, "ffn_gate", "ffn_up", "ffn_down")
-            x = block.add(x, block.rmsnorm(wide, "post_ffw_norm", cfg.rms_eps))
+            x = block.add(x, block.rmsnorm(wide, "post_ffw_norm", cfg.norm_eps))
         return x
 
     def _attention(
@@ -309,8 +296,8 @@ class Gemma(Llama):
     ) -> Tensor:
         q, k, v = (block.linear(x, f"attn_{part}") for part in "qkv")
         if self.head_norms:
-            q = block.rmsnorm(q, "attn_q_norm", cfg.rms_eps)
-            k = block.rmsnorm(k, "attn_k_norm", cfg.rms_eps)
+            q = block.rmsnorm(q, "attn_q_norm", cfg.norm_eps)
+            k = block.rmsnorm(k, "attn_k_norm", cfg.norm_eps)
         local = kind == _SLIDING
         frequencies = "local_frequencies" if local else "inverse_frequencies"
         heads = block.attention(
@@ -333,34 +320,34 @@ class Gemma(Llama):
 _SLIDING = "sliding_attention"
 
 
-def bases_of(config: Config, found: dict[str, Any]) -> None:
-    """Add RoPE's bases of both kinds of blocks, in either spelling, to ``found``."""
-    given = config.get("rope_parameters")
+def bases_of(config: Config, hyper: dict[str, Any]) -> None:
+    """Add RoPE's bases of both kinds of blocks, in either spelling, to ``hyper``."""
+    ropes = config.get("rope_parameters")
     local: dict[str, Any] = {}
-    if isinstance(given, dict) and given.keys() <= {"full_attention", "sliding_attention"}:
-        local = given.get("sliding_attention") or {}
-        whole: Any = given.get("full_attention") or {}
+    if isinstance(ropes, dict) and ropes.keys() <= {"full_attention", "sliding_attention"}:
+        local = ropes.get("sliding_attention") or {}
+        whole: Any = ropes.get("full_attention") or {}
     else:
         whole = config.get("rope_scaling") or {}
-        if given:
+        if ropes:
             config.refuse(
                 "rope_parameters must be given for full_attention and sliding_attention; "
-                f"got {given}"
+                f"got {ropes}"
             )
     if not isinstance(whole, dict) or not isinstance(local, dict):
-        config.refuse(f"rope_parameters must be objects; got {given!r}")
+        config.refuse(f"rope_parameters must be objects; got {ropes!r}")
     whole, local = dict(whole), dict(local)
     base = whole.pop("rope_theta", config.get("rope_theta", 1e6))
-    found["rope.freq_base"] = config.number("rope_theta", base, real=True)
+    hyper["rope.freq_base"] = config.number("rope_theta", base, real=True)
     base = local.pop("rope_theta", config.get("rope_local_base_freq", 1e4))
-    found[_LOCAL] = config.number("rope_local_base_freq", base, real=True)
+    hyper[_LOCAL] = config.number("rope_local_base_freq", base, real=True)
     kind = whole.pop("rope_type", whole.pop("type", "default"))
     if kind == "linear":
-        found[DIVISOR] = config.number("factor", whole.pop("factor", None), real=True)
-        found["rope.scaling.type"] = "linear"
+        hyper[DIVISOR] = config.number("factor", whole.pop("factor", None), real=True)
+        hyper["rope.scaling.type"] = "linear"
     local_kind = local.pop("rope_type", "default")
     if kind not in ("default", "linear") or local_kind != "default" or whole or local:
-        config.refuse(f"RoPE must be default or linear; got {given or kind!r}")
+        config.refuse(f"RoPE must be default or linear; got {ropes or kind!r}")
 
 
 def _kind(n: int, period: int) -> str:

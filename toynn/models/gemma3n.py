@@ -53,7 +53,7 @@ from toynn.models.sharing import (
     Sharing,
     SharingConfig,
 )
-from toynn.models.table import Sizes, by_width, matrix, norm
+from toynn.models.table import Sizes, matrix, norm
 from toynn.models.windows import PATTERN
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
@@ -160,20 +160,20 @@ class Gemma3n(Sharing):
         replace(FOR_ALL[0], order=Order(0, _rows)),
         *FOR_ALL[1:],
         *(
-            matrix(f"altup_{name}.{i}", "C C", f"model.altup_{theirs}.{i}", std=by_width)
+            matrix(f"altup_{name}.{i}", "C C", f"model.altup_{theirs}.{i}")
             for name, theirs in (("proj", "projections"), ("unembd_proj", "unembed_projections"))
             for i in range(STREAMS - 1)
         ),
-        matrix("blk.{n}.altup_router", "A C", f"{_ALTUP}.modality_router", std=by_width),
+        matrix("blk.{n}.altup_router", "A C", f"{_ALTUP}.modality_router"),
         norm("blk.{n}.altup_router_norm", "C", f"{_ALTUP}.router_norm"),
-        matrix("blk.{n}.altup_predict_coef", "AA A", f"{_ALTUP}.prediction_coefs", std=by_width),
+        matrix("blk.{n}.altup_predict_coef", "AA A", f"{_ALTUP}.prediction_coefs"),
         *HEADS,
-        matrix("blk.{n}.laurel_l", "R C", f"{_LAUREL}.linear_left", std=by_width),
-        matrix("blk.{n}.laurel_r", "C R", f"{_LAUREL}.linear_right", std=by_width),
+        matrix("blk.{n}.laurel_l", "R C", f"{_LAUREL}.linear_left"),
+        matrix("blk.{n}.laurel_r", "C R", f"{_LAUREL}.linear_right"),
         norm("blk.{n}.laurel_post_norm", "C", f"{_LAUREL}.post_laurel_norm"),
         *MLP,
         norm("blk.{n}.post_ffw_norm", "C", f"{_LAYER}.post_feedforward_layernorm"),
-        matrix("blk.{n}.altup_correct_coef", "A A", f"{_ALTUP}.correction_coefs", std=by_width),
+        matrix("blk.{n}.altup_correct_coef", "A A", f"{_ALTUP}.correction_coefs"),
         norm(
             "blk.{n}.altup_correct_scale.weight", "C", f"{_ALTUP}.correct_output_scale", bare=True
         ),
@@ -232,9 +232,9 @@ class Gemma3n(Sharing):
         shape, d_head = shape_of(hyper, "blk.0.attn_q.weight", d_ff=max(widths))
         return shape | {"block_widths": tuple(widths)}, d_head
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        cfg = super().read(hyper)
         hyper.expect(_ACTIVE, 0)
         hyper.expect(_STREAMS, STREAMS)
         rank = hyper.rows("blk.0.laurel_l.weight")
@@ -243,7 +243,7 @@ class Gemma3n(Sharing):
         if hyper.has(_CLIP):
             _check_clip(hyper, cfg.n_layers)
         cuts = hyper.reals(_SPARSITY, cfg.n_layers)
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "rope_base": hyper.real(BASE, 1e6),
             "local_base": hyper.real(LOCAL_BASE, 1e4),
             "shared_kv": hyper.count(SHARED, max(cfg.n_layers - _WITH_KV, 0)),
@@ -252,17 +252,17 @@ class Gemma3n(Sharing):
             "laurel_rank": rank,
             "sparsity": tuple(share(z) for z in cuts),
         }
-        return replace(cfg, **found), options
+        return replace(cfg, **fields)
 
     def check_gguf(self, cfg: Any) -> None:
         """Refuse values that differ from what llama.cpp assumes. Raises ConfigError."""
         super().check_gguf(cfg)
-        given = _GIVEN | {
+        fixed = _GIVEN | {
             "shared_kv": max(cfg.n_layers - _WITH_KV, 0),
             "block_widths": (),
             "sparsity": usual_sparsity(cfg.n_layers),
         }
-        for name, value in given.items():
+        for name, value in fixed.items():
             if (got := getattr(cfg, name)) != value:
                 raise ConfigError(
                     f"export: llama.cpp reads gemma3n of {cfg.n_layers} blocks with {name} "
@@ -291,17 +291,17 @@ class Gemma3n(Sharing):
         """Return k and v for blocks that share those of others: llama.cpp requires unused ones."""
         return _unread(cfg.n_layers, cfg.shared_kv, cfg.n_kv_heads, cfg.d_head, cfg.d_model)
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read kinds of blocks, their widths and sparsity, and RoPE."""
-        self.read_kinds(config, found)
-        self.read_counts(config, found)
-        count = len(found[PATTERN])
+        self.read_kinds(config, hyper)
+        self.read_counts(config, hyper)
+        count = len(hyper[PATTERN])
         widths = config.get("intermediate_size")
         each = widths if isinstance(widths, list) else [widths]
         if len(each) not in (1, count):
             config.refuse(f"intermediate_size must have {count} entries; got {len(each)}")
         each = [int(config.number("intermediate_size", width, real=False)) for width in each]
-        found[_WIDTH] = each[0] if len(set(each)) == 1 else each
+        hyper[_WIDTH] = each[0] if len(set(each)) == 1 else each
         usual = [_SHARE * (n < _SPARSE < count) for n in range(count)]
         pattern = config.get("activation_sparsity_pattern")
         pattern = usual if pattern is None else pattern
@@ -311,23 +311,20 @@ class Gemma3n(Sharing):
             config.refuse(
                 f"activation_sparsity_pattern must be numbers from 0 to less than 1; got {pattern}"
             )
-        found[_SPARSITY] = [cutoff(part) for part in pattern]
-        found[LOGITS] = config.number(LOGITS, config.get(LOGITS, 30.0), real=True)
-        rows = config.get("vocab_size_per_layer_input", 262144)
-        found[_ROWS] = config.number("vocab_size_per_layer_input", rows, real=False)
-        bases_of(config, found)
-        if DIVISOR in found:
+        hyper[_SPARSITY] = [cutoff(part) for part in pattern]
+        hyper[LOGITS] = config.real(LOGITS, 30.0)
+        hyper[_ROWS] = config.whole("vocab_size_per_layer_input", 262144)
+        bases_of(config, hyper)
+        if DIVISOR in hyper:
             config.refuse("RoPE of full_attention must be default; got linear")
         sizes = (KV, "attention.key_length", "embedding_length")
-        if any(key not in found for key in sizes):
+        if any(key not in hyper for key in sizes):
             return {}  # which is refused
-        return _unread(count, found[SHARED], *(found[key] for key in sizes))
+        return _unread(count, hyper[SHARED], *(hyper[key] for key in sizes))
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return widths and sparsity of blocks, RoPE, and the streams."""
-        keys, more = super().folder(hyper, tensors)
+        keys = super().folder(hyper, tensors)
         keys |= {
             "intermediate_size": hyper[_WIDTH],
             "activation_sparsity_pattern": [share(z) for z in hyper[_SPARSITY]],
@@ -340,7 +337,7 @@ class Gemma3n(Sharing):
                 for kind, base in zip(KINDS, (BASE, LOCAL_BASE), strict=True)
             },
         }
-        return keys, more
+        return keys
 
     # -- Forward -------------------------------------------------------------------------------
 
@@ -355,16 +352,16 @@ class Gemma3n(Sharing):
         inputs = self.inputs(layers, cfg, tokens, x)
         streams = x
         for i in range(STREAMS - 1):
-            own = layers.rescale(layers.linear(x, f"altup_proj.{i}"), x)
-            streams = layers.beside(streams, own)
+            stream = layers.rescale(layers.linear(x, f"altup_proj.{i}"), x)
+            streams = layers.beside(streams, stream)
         kept: dict[int, tuple[Tensor, Tensor]] = {}
         for n, block in enumerate(layers.blocks(cfg.n_layers)):
             streams = self._block(block, cfg, n, streams, positions, inputs, kept)
         first = total = layers.columns(streams, 0, C)
         for i in range(STREAMS - 1):
-            own = layers.columns(streams, (i + 1) * C, C)
-            own = layers.rescale(layers.linear(own, f"altup_unembd_proj.{i}"), first)
-            total = layers.add(total, own)
+            stream = layers.columns(streams, (i + 1) * C, C)
+            stream = layers.rescale(layers.linear(stream, f"altup_unembd_proj.{i}"), first)
+            total = layers.add(total, stream)
         return layers.scale(total, 1 / STREAMS)
 
     def _block(
@@ -378,7 +375,7 @@ class Gemma3n(Sharing):
         kept: dict[int, tuple[Tensor, Tensor]],
     ) -> Tensor:
         """Record the streams (B T, A C) behind block n; in the last block, of wanted rows."""
-        C, eps = cfg.d_model, cfg.rms_eps
+        C, eps = cfg.d_model, cfg.norm_eps
         seen = self._seen(block, cfg, block.columns(streams, 0, C))
         streams = block.predict(streams, block.linear(seen, "altup_predict_coef"), STREAMS)
         x = block.columns(streams, 0, C)
@@ -399,7 +396,7 @@ class Gemma3n(Sharing):
 
     def _seen(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
         """Record the router's numbers (N, A) of x (N, C)."""
-        normed = block.rmsnorm(x, "altup_router_norm", cfg.rms_eps)
+        normed = block.rmsnorm(x, "altup_router_norm", cfg.norm_eps)
         return block.softcap(block.linear(block.scale(normed, 1 / cfg.d_model), "altup_router"), 1)
 
 

@@ -123,11 +123,11 @@ class Gemma4(Gemma4Files):
         inputs = self.inputs(layers, cfg, tokens, x) if cfg.per_layer else None
         kept: dict[int, tuple[Tensor, Tensor]] = {}
         for n, block in enumerate(layers.blocks(cfg.n_layers)):
-            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
+            normed = block.rmsnorm(x, "attn_norm", cfg.norm_eps)
             heads = self.heads(block, cfg, n, normed, positions, kept)
-            x = block.residual(x, block.rmsnorm(heads, "post_attention_norm", cfg.rms_eps))
+            x = block.residual(x, block.rmsnorm(heads, "post_attention_norm", cfg.norm_eps))
             wide = self.feed_forward(block, cfg, x)
-            x = block.add(x, block.rmsnorm(wide, "post_ffw_norm", cfg.rms_eps))
+            x = block.add(x, block.rmsnorm(wide, "post_ffw_norm", cfg.norm_eps))
             if inputs is not None:
                 x = block.add(x, self.added(block, cfg, n, x, inputs))
             x = block.scale(x, cfg.block_scales[n] if cfg.block_scales else 1.0)
@@ -135,7 +135,7 @@ class Gemma4(Gemma4Files):
 
     def feed_forward(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
         """Record the MLP of x (B T, C), and the experts beside it, each behind its norm."""
-        eps = cfg.rms_eps
+        eps = cfg.norm_eps
         h = block.geglu(block.rmsnorm(x, "ffn_norm", eps), "ffn_gate", "ffn_up", "ffn_down")
         if not cfg.n_experts:
             return h

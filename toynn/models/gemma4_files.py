@@ -8,7 +8,7 @@ import numpy as np
 
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
-from toynn.models.checks import check_flags, check_lists, check_sizes
+from toynn.models.checks import check_flags, check_lists, check_sizes, set_defaults
 from toynn.models.hyper import EPS, KV, Hyper, refuse
 from toynn.models.llama import Floats
 from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED
@@ -83,13 +83,9 @@ class Gemma4Config(SharingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        usual_sizes = {"full_head_dim": self.d_head, "full_kv_heads": self.n_kv_heads}
-        for name, value in usual_sizes.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
-        if self.rope_channels is None:
-            object.__setattr__(self, "rope_channels", self.full_head_dim)
-        check_sizes(self, *usual_sizes, "rope_channels")
+        set_defaults(self, full_head_dim=self.d_head, full_kv_heads=self.n_kv_heads)
+        set_defaults(self, rope_channels=self.full_head_dim)
+        check_sizes(self, "full_head_dim", "full_kv_heads", "rope_channels")
         mixture = ("n_experts", "n_experts_used", "expert_d_ff")
         check_sizes(self, *mixture, least=0)
         check_flags(self, "k_as_v", "wide_shared", "experts_apart")
@@ -135,10 +131,10 @@ class Gemma4Config(SharingConfig):
 
     def frequencies(self, full: bool) -> Floats:
         """Return by how much each pair rotates from one position to the next."""
-        found = super().frequencies(full)
+        angles = super().frequencies(full)
         if full:
-            found[(self.rope_channels or 0) // 2 :] = 0
-        return found
+            angles[(self.rope_channels or 0) // 2 :] = 0
+        return angles
 
 
 class Gemma4Files(Sharing):
@@ -147,8 +143,8 @@ class Gemma4Files(Sharing):
     config_type = Gemma4Config
     config_says = frozenset(("rope_freqs", "blk.{n}.layer_output_scale"))
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
         count, shared = hyper.layers, hyper.count(SHARED)
         windowed = hyper.pattern(PATTERN, count, Gemma4Config.period)
         full, local = hyper.whole(_FULL), hyper.whole(LOCAL)
@@ -201,7 +197,7 @@ class Gemma4Files(Sharing):
                 f"{hyper.prefix}{_WIDTH} must be one number, or twice that in the last {shared} "
                 f"blocks; got {widths}",
             )
-        return cfg, {"untied": "output.weight" in hyper.tensors}
+        return cfg
 
     def _read_pairs(self, hyper: Hyper, pairs: int) -> int:
         """Return how many pairs of a head rotate: those whose factor is 1 come first."""
@@ -244,65 +240,65 @@ class Gemma4Files(Sharing):
         return written
 
     def beside(self, cfg: Any) -> dict[str, Floats]:
-        """Return by what frequencies are divided, and what blocks are multiplied by."""
+        """Return the divisors of RoPE's frequencies, and the scales of blocks."""
         turning = np.arange(cfg.width_of(True) // 2) < cfg.rope_channels // 2
-        found = {_FACTORS: np.where(turning, 1, _STILL).astype(np.float32)}
+        tensors = {_FACTORS: np.where(turning, 1, _STILL).astype(np.float32)}
         for n, scale in enumerate(cfg.block_scales):
-            found[SCALE.replace("{n}", str(n))] = np.array([scale], np.float32)
-        return found
+            tensors[SCALE.replace("{n}", str(n))] = np.array([scale], np.float32)
+        return tensors
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read kinds of blocks, their heads and widths, RoPE, and which parts there are."""
-        self.read_kinds(config, found)
-        windowed, count = found[PATTERN], len(found[PATTERN])
-        found |= {_K_AS_V: config.flag("attention_k_eq_v", False), _STACKED: True}
-        own = {"head_dim": found.get(LOCAL, 1), "num_key_value_heads": found.get(KV, 1)}
-        full = own | self._read_full(config, found)
-        found[_FULL] = full["head_dim"]
-        heads = [own if window else full for window in windowed]
-        found[KV] = [kind["num_key_value_heads"] for kind in heads]
-        self.read_counts(config, found)
-        rows = config.get("vocab_size_per_layer_input", found.get("vocab_size"))
-        if found[INPUT] and rows != found.get("vocab_size"):
+        self.read_kinds(config, hyper)
+        windowed, count = hyper[PATTERN], len(hyper[PATTERN])
+        hyper |= {_K_AS_V: config.flag("attention_k_eq_v", False), _STACKED: True}
+        local = {"head_dim": hyper.get(LOCAL, 1), "num_key_value_heads": hyper.get(KV, 1)}
+        full = local | self._read_full(config, hyper)
+        hyper[_FULL] = full["head_dim"]
+        heads = [local if window else full for window in windowed]
+        hyper[KV] = [kind["num_key_value_heads"] for kind in heads]
+        self.read_counts(config, hyper)
+        rows = config.get("vocab_size_per_layer_input", hyper.get("vocab_size"))
+        if hyper[INPUT] and rows != hyper.get("vocab_size"):
             config.refuse(
-                f"vocab_size_per_layer_input must be vocab_size, {found.get('vocab_size')}; got "
+                f"vocab_size_per_layer_input must be vocab_size, {hyper.get('vocab_size')}; got "
                 f"{rows!r}"
             )
-        if config.flag("use_double_wide_mlp", False) and found[SHARED]:
-            width, first = found.get(_WIDTH, 1), count - found[SHARED]
-            found[_WIDTH] = [width * (1 + (n >= first)) for n in range(count)]
+        if config.flag("use_double_wide_mlp", False) and hyper[SHARED]:
+            width, first = hyper.get(_WIDTH, 1), count - hyper[SHARED]
+            hyper[_WIDTH] = [width * (1 + (n >= first)) for n in range(count)]
         mixes = config.flag("enable_moe_block", False)
         for key in (EXPERTS, USED, EXPERT_WIDTH):
             if not mixes:
-                found.pop(key, None)
-            elif key not in found:
+                hyper.pop(key, None)
+            elif key not in hyper:
                 config.refuse(f"{self.hf.keys[key]} is missing; enable_moe_block is true")
-        pairs = self._read_rope(config, found)
-        turning = np.arange(found[_FULL] // 2) < pairs
+        pairs = self._read_rope(config, hyper)
+        turning = np.arange(hyper[_FULL] // 2) < pairs
         return {_FACTORS: np.where(turning, 1, _STILL).astype(np.float32)}
 
     def spare(self, hyper: Mapping[str, Any]) -> Collection[str]:
-        """Return the names of the parts of experts, of which a folder has one tensor."""
+        """Return the parts of experts that a folder stores as one tensor."""
         return APART if hyper.get(_STACKED) else ()
 
-    def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
+    def read_kinds(self, config: Config, hyper: dict[str, Any]) -> None:
         """Read which blocks have a window."""
-        super().read_kinds(config, found)
-        if found[PATTERN][-1:] != [False]:
+        super().read_kinds(config, hyper)
+        if hyper[PATTERN][-1:] != [False]:
             kinds = config.get("layer_types")
             config.refuse(f"layer_types must end in {KINDS[0]}; got {kinds!r}")
 
-    def _read_full(self, config: Config, found: dict[str, Any]) -> dict[str, int]:
+    def _read_full(self, config: Config, hyper: dict[str, Any]) -> dict[str, int]:
         """Return head_dim, and num_key_value_heads if they differ, of blocks without a window."""
         each = config.get("per_layer_config")
         keys = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
-        given = {name: config.get(key) for name, key in keys.items()}
+        shape = {name: config.get(key) for name, key in keys.items()}
         if each is None:
-            given["head_dim"] = given["head_dim"] or 512  # where config.json does not say
-            if not found[_K_AS_V]:
-                given["num_key_value_heads"] = None
+            shape["head_dim"] = shape["head_dim"] or 512  # where config.json does not say
+            if not hyper[_K_AS_V]:
+                shape["num_key_value_heads"] = None
         else:
-            full = [str(n) for n, window in enumerate(found[PATTERN]) if not window]
+            full = [str(n) for n, window in enumerate(hyper[PATTERN]) if not window]
             if not isinstance(each, dict):
                 config.refuse(f"per_layer_config must be an object; got {each!r}")
             if sorted(each) != sorted(full):
@@ -317,29 +313,29 @@ class Gemma4Files(Sharing):
                     "per_layer_config must say the same head_dim and num_key_value_heads of each "
                     f"full_attention block, and nothing else; got {each!r}"
                 )
-            given = each[full[0]]
+            shape = each[full[0]]
         return {
             name: int(config.number(keys[name], value, real=False))
-            for name, value in given.items()
+            for name, value in shape.items()
             if value is not None
         }
 
-    def _read_rope(self, config: Config, found: dict[str, Any]) -> int:
+    def _read_rope(self, config: Config, hyper: dict[str, Any]) -> int:
         """Set the bases of RoPE; return how many pairs of a head without a window rotate."""
-        given = config.get("rope_parameters") or _ROPE
-        kinds = {kind: given.get(kind) for kind in KINDS} if isinstance(given, dict) else {}
+        ropes = config.get("rope_parameters") or _ROPE
+        kinds = {kind: ropes.get(kind) for kind in KINDS} if isinstance(ropes, dict) else {}
         if (
             not kinds
-            or given.keys() - kinds
+            or ropes.keys() - kinds
             or not all(isinstance(r, dict) for r in kinds.values())
         ):
             config.refuse(
-                f"rope_parameters must be those of two kinds of layers, as objects; got {given!r}"
+                f"rope_parameters must be those of two kinds of layers, as objects; got {ropes!r}"
             )
         part = 1.0
         for kind, key in zip(KINDS, (BASE, LOCAL_BASE), strict=True):
             rope = dict(kinds[kind] or {})
-            found[key] = config.number("rope_theta", rope.pop("rope_theta", None), real=True)
+            hyper[key] = config.number("rope_theta", rope.pop("rope_theta", None), real=True)
             name = rope.pop("rope_type", "default")
             if kind == KINDS[0] and name == "proportional":
                 part = rope.pop("partial_rotary_factor", 1.0)
@@ -349,13 +345,11 @@ class Gemma4Files(Sharing):
                 config.refuse(f"RoPE of {kind} must be default, or proportional; got {kinds[kind]}")
         if part > 1:
             config.refuse(f"partial_rotary_factor must be at most 1; got {part:g}")
-        return int(part * found[_FULL] // 2)
+        return int(part * hyper[_FULL] // 2)
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return kinds of blocks, their heads and widths, RoPE, and which parts there are."""
-        keys, _ = super().folder(hyper, tensors)
+        keys = super().folder(hyper, tensors)
         windowed, first = hyper[PATTERN], hyper["block_count"] - hyper[SHARED]
         full = [n for n, window in enumerate(windowed) if not window]
         local = [n for n, window in enumerate(windowed) if window] or full
@@ -365,11 +359,11 @@ class Gemma4Files(Sharing):
         whole["partial_rotary_factor"] = 2 * part / width
         if int(whole["partial_rotary_factor"] * width // 2) != part:  # which is how it is read
             whole["partial_rotary_factor"] = (2 * part + 0.5) / width
-        own = {"head_dim": width, "num_key_value_heads": heads[full[0]]}
+        shape = {"head_dim": width, "num_key_value_heads": heads[full[0]]}
         keys |= {
             "intermediate_size": widths[0],
             "num_key_value_heads": heads[local[0]],
-            "per_layer_config": {str(n): own for n in full},
+            "per_layer_config": {str(n): shape for n in full},
             "attention_k_eq_v": not any(
                 f"blk.{n}.attn_v.weight" in tensors for n in full if n < first
             ),
@@ -380,5 +374,4 @@ class Gemma4Files(Sharing):
                 KINDS[1]: {"rope_type": "default", "rope_theta": hyper[LOCAL_BASE]},
             },
         }
-        scales = {name: values for name, values in tensors.items() if SCALE[7:] in name}
-        return keys, scales
+        return keys

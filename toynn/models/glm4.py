@@ -19,7 +19,7 @@ from toynn.models.llama import Floats, Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import check_channels, part_of, part_written
 from toynn.models.rows import ATTENDED, EMBEDDING, OUTPUT, QKV, names
-from toynn.models.table import Sizes, by_width, matrix, norm
+from toynn.models.table import Sizes, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -56,19 +56,16 @@ class PartlyRotated(Llama):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for RoPE, and which part of a head rotates."""
         told = config.get("rope_parameters") or {}
         rope = dict(told) if isinstance(told, dict) else {}
-        part_of(config, found, rope, 0.5)
-        return super().complete(config.over(rope_parameters=rope) if rope else config, found)
+        part_of(config, hyper, rope, 0.5)
+        return super().complete(config.over(rope_parameters=rope) if rope else config, hyper)
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for RoPE, and which part of a head rotates."""
-        keys, more = super().folder(hyper, tensors)
-        return keys | part_written(hyper) | {"pad_token_id": None}, more
+        return super().folder(hyper, tensors) | part_written(hyper) | {"pad_token_id": None}
 
 
 class Glm4(PartlyRotated):
@@ -81,8 +78,8 @@ class Glm4(PartlyRotated):
         ATTENDED,
         norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_self_attn_layernorm"),
         norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm"),
-        matrix("blk.{n}.ffn_up", "2F C", f"{_LAYER}.mlp.gate_up_proj", std=by_width),
-        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
+        matrix("blk.{n}.ffn_up", "2F C", f"{_LAYER}.mlp.gate_up_proj"),
+        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj"),
         norm("blk.{n}.post_ffw_norm", "C", f"{_LAYER}.post_mlp_layernorm"),
         norm("output_norm", "C", "model.norm"),
         OUTPUT,
@@ -99,9 +96,7 @@ class Glm4(PartlyRotated):
 
     # -- Forward -------------------------------------------------------------------------------
 
-    def block(
-        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
-    ) -> Tensor:
+    def block(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
         """Record block n for x (B T, C)."""
         heads = self.mixed(block, cfg, n, self.norm(block, cfg, x, "attn_norm"), positions)
         x = block.residual(x, self.norm(block, cfg, heads, "post_attention_norm"))

@@ -19,14 +19,11 @@ from toynn.models.glm4 import Glm4Config, PartlyRotated
 from toynn.models.hyper import Hyper
 from toynn.models.llama import Floats, Llama
 from toynn.models.mixture import (
-    EXPERT_WIDTH,
-    EXPERTS,
     GROUPS,
     GROUPS_USED,
+    PLAIN,
+    ROUTED,
     SCALE,
-    SHARED,
-    SHARED_COUNT,
-    USED,
     Sparse,
     SparseConfig,
     with_experts,
@@ -52,9 +49,7 @@ class Glm4MoEConfig(SparseConfig, Glm4Config):
         Whether heads of q and k are normalised before they are rotated.
     """
 
-    has: ClassVar[tuple[str, ...]] = (
-        *("shared_d_ff", "dense_blocks", "normalized", "weights_scale", "expert_groups"),
-    )
+    has: ClassVar[tuple[str, ...]] = tuple(PLAIN)
 
     counts_shared: ClassVar[bool] = True
 
@@ -72,7 +67,7 @@ class Glm4MoE(Sparse, PartlyRotated):
     config_type = Glm4MoEConfig
     mlp_norm = _MLP_NORM
     score, eps, chooses = "sigmoid", 1e-20, True
-    usually_normalized = False
+    usually_normalized, names_no_width = False, True
     dense_key = "first_k_dense_replace"
     table = with_experts(
         changed(Llama.table, ffn_norm={"name": f"blk.{{n}}.{_MLP_NORM}"}),
@@ -85,13 +80,7 @@ class Glm4MoE(Sparse, PartlyRotated):
         model_type="glm4_moe",
         keys={
             **Llama.hf.keys,
-            EXPERTS: "n_routed_experts",
-            USED: "num_experts_per_tok",
-            EXPERT_WIDTH: "moe_intermediate_size",
-            SHARED_COUNT: "n_shared_experts",
-            SCALE: "routed_scaling_factor",
-            GROUPS: "n_group",
-            GROUPS_USED: "topk_group",
+            **ROUTED,
         },
         real=Llama.hf.real | {SCALE},
         optional=Llama.hf.optional | {SCALE, GROUPS, GROUPS_USED},
@@ -105,31 +94,20 @@ class Glm4MoE(Sparse, PartlyRotated):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        cfg = super().read(hyper)
         norms = hyper.flag(_NORMS, "blk.0.attn_q_norm.weight" in hyper.tensors)
-        return replace(cfg, head_norms=norms), options
+        return replace(cfg, head_norms=norms)
 
-    def read_shared(self, hyper: Hyper, width: int) -> int:
-        """Return the width of the shared expert; ``width`` is that of a routed expert."""
-        return hyper.whole(SHARED_COUNT) * width
-
-    def write(self, cfg: Any) -> dict[str, Any]:
-        """Return the hyper-parameters of a file."""
-        return {key: value for key, value in super().write(cfg).items() if key != SHARED}
-
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for RoPE, and whether heads are normalised."""
-        found[_NORMS] = config.flag(_NORMS, False)
-        return super().complete(config, found)
+        hyper[_NORMS] = config.flag(_NORMS, False)
+        return super().complete(config, hyper)
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for RoPE, and whether heads are normalised."""
-        keys, more = super().folder(hyper, tensors)
-        return keys | {_NORMS: "blk.0.attn_q_norm.weight" in tensors}, more
+        return super().folder(hyper, tensors) | {_NORMS: "blk.0.attn_q_norm.weight" in tensors}
 
 
 register(Glm4MoE("glm4moe", "Glm4Moe"))

@@ -9,7 +9,7 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from math import inf, sqrt
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from toynn._kernels import random
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_sizes
+from toynn.models.checks import check_divided, check_sizes
 from toynn.models.hyper import Hyper, sizes_of
 from toynn.models.registry import architecture, register
 from toynn.models.sequence import Folder, SequenceModel
@@ -57,17 +57,10 @@ class GPT2Config:
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocab", "d_model", "n_heads", "d_ff", "n_layers", "context")
-        if self.d_model % self.n_heads:
-            raise ConfigError(
-                f"GPT2Config: n_heads must divide d_model; got {self.n_heads} and {self.d_model}"
-            )
+        check_divided(self)
         if self.init not in _INITS:
             raise ConfigError(
                 f"GPT2Config: init must be one of {', '.join(_INITS)}; got {self.init!r}"
-            )
-        if not isinstance(self.norm_eps, float) or not 0 < self.norm_eps < inf:
-            raise ConfigError(
-                f"GPT2Config: norm_eps must be a finite float above 0; got {self.norm_eps!r}"
             )
 
     @property
@@ -151,18 +144,17 @@ class GPT2(SequenceModel[GPT2Config]):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[GPT2Config, dict[str, Any]]:
+    def read(self, hyper: Hyper) -> GPT2Config:
         """Return a file's configuration."""
-        cfg = GPT2Config(**hyper.sizes(), norm_eps=hyper.real("attention.layer_norm_epsilon"))
-        return cfg, {}
+        return GPT2Config(**hyper.sizes(), norm_eps=hyper.real("attention.layer_norm_epsilon"))
 
     def write(self, cfg: GPT2Config) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         return sizes_of(cfg) | {"attention.layer_norm_epsilon": cfg.norm_eps}
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Set n_inner, which most folders leave out, to 4 n_embd."""
-        found.setdefault("feed_forward_length", 4 * found.get("embedding_length", 0))
+        hyper.setdefault("feed_forward_length", 4 * hyper.get("embedding_length", 0))
         return {}
 
     # -- Weights and forward pass --------------------------------------------------------------

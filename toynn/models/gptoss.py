@@ -24,12 +24,11 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
 from toynn.models.hyper import Hyper
-from toynn.models.llama import LlamaConfig
 from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED, Mixture, MixtureConfig
 from toynn.models.registry import register
 from toynn.models.rope import factors_of, rope_scaling
 from toynn.models.rows import EMBEDDING, OUTPUT
-from toynn.models.table import Row, by_width, experts, matrix, norm, router
+from toynn.models.table import Row, experts, matrix, norm, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -79,10 +78,10 @@ class GptOss(Mixture):
     table = (
         *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
-        matrix("blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj", std=by_width, bias=True),
-        matrix("blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", std=by_width, bias=True),
-        matrix("blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width, bias=True),
-        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width, bias=True),
+        matrix("blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj", bias=True),
+        matrix("blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", bias=True),
+        matrix("blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", bias=True),
+        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", bias=True),
         Row("blk.{n}.attn_sinks", "H", f"{_LAYER}.self_attn.sinks", "sinks"),
         norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
         router("blk.{n}.ffn_gate_inp", "N C", f"{_LAYER}.mlp.router", bias=True),
@@ -117,32 +116,31 @@ class GptOss(Mixture):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        cfg = super().read(hyper)
         hyper.expect("attention.sliding_window_pattern", _PERIOD)
         width, window = hyper.whole(EXPERT_WIDTH, cfg.d_ff), hyper.whole(_WINDOW)
         cfg = replace(cfg, d_ff=width, window=window, output_bias=False)  # the table always has it
-        return cfg, options | {"qkv_bias": False}
+        return cfg
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         return super().write(cfg) | {EXPERT_WIDTH: cfg.d_ff, _WINDOW: cfg.window}
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for RoPE and windows."""
-        for repeated in ("initial_context_length", "experts_per_token", "router_aux_loss_coef"):
-            config.get(repeated)
-        factors = factors_of(config, found, _BASE)
+        config.ignore("initial_context_length", "experts_per_token", "router_aux_loss_coef")
+        factors = factors_of(config, hyper, _BASE)
         if factors is not None:
             config.refuse("RoPE must be default, linear or yarn; got llama3")
-        kinds, count = config.get("layer_types"), found.get("block_count", 0)
-        given = kinds if isinstance(kinds, list) else []
-        if kinds is not None and (given != _kinds(len(given)) or len(given) < count):
+        kinds, count = config.get("layer_types"), hyper.get("block_count", 0)
+        listed = kinds if isinstance(kinds, list) else []
+        if kinds is not None and (listed != _kinds(len(listed)) or len(listed) < count):
             config.refuse(
                 f"layer_types must be sliding_attention in every other layer; got {kinds!r}"
             )
-        found.setdefault(EXPERT_WIDTH, found.get(_WIDTH, 1))
+        hyper.setdefault(EXPERT_WIDTH, hyper.get(_WIDTH, 1))
         quantized = config.get("quantization_config") or {}
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         if quantized and method != "mxfp4":
@@ -151,21 +149,16 @@ class GptOss(Mixture):
             )
         return {}
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for RoPE's scaling and for windows."""
         rope = rope_scaling(hyper) or {"rope_scaling": {"rope_type": "default"}}
         kinds = _kinds(hyper["block_count"])
-        return rope | {"layer_types": kinds, "attention_bias": True, "pad_token_id": None}, {}
+        return rope | {"layer_types": kinds, "attention_bias": True, "pad_token_id": None}
 
     # -- Forward -------------------------------------------------------------------------------
 
-    def mixed(
-        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
-    ) -> Tensor:
+    def mixed(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
         """Record the attention of block n."""
-        assert isinstance(cfg, GptOssConfig)
         window = 0 if n % _PERIOD else cfg.window
         return self.attention(block, cfg, x, positions, window=window, sinks="attn_sinks")
 

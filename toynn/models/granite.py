@@ -18,7 +18,7 @@ import numpy as np
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_flags, check_positive
+from toynn.models.checks import check_flags, check_positive, set_defaults
 from toynn.models.hyper import Hyper
 from toynn.models.llama import IN_FILES, Floats, Llama, LlamaConfig
 from toynn.models.registry import register
@@ -62,9 +62,8 @@ class GraniteConfig(LlamaConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_flags(self, "rotated")
-        if self.attention_scale is None:
-            usual = float(str(np.float32(self.d_head**-0.5)))  # a GGUF file holds a float32
-            object.__setattr__(self, "attention_scale", usual)
+        scale = float(str(np.float32(self.d_head**-0.5)))  # a GGUF file holds a float32
+        set_defaults(self, attention_scale=scale)
         check_positive(self, *_SCALES)
 
 
@@ -78,34 +77,27 @@ class Granite(Llama):
         real=Llama.hf.real | dict(_SCALES.values()).keys(),
         optional=Llama.hf.optional | dict(_SCALES.values()).keys(),
     )
-    narrows = True
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[GraniteConfig, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
-        assert isinstance(cfg, GraniteConfig)
-        found: dict[str, Any] = {
-            name: hyper.real(key, getattr(cfg, name)) for name, (key, _) in _SCALES.items()
-        }
-        return replace(cfg, rotated=hyper.flag(ROTATED, True), **found), options
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        cfg = super().read(hyper)
+        scales = {name: hyper.real(key, getattr(cfg, name)) for name, (key, _) in _SCALES.items()}
+        return replace(cfg, rotated=hyper.flag(ROTATED, True), **scales)
 
-    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+    def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         scales = {key: float(getattr(cfg, name)) for name, (key, _) in _SCALES.items()}
-        assert isinstance(cfg, GraniteConfig)
         return super().write(cfg) | scales | ({} if cfg.rotated else {ROTATED: False})
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Set each scale that config.json leaves out to transformers' default, 1."""
         for key, _ in _SCALES.values():
-            found.setdefault(key, 1.0)
-        return super().complete(config, found)
+            hyper.setdefault(key, 1.0)
+        return super().complete(config, hyper)
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Refuse a model without RoPE: folders of one have another model_type.
 
         Raises ConfigError.
@@ -128,24 +120,19 @@ class Granite(Llama):
         """Return the factor of the scores."""
         return cfg.attention_scale
 
-    def forward(
-        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
-    ) -> Tensor:
-        """Record the embeddings and the blocks."""
-        assert isinstance(cfg, GraniteConfig)
-        x = layers.scale(self.embed(layers, cfg, tokens), cfg.embedding_scale)
-        for n, block in enumerate(layers.blocks(cfg.n_layers)):
-            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
-            heads = self.mixed(block, cfg, n, normed, positions)
-            x = block.residual(x, block.scale(heads, cfg.residual_scale))
-            normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
-            wide = self.feed_forward(block, cfg, normed)
-            x = block.add(x, block.scale(wide, cfg.residual_scale))
-        return x
+    def embed(self, layers: Layers, cfg: Any, tokens: Tensor) -> Tensor:
+        """Record the embeddings."""
+        return layers.scale(super().embed(layers, cfg, tokens), cfg.embedding_scale)
 
-    def last(self, layers: Layers, cfg: LlamaConfig, x: Tensor) -> Tensor:
+    def block(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
+        """Record block n for x (B T, C)."""
+        heads = self.mixed(block, cfg, n, self.norm(block, cfg, x, "attn_norm"), positions)
+        x = block.residual(x, block.scale(heads, cfg.residual_scale))
+        wide = self.feed_forward(block, cfg, self.norm(block, cfg, x, "ffn_norm"))
+        return block.add(x, block.scale(wide, cfg.residual_scale))
+
+    def last(self, layers: Layers, cfg: Any, x: Tensor) -> Tensor:
         """Record the last norm / logit_scale: the head has no bias, so this scales the logits."""
-        assert isinstance(cfg, GraniteConfig)
         return layers.scale(super().last(layers, cfg, x), 1 / cfg.logit_scale)
 
 

@@ -110,20 +110,20 @@ class GraniteHybrid(GraniteMoE, Mamba):
     )
 
     def new_config(self, **shape: Any) -> Any:
-        """Return a configuration in which every fourth block has attention, or the last of more."""
+        """Return a configuration: every fourth block has attention, in a small model the last."""
         count = shape["n_layers"]
         blocks = tuple(range(3, count, 4)) or tuple(range(1, count))[-1:]
         return super().new_config(**{"attention_blocks": blocks} | shape)
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def shape(self, hyper: Hyper, **given: int) -> tuple[dict[str, Any], int]:
+    def shape(self, hyper: Hyper, **known: int) -> tuple[dict[str, Any], int]:
         """Return the sizes of a file's model, and the width of its heads."""
-        found, d_head = super().shape(hyper, **given)
+        sizes, d_head = super().shape(hyper, **known)
         count, used = hyper.count(EXPERTS), hyper.count(USED)
         shared = hyper.whole(SHARED) if count else 0
-        own = {"n_experts": count, "n_experts_used": used, "shared_d_ff": shared}
-        return found | own, d_head
+        experts = {"n_experts": count, "n_experts_used": used, "shared_d_ff": shared}
+        return sizes | experts, d_head
 
     def filed_as(self, hyper: Mapping[str, Any]) -> str:
         """Return the architecture of a file: without a state space, llama.cpp wants another."""
@@ -144,40 +144,36 @@ class GraniteHybrid(GraniteMoE, Mamba):
         """Return the hyper-parameters of a file."""
         return super().write(cfg) | {ROTATED: cfg.rotated}
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for attention blocks, RoPE, widths and experts."""
-        self._read_blocks(config, found)
+        self._read_blocks(config, hyper)
         position = config.get("position_embedding_type")
         if position not in (None, "nope", "rope"):
             config.refuse(f"position_embedding_type must be null or rope; got {position!r}")
-        found[ROTATED] = position == "rope"
-        heads, d_model = found.get(HEADS, 1), found.get("embedding_length", 0)
-        expand = config.number("mamba_expand", config.get("mamba_expand", 2), real=False)
+        hyper[ROTATED] = position == "rope"
+        heads, d_model = hyper.get(HEADS, 1), hyper.get("embedding_length", 0)
+        expand = config.whole("mamba_expand", 2)
         width = config.get("mamba_d_head", "auto")
         width = expand * d_model // heads if width == "auto" else width
-        self.read_inner(config, found, width, "mamba_d_head")
-        if found[INNER] != expand * d_model:
+        self.read_inner(config, hyper, width, "mamba_d_head")
+        if hyper[INNER] != expand * d_model:
             config.refuse(
                 f"mamba_n_heads x mamba_d_head must be mamba_expand x hidden_size, "
-                f"{expand * d_model}; got {found[INNER]}"
+                f"{expand * d_model}; got {hyper[INNER]}"
             )
-        config.get("mamba_chunk_size")  # no result depends on it
-        experts = config.number(
-            "num_local_experts", config.get("num_local_experts"), real=False, least=0
-        )
-        used = config.get("num_experts_per_tok")
-        shared = config.number(
-            "shared_intermediate_size", config.get("shared_intermediate_size"), real=False
-        )
+        config.ignore("mamba_chunk_size")  # no result depends on it
+        config.ignore("num_experts_per_tok")
+        experts = config.whole("num_local_experts", least=0)
+        shared = config.whole("shared_intermediate_size")
         if experts:
-            found |= {USED: config.number("num_experts_per_tok", used, real=False), SHARED: shared}
+            hyper |= {USED: config.whole("num_experts_per_tok"), SHARED: shared}
         else:
-            found |= {USED: 0, "feed_forward_length": shared}
-        return super().complete(config, found)
+            hyper |= {USED: 0, "feed_forward_length": shared}
+        return super().complete(config, hyper)
 
-    def _read_blocks(self, config: Config, found: dict[str, Any]) -> None:
+    def _read_blocks(self, config: Config, hyper: dict[str, Any]) -> None:
         """Read which blocks attend."""
-        count = found.get("block_count", 0)
+        count = hyper.get("block_count", 0)
         kinds = config.get("layer_types") or config.get("layers_block_type")
         kinds = [_MAMBA[0]] * min(count, 1 << 16) if kinds is None else kinds
         if not isinstance(kinds, list) or any(kind not in (*_ATTENTION, *_MAMBA) for kind in kinds):
@@ -185,11 +181,11 @@ class GraniteHybrid(GraniteMoE, Mamba):
         if len(kinds) != count:
             config.refuse(f"layer_types must be {count} kinds; got {len(kinds)}")
         heads = config.get("num_key_value_heads")
-        heads = found.get("attention.head_count", 0) if heads is None else heads
+        heads = hyper.get("attention.head_count", 0) if heads is None else heads
         heads = config.number("num_key_value_heads", heads, real=False)
-        found[KV] = [int(heads) * (kind in _ATTENTION) for kind in kinds]
+        hyper[KV] = [int(heads) * (kind in _ATTENTION) for kind in kinds]
 
-    def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
+    def read_kinds(self, config: Config, hyper: dict[str, Any]) -> None:
         """Do nothing: ``complete`` reads the kinds."""
 
     def spare(self, hyper: Mapping[str, Any]) -> Collection[str]:
@@ -197,15 +193,12 @@ class GraniteHybrid(GraniteMoE, Mamba):
         end = "" if hyper.get(EXPERTS) else "_shexp"
         return [f"blk.{{n}}.ffn_{part}{end}" for part in SHARED_MLP]
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for attention blocks, RoPE, widths and experts.
 
         Raises ConfigError for a state space that folders cannot express.
         """
-        keys, more = Llama.folder(self, hyper, tensors)
-        keys |= self.folder_heads(hyper)
+        keys = Llama.folder(self, hyper, tensors) | self.folder_heads(hyper)
         keys |= {
             "layer_types": [(_ATTENTION if heads else _MAMBA)[1] for heads in hyper[KV]],
             "position_embedding_type": "rope" if hyper[ROTATED] else None,
@@ -219,7 +212,7 @@ class GraniteHybrid(GraniteMoE, Mamba):
                 f"export_hf: a folder of granitemoehybrid needs mamba heads whose channels add up "
                 f"to a multiple of d_model, {hyper['embedding_length']}; got {hyper[INNER]}"
             )
-        return keys | {"mamba_expand": hyper[INNER] // hyper["embedding_length"]}, more
+        return keys | {"mamba_expand": hyper[INNER] // hyper["embedding_length"]}
 
 
 register(GraniteHybrid("granitehybrid", "GraniteMoeHybrid", interleaved=True))

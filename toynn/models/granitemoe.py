@@ -6,17 +6,15 @@ The second term is an expert that all tokens share; only files that name its wid
 weights of the chosen experts add up to 1. Source: IBM 2024, "Granite 3.0 Language Models".
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 from toynn.models.checks import check_sizes
 from toynn.models.granite import Granite, GraniteConfig
 from toynn.models.hyper import Hyper
-from toynn.models.llama import IN_FILES, Llama
+from toynn.models.llama import IN_FILES, Floats, Llama
 from toynn.models.mixture import EXPERTS, SHARED, USED, Mixture, MixtureConfig, with_experts
 from toynn.models.registry import register
 from toynn.models.rows import changed
@@ -65,12 +63,11 @@ class GraniteMoE(Granite, Mixture):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        cfg = super().read(hyper)
         shared = "blk.0.ffn_gate_shexp.weight" in hyper.tensors
-        found: dict[str, Any] = {"shared_d_ff": hyper.whole(SHARED) if shared else 0}
-        return replace(cfg, **found), options
+        return replace(cfg, shared_d_ff=hyper.whole(SHARED) if shared else 0)
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
@@ -86,9 +83,7 @@ class GraniteMoE(Granite, Mixture):
                 "a state space): keep the model as a Hugging Face folder"
             )
 
-    def folder(
-        self, hyper: Any, tensors: Any
-    ) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Refuse a shared expert: folders with one have another model_type.
 
         Raises ConfigError.

@@ -51,22 +51,21 @@ class Hunyuan(Llama):
         },
     )
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys, RoPE's base by theta and alpha among them."""
-        for unused in _UNUSED:
-            config.get(unused)
-        rope = base_of(config, found)
+        config.ignore(*_UNUSED)
+        rope = base_of(config, hyper)
         if rope["rope_type"] != "dynamic":
-            return super().complete(config, found)
-        D, alpha = width_of(found), config.number("alpha", rope.pop("alpha", None), real=True)
+            return super().complete(config, hyper)
+        D, alpha = width_of(hyper), config.number("alpha", rope.pop("alpha", None), real=True)
         for key, usual in _BESIDE.items():
             if (value := rope.pop(key, None)) not in (None, usual):
                 config.refuse(f"RoPE by alpha: {key} must be {usual}; got {value!r}")
         if any(value for key, value in rope.items() if key != "rope_type") or D < 4:
             config.refuse(f"RoPE by alpha has keys that are not known: {rope}")
-        base = found["rope.freq_base"] * alpha ** (D / (D - 2))
+        base = hyper["rope.freq_base"] * alpha ** (D / (D - 2))
         told = config.over(rope_parameters=None, rope_scaling=None, rope_theta=base)
-        return super().complete(told, found)
+        return super().complete(told, hyper)
 
 
 register(Hunyuan("hunyuan-dense", "HunYuanDenseV1", head_norms=True))

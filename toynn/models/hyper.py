@@ -109,20 +109,20 @@ class Hyper:
             )
         return count - further
 
-    def sizes(self, **given: int) -> dict[str, Any]:
+    def sizes(self, **known: int) -> dict[str, Any]:
         """Return the sizes that every configuration has, by the names of its fields.
 
-        ``given`` sizes are not read. A mixture without dense blocks may lack the width of the MLP:
+        ``known`` sizes are not read. A mixture without dense blocks may lack the width of the MLP:
         an expert's width is used.
         """
         usual: dict[str, Any] = {
             "d_ff": self.file.metadata.get(f"{self.prefix}expert_feed_forward_length")
         }
-        found = {
-            name: given[name] if name in given else self.whole(key, usual.get(name))
+        sizes = {
+            name: known[name] if name in known else self.whole(key, usual.get(name))
             for key, name in SIZES.items()
         }
-        return found | {"n_layers": self.layers, "vocab": self.vocabulary}
+        return sizes | {"n_layers": self.layers, "vocab": self.vocabulary}
 
     def rows(self, name: str) -> int:
         """Return the number of rows of a tensor."""
@@ -152,13 +152,13 @@ class Hyper:
     def counts(self, key: str, length: int) -> list[int]:
         """Return ``length`` whole numbers >= 0, one per block; a single one is repeated."""
         value = self._get(key, None)
-        found = [value] * length if isinstance(value, int) else value
-        found = found.tolist() if isinstance(found, np.ndarray) else found
-        if not isinstance(found, list) or len(found) != length:
+        numbers = [value] * length if isinstance(value, int) else value
+        numbers = numbers.tolist() if isinstance(numbers, np.ndarray) else numbers
+        if not isinstance(numbers, list) or len(numbers) != length:
             refuse(self.file, f"{self.prefix}{key} must be {length} numbers; got {repr(value)}")
-        if not all(isinstance(n, int) and 0 <= n < 1 << 31 for n in found):
+        if not all(isinstance(n, int) and 0 <= n < 1 << 31 for n in numbers):
             refuse(self.file, f"{self.prefix}{key} must be whole numbers >= 0; got {repr(value)}")
-        return found
+        return numbers
 
     def pattern(self, key: str, length: int, period: int) -> list[bool]:
         """Return ``length`` flags, one per block.
@@ -169,13 +169,13 @@ class Hyper:
         if isinstance(value, int) and not isinstance(value, bool):
             period = self.count(key, period)
             return [period == 0 or (n + 1) % period != 0 for n in range(length)]
-        found = value.tolist() if isinstance(value, np.ndarray) else value
-        if not isinstance(found, list) or [type(each) for each in found] != [bool] * length:
+        flags = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(flags, list) or [type(each) for each in flags] != [bool] * length:
             refuse(
                 self.file,
                 f"{self.prefix}{key} must be {length} booleans; got {repr(value)}",
             )
-        return found
+        return flags
 
     def real(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
@@ -187,12 +187,12 @@ class Hyper:
     def reals(self, key: str, length: int) -> list[float]:
         """Return ``length`` numbers, one per block; -infinity is one, NaN is none."""
         value = self._get(key, None)
-        found = value.tolist() if isinstance(value, np.ndarray) else value
-        if not isinstance(found, list) or [type(each) for each in found] != [float] * length:
+        numbers = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(numbers, list) or [type(each) for each in numbers] != [float] * length:
             refuse(self.file, f"{self.prefix}{key} must be {length} numbers; got {repr(value)}")
-        if any(each != each for each in found):
+        if any(each != each for each in numbers):
             refuse(self.file, f"{self.prefix}{key} must be numbers; got {repr(value)}")
-        return found
+        return numbers
 
     def word(self, key: str, default: str) -> str:
         """Return a text."""
@@ -210,8 +210,8 @@ class Hyper:
 
     def expect(self, key: str, value: int | str) -> None:
         """Refuse a file that has this key with another value."""
-        if not np.array_equal(found := self._get(key, value), value):
-            refuse(self.file, f"{self.prefix}{key} must be {value!r} here; got {repr(found)}")
+        if not np.array_equal(stored := self._get(key, value), value):
+            refuse(self.file, f"{self.prefix}{key} must be {value!r} here; got {repr(stored)}")
 
     def refuse_others(self) -> None:
         """Refuse a file with a hyper-parameter that nobody read and that could change results."""
@@ -232,15 +232,15 @@ def refuse(file: Source, what: str) -> NoReturn:
 
 
 def shape_of(
-    hyper: Hyper, queries: str, n_kv_heads: int | None = None, eps: str = EPS, **given: int
+    hyper: Hyper, queries: str, n_kv_heads: int | None = None, eps: str = EPS, **known: int
 ) -> tuple[dict[str, Any], int]:
     """Return the fields of a configuration that give its shape, and the width of a head.
 
     ``queries`` names a tensor with at least one row for each channel of q. The number of heads of k
-    and v is read unless given; ``given`` sizes are not read. ``head_dim`` is None if a head is
+    and v is read unless given; ``known`` sizes are not read. ``head_dim`` is None if a head is
     d_model / n_heads wide.
     """
-    sizes = hyper.sizes(**given)
+    sizes = hyper.sizes(**known)
     d_model, n_heads = sizes["d_model"], sizes["n_heads"]
     d_head = hyper.whole("attention.key_length", max(1, d_model // n_heads))
     if d_head > hyper.rows(queries):
@@ -276,9 +276,9 @@ def check_tensors(
     for name, shape in shapes.items():
         if name not in file.tensors:
             refuse(file, f"tensor {name} is missing")
-        found = tuple(file.tensors[name].shape)
-        if found != shape:
-            refuse(file, f"tensor {name} has the wrong shape: expected {shape}; got {found}")
+        stored = tuple(file.tensors[name].shape)
+        if stored != shape:
+            refuse(file, f"tensor {name} has the wrong shape: expected {shape}; got {stored}")
     unknown = file.tensors.keys() - shapes.keys() - set(spare)
     unknown -= {name for name in unknown if name.startswith(_further(file))}
     if mapping := NAME_MAPPINGS.get(file.architecture):

@@ -13,29 +13,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_exported_heads, check_sizes
+from toynn.models.checks import check_recurrent, check_sizes
 from toynn.models.hyper import Hyper, refuse, shape_of
-from toynn.models.llama import Llama, LlamaConfig
+from toynn.models.llama import Floats, Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import factors_of
-from toynn.models.rows import EMBEDDING, OUTPUT
-from toynn.models.table import Sizes, by_width, matrix, norm, taps
+from toynn.models.rows import EMBEDDING, OUTPUT, QKV
+from toynn.models.table import Sizes, matrix, norm, taps
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["LFM2", "LFM2Config"]
 
-Floats = NDArray[np.float32]
-
 _LAYER = "model.layers.{n}"
 _KV, _TAPS = "attention.head_count_kv", "shortconv.l_cache"
-_MOST_TAPS = 16
 _PERIOD = 3  # in a new model every third block has attention
 #: Keys of config.json that transformers does not read, or reads only to adjust the MLP's width.
 _UNUSED = (
@@ -66,56 +59,29 @@ class LFM2Config(LlamaConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sizes(self, "conv_taps")
-        blocks = tuple(self.attention_blocks)
-        known = all(isinstance(n, int) and 0 <= n < self.n_layers for n in blocks)
-        if not known or list(blocks) != sorted(set(blocks)) or not blocks:
-            raise ConfigError(
-                "LFM2Config: attention_blocks must be indices of blocks, at least one, ascending; "
-                f"got {self.attention_blocks!r}"
-            )
-        if self.conv_taps > _MOST_TAPS:
-            raise ConfigError(f"LFM2Config: conv_taps must be at most 16; got {self.conv_taps}")
-        object.__setattr__(self, "attention_blocks", blocks)
+        check_recurrent(self, least=" at least one,")
 
 
 class LFM2(Llama):
     """The architecture."""
 
     config_type = LFM2Config
+    fixed_heads = True
     biases_are_fixed = "have no"
     table = (
         *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.operator_norm"),
-        matrix(
-            "blk.{n}.shortconv.in_proj", "3C C", f"{_LAYER}.conv.in_proj",
-            std=by_width, when="convolves",
-        ),
-        taps(
-            "blk.{n}.shortconv.conv", "C L", f"{_LAYER}.conv.conv", std=by_width, when="convolves"
-        ),
-        matrix(
-            "blk.{n}.shortconv.out_proj", "C C", f"{_LAYER}.conv.out_proj",
-            std=by_width, when="convolves",
-        ),
-        matrix(
-            "blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj", std=by_width, when="attends"
-        ),
-        matrix(
-            "blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", std=by_width, when="attends"
-        ),
-        matrix(
-            "blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width, when="attends"
-        ),
+        matrix("blk.{n}.shortconv.in_proj", "3C C", f"{_LAYER}.conv.in_proj", when="convolves"),
+        taps("blk.{n}.shortconv.conv", "C L", f"{_LAYER}.conv.conv", when="convolves"),
+        matrix("blk.{n}.shortconv.out_proj", "C C", f"{_LAYER}.conv.out_proj", when="convolves"),
+        *(replace(row, when="attends") for row in QKV),
         norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_layernorm", when="attends"),
         norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_layernorm", when="attends"),
-        matrix(
-            "blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.out_proj",
-            std=by_width, when="attends",
-        ),
+        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.out_proj", when="attends"),
         norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.ffn_norm"),
-        matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.feed_forward.w1", std=by_width),
-        matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.feed_forward.w3", std=by_width),
-        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.feed_forward.w2", std=by_width),
+        matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.feed_forward.w1"),
+        matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.feed_forward.w3"),
+        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.feed_forward.w2"),
         norm("token_embd_norm", "C", "model.embedding_norm"),  # after the last block
         OUTPUT,
     )  # fmt: skip
@@ -130,14 +96,12 @@ class LFM2(Llama):
         zero_biases=frozenset(),
         tied=True,
     )
-    narrows = True
 
-    def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
+    def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return the values of the table's letters and conditions."""
-        assert isinstance(cfg, LFM2Config)
         attends = n in cfg.attention_blocks
-        own = {"attends": attends, "convolves": not attends, "L": cfg.conv_taps}
-        return {**super().sizes(cfg, opts, n), **own, "3C": 3 * cfg.d_model}
+        letters = {"attends": attends, "convolves": not attends, "L": cfg.conv_taps}
+        return {**super().sizes(cfg, opts, n), **letters, "3C": 3 * cfg.d_model}
 
     def new_config(self, **shape: Any) -> LlamaConfig:
         """Return a configuration with attention in every third block; with fewer, in the last."""
@@ -147,8 +111,8 @@ class LFM2(Llama):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
         counts = hyper.counts(_KV, hyper.layers)
         attends = [n for n, heads in enumerate(counts) if heads]
         if len({counts[n] for n in attends}) != 1:
@@ -167,22 +131,16 @@ class LFM2(Llama):
         )
         hyper.expect("attention.value_length", d_head)
         hyper.expect("rope.dimension_count", d_head)
-        return cfg, {"untied": "output.weight" in hyper.tensors}
+        return cfg
 
-    def check_gguf(self, cfg: LlamaConfig) -> None:
-        """Refuse heads that are not d_model / n_heads wide. Raises ConfigError."""
-        super().check_gguf(cfg)
-        check_exported_heads(cfg)
-
-    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+    def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        assert isinstance(cfg, LFM2Config)
         heads = [cfg.n_kv_heads * (n in cfg.attention_blocks) for n in range(cfg.n_layers)]
         return super().write(cfg) | {_KV: heads, _TAPS: cfg.conv_taps}
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for blocks with attention, the MLP's width, and RoPE."""
-        kinds, count = config.get("layer_types"), found.get("block_count", 0)
+        kinds, count = config.get("layer_types"), hyper.get("block_count", 0)
         at = config.get("full_attn_idxs")
         if kinds is None and isinstance(at, list) and count < 1 << 16:
             kinds = ["full_attention" if n in at else "conv" for n in range(count)]
@@ -192,67 +150,50 @@ class LFM2(Llama):
             config.refuse(f"layer_types must be full_attention or conv; got {kinds!r}")
         if len(kinds) != count:
             config.refuse(f"layer_types must have {count} entries; got {len(kinds)}")
-        heads = found.get(_KV, found.get("attention.head_count", 0))
-        found[_KV] = [heads * (kind != "conv") for kind in kinds]
+        heads = hyper.get(_KV, hyper.get("attention.head_count", 0))
+        hyper[_KV] = [heads * (kind != "conv") for kind in kinds]
         tied = config.get("tie_word_embeddings", True)
         if config.get("tie_embedding", tied) != tied:  # the key of old versions
             config.refuse(f"tie_embedding is {not tied}; tie_word_embeddings is {tied}")
-        self.read_width(config, found)
+        self.read_width(config, hyper)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if config.get("rope_theta") is None and "rope_theta" not in rope:
             config.refuse("rope_theta is missing")
-        if factors_of(config, found) is not None or "rope.scaling.type" in found:
+        if factors_of(config, hyper) is not None or "rope.scaling.type" in hyper:
             config.refuse(f"RoPE must be default; got {rope}")
         return {}
 
-    def read_width(self, config: Config, found: dict[str, Any]) -> None:
+    def read_width(self, config: Config, hyper: dict[str, Any]) -> None:
         """Read the width of the MLP."""
-        width = config.get("block_ff_dim") or found.get("feed_forward_length", 0)
+        width = config.get("block_ff_dim") or hyper.get("feed_forward_length", 0)
         width = config.number("block_ff_dim", width, real=False)
         if config.get("block_auto_adjust_ff_dim", True):
             factor = config.get("block_ffn_dim_multiplier", 1.0)
-            of = config.get("block_multiple_of", 256)
-            of = int(config.number("block_multiple_of", of, real=False))
+            of = config.whole("block_multiple_of", 256)
             width = int(2 * width / 3)
             if factor is not None:
                 factor = config.number("block_ffn_dim_multiplier", factor, real=True)
                 width = -(-int(factor * width) // of) * of
-        found["feed_forward_length"] = width
-        for unused in _UNUSED:
-            config.get(unused)
+        hyper["feed_forward_length"] = width
+        config.ignore(*_UNUSED)
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for blocks with attention, and for an MLP's width as given."""
         kinds = ["full_attention" if heads else "conv" for heads in hyper[_KV]]
         keys = {"layer_types": kinds, "num_key_value_heads": max(hyper[_KV])}
-        return keys | {"block_auto_adjust_ff_dim": False, "pad_token_id": None}, {}
+        return keys | {"block_auto_adjust_ff_dim": False, "pad_token_id": None}
 
     # -- Forward -------------------------------------------------------------------------------
 
-    def forward(
-        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
-    ) -> Tensor:
-        """Record the embeddings and the blocks."""
-        assert isinstance(cfg, LFM2Config)
-        x = self.embed(layers, cfg, tokens)
-        for n, block in enumerate(layers.blocks(cfg.n_layers)):
-            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
-            if n in cfg.attention_blocks:
-                mixed = self.attention(block, cfg, normed, positions)
-            else:
-                mixed = block.shortconv(
-                    normed, "shortconv.in_proj", "shortconv.conv", "shortconv.out_proj"
-                )
-            x = block.residual(x, mixed)
-            normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
-            x = block.add(x, self.feed_forward(block, cfg, normed))
-        return x
+    def mixed(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
+        """Record the attention of block n, or its convolution."""
+        if n in cfg.attention_blocks:
+            return self.attention(block, cfg, x, positions)
+        return block.shortconv(x, "shortconv.in_proj", "shortconv.conv", "shortconv.out_proj")
 
     def last(self, layers: Layers, cfg: LlamaConfig, x: Tensor) -> Tensor:
         """Record the last norm."""
-        return layers.rmsnorm(x, "token_embd_norm", cfg.rms_eps)
+        return layers.rmsnorm(x, "token_embd_norm", cfg.norm_eps)
 
 
 register(LFM2("lfm2", "Lfm2", head_norms=True))

@@ -93,10 +93,9 @@ class LFM2MoE(Sparse, LFM2):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
-        return replace(cfg, expert_bias=hyper.flag(_BIAS, True)), options
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        return replace(super().read(hyper), expert_bias=hyper.flag(_BIAS, True))
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
@@ -112,17 +111,15 @@ class LFM2MoE(Sparse, LFM2):
                     f"export: llama.cpp reads {cfg.arch} with {name} {value}; got {got}"
                 )
 
-    def read_width(self, config: Config, found: dict[str, Any]) -> None:
+    def read_width(self, config: Config, hyper: dict[str, Any]) -> None:
         """Read whether routers have b; intermediate_size is the MLP's width, as it is."""
-        found[_BIAS] = config.flag("use_expert_bias", True)
+        hyper[_BIAS] = config.flag("use_expert_bias", True)
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys of lfm2, and whether routers have b."""
-        keys, more = super().folder(hyper, tensors)
+        keys = super().folder(hyper, tensors)
         del keys["block_auto_adjust_ff_dim"]
-        return keys | {"use_expert_bias": hyper.get(_BIAS, True)}, more
+        return keys | {"use_expert_bias": hyper.get(_BIAS, True)}
 
 
 register(LFM2MoE("lfm2moe", "Lfm2Moe", head_norms=True))

@@ -44,7 +44,7 @@ from toynn.models.rope import (
     written,
 )
 from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV, names
-from toynn.models.sequence import Folder, SequenceModel
+from toynn.models.sequence import HEAD, Folder, SequenceModel
 from toynn.models.table import Row, Shapes, Sizes, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
@@ -141,6 +141,11 @@ class LlamaConfig:
         return cls(49152, 576, 9, 3, 1536, 30, 8192, rope_base=1e5)
 
     @property
+    def norm_eps(self) -> float:
+        """``rms_eps``, which is the eps of LayerNorms, too."""
+        return self.rms_eps
+
+    @property
     def d_head(self) -> int:
         """Width of one head."""
         return self.d_model // self.n_heads if self.head_dim is None else self.head_dim
@@ -213,8 +218,9 @@ class Llama(SequenceModel[LlamaConfig]):
     partial = False
     #: Whether llama.cpp reads yarn's betas from this architecture's files.
     reads_betas = False
-    #: RoPE's base where config.json does not say.
-    rope_base = 1e4
+    rope_base = 1e4  #: RoPE's base where config.json does not say.
+    #: Whether llama.cpp reads no heads but those of d_model / n_heads channels.
+    fixed_heads = False
     #: "have no" or "always have" if biases of q, k and v are not an option.
     biases_are_fixed = ""
 
@@ -235,8 +241,7 @@ class Llama(SequenceModel[LlamaConfig]):
         self.hf = replace(self.hf, shown=shown, also=also, biases=biases)
         self.interleaved = interleaved
         self.always_biased, self.head_norms = always_biased, head_norms
-        #: Those of IN_FILES that llama.cpp reads for this architecture.
-        self.in_files = in_files
+        self.in_files = in_files  #: those of IN_FILES that llama.cpp reads for this architecture
 
     @property
     def eps_key(self) -> str:
@@ -270,17 +275,15 @@ class Llama(SequenceModel[LlamaConfig]):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
         shape, d_head = self.shape(hyper)
         stored = "rope_freqs.weight" in hyper.tensors
         factors = np.ravel(hyper.file["rope_freqs.weight"]) if stored else ()
         stretch = stretch_of(hyper)
         if stored and stretch:
-            refuse(
-                hyper.file,
-                f"rope.scaling.type {stretch['rope_scaling']} excludes rope_freqs.weight",
-            )
+            kind = stretch["rope_scaling"]
+            refuse(hyper.file, f"rope.scaling.type {kind} excludes rope_freqs.weight")
         cfg = self.config_type(
             **shape,
             rope_base=hyper.real("rope.freq_base", 1e4),
@@ -293,8 +296,13 @@ class Llama(SequenceModel[LlamaConfig]):
         )
         hyper.expect("attention.value_length", d_head)
         hyper.expect(ROTATED, rotated(cfg))
-        bias = self.always_biased or "blk.0.attn_q.bias" in hyper.tensors
-        return cfg, {"untied": "output.weight" in hyper.tensors, "qkv_bias": bias}
+        return cfg
+
+    def options(self, hyper: Hyper) -> dict[str, Any]:
+        """Return the options that a file implies: an untied head, biases of q, k and v."""
+        untied, biased = (name in hyper.tensors for name in (HEAD, "blk.0.attn_q.bias"))
+        fixed = {} if self.biases_are_fixed else {"qkv_bias": self.always_biased or biased}
+        return {"untied": untied, **fixed}
 
     def shape(self, hyper: Hyper) -> tuple[dict[str, Any], int]:
         """Return the model's sizes in a file, and the width of its heads."""
@@ -302,7 +310,7 @@ class Llama(SequenceModel[LlamaConfig]):
 
     def check_gguf(self, cfg: LlamaConfig) -> None:
         """Refuse fields that llama.cpp does not read. Raises ConfigError."""
-        if self.always_biased:
+        if self.always_biased or self.fixed_heads:
             check_exported_heads(cfg)
         for name in IN_FILES:
             if (value := getattr(cfg, name)) and name not in self.in_files:
@@ -319,7 +327,7 @@ class Llama(SequenceModel[LlamaConfig]):
             _KV: cfg.n_kv_heads,
             "attention.key_length": cfg.d_head,
             "attention.value_length": cfg.d_head,
-            self.eps_key: float(cfg.rms_eps),
+            self.eps_key: float(cfg.norm_eps),
             ROTATED: rotated(cfg),
             "rope.freq_base": float(cfg.rope_base),
             **written(cfg),
@@ -343,21 +351,19 @@ class Llama(SequenceModel[LlamaConfig]):
                 weights.setdefault(name, np.zeros(shape, np.float32))
         return weights
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for RoPE; refuse attention that toynn does not compute."""
-        factors = factors_of(config, found, self.rope_base)
-        self.read_kinds(config, found)
+        factors = factors_of(config, hyper, self.rope_base)
+        self.read_kinds(config, hyper)
         return {} if factors is None else {"rope_freqs.weight": factors}
 
-    def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
+    def read_kinds(self, config: Config, hyper: dict[str, Any]) -> None:
         """Read the kind of each block's attention; refuse kinds that toynn does not compute."""
-        check_full(config, found)
+        check_full(config, hyper)
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for RoPE's scaling."""
-        return rope_scaling(hyper), {}
+        return rope_scaling(hyper)
 
     # -- Forward -------------------------------------------------------------------------------
 
@@ -365,33 +371,27 @@ class Llama(SequenceModel[LlamaConfig]):
         """Return RoPE's frequencies."""
         return {"inverse_frequencies": cfg.inverse_frequencies()}
 
-    def forward(
-        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
-    ) -> Tensor:
+    def forward(self, layers: Layers, cfg: Any, tokens: Tensor, positions: Tensor) -> Tensor:
         """Record the embeddings and the blocks."""
         x = self.embed(layers, cfg, tokens)
         for n, block in enumerate(layers.blocks(cfg.n_layers)):
             x = self.block(block, cfg, n, x, positions)
         return x
 
-    def block(
-        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
-    ) -> Tensor:
+    def block(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
         """Record block n for x (B T, C); its first sum must be ``Layers.residual``."""
         normed = self.norm(block, cfg, x, "attn_norm")
         x = block.residual(x, self.mixed(block, cfg, n, normed, positions))
         normed = self.norm(block, cfg, x, self.mlp_norm)
         return block.add(x, self.feed_forward(block, cfg, normed))
 
-    def mixed(
-        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
-    ) -> Tensor:
+    def mixed(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
         """Record the attention of block n."""
         return self.attention(block, cfg, x, positions if self.rotates(cfg, n) else None)
 
     def norm(self, block: Layers, cfg: LlamaConfig, x: Tensor, name: str) -> Tensor:
         """Record a norm of x (B T, C)."""
-        return (block.layernorm if self.centred else block.rmsnorm)(x, name, cfg.rms_eps)
+        return (block.layernorm if self.centred else block.rmsnorm)(x, name, cfg.norm_eps)
 
     def feed_forward(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
         """Record the MLP of x (B T, C)."""
@@ -437,9 +437,9 @@ class Llama(SequenceModel[LlamaConfig]):
     ) -> Tensor:
         """Record the heads of q or k, normalised and rotated."""
         if block.has(norm) and not self.norms_behind:
-            x = block.rmsnorm(x, norm, cfg.rms_eps)
+            x = block.rmsnorm(x, norm, cfg.norm_eps)
         x = x if at is None else block.rope(x, at, count, **how)
-        return block.rmsnorm(x, norm, cfg.rms_eps) if self.norms_behind else x
+        return block.rmsnorm(x, norm, cfg.norm_eps) if self.norms_behind else x
 
     def growth(self, cfg: Any) -> dict[str, Any]:
         """Return the arguments of Layers.rope that hold for q alone."""

@@ -15,16 +15,15 @@ from typing import Any, ClassVar
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_sizes
+from toynn.models.checks import check_recurrent, check_sizes, set_defaults
 from toynn.models.hyper import KV, Hyper, refuse, shape_of
 from toynn.models.llama import Llama, LlamaConfig
-from toynn.models.table import Row, Sizes, by_width, matrix, norm, taps
+from toynn.models.table import Row, Sizes, matrix, norm, taps
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["Mamba", "MambaConfig", "mamba_rows"]
 
-_MOST_TAPS = 16
 TAPS, STATE, GROUPS = "ssm.conv_kernel", "ssm.state_size", "ssm.group_count"
 HEADS, INNER = "ssm.time_step_rank", "ssm.inner_size"
 
@@ -56,28 +55,16 @@ class MambaConfig(LlamaConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        kind = type(self).__name__
-        if self.mamba_heads is None:
-            object.__setattr__(self, "mamba_heads", self.n_heads)
+        set_defaults(self, mamba_heads=self.n_heads)
         check_sizes(self, "mamba_heads")
-        if self.mamba_dim is None:
-            object.__setattr__(self, "mamba_dim", max(2 * self.d_model // self.heads, 1))
+        set_defaults(self, mamba_dim=max(2 * self.d_model // self.heads, 1))
         check_sizes(self, "mamba_dim", "mamba_groups", "state_dim", "conv_taps")
         if self.heads % self.mamba_groups:
             raise ConfigError(
-                f"{kind}: mamba_groups must divide mamba_heads; got {self.mamba_groups} and "
-                f"{self.heads}"
+                f"{type(self).__name__}: mamba_groups must divide mamba_heads; got "
+                f"{self.mamba_groups} and {self.heads}"
             )
-        if self.conv_taps > _MOST_TAPS:
-            raise ConfigError(f"{kind}: conv_taps must be at most 16; got {self.conv_taps}")
-        blocks = tuple(self.attention_blocks)
-        known = all(isinstance(n, int) and 0 <= n < self.n_layers for n in blocks)
-        if not known or list(blocks) != sorted(set(blocks)):
-            raise ConfigError(
-                f"{kind}: attention_blocks must be indices of blocks, ascending; got "
-                f"{self.attention_blocks!r}"
-            )
-        object.__setattr__(self, "attention_blocks", blocks)
+        check_recurrent(self)
 
     @property
     def heads(self) -> int:
@@ -97,10 +84,8 @@ class MambaConfig(LlamaConfig):
 def mamba_rows(block: str) -> tuple[Row, ...]:
     """Return the table's rows of a state space; ``block`` is the prefix of Hugging Face's names."""
     return (
-        matrix("blk.{n}.ssm_in", "P C", f"{block}.in_proj", std=by_width, when="mamba"),
-        taps(
-            "blk.{n}.ssm_conv1d", "X L", f"{block}.conv1d", std=by_width, when="mamba", bias=True
-        ),
+        matrix("blk.{n}.ssm_in", "P C", f"{block}.in_proj", when="mamba"),
+        taps("blk.{n}.ssm_conv1d", "X L", f"{block}.conv1d", when="mamba", bias=True),
         norm("blk.{n}.ssm_dt.bias", "H", f"{block}.dt_bias", bare=True, when="mamba"),
         Row(
             "blk.{n}.ssm_a", "H 1", f"{block}.A_log", "decays",
@@ -108,7 +93,7 @@ def mamba_rows(block: str) -> tuple[Row, ...]:
         ),
         norm("blk.{n}.ssm_d", "H 1", f"{block}.D", bare=True, when="mamba", flat=HEADS),
         norm("blk.{n}.ssm_norm", "G EG", f"{block}.norm", when="mamba", flat=GROUPS),
-        matrix("blk.{n}.ssm_out", "C I", f"{block}.out_proj", std=by_width, when="mamba"),
+        matrix("blk.{n}.ssm_out", "C I", f"{block}.out_proj", when="mamba"),
     )  # fmt: skip
 
 
@@ -123,14 +108,14 @@ class Mamba(Llama):
         """Return what the table's letters and conditions mean."""
         inner, shared = cfg.inner, 2 * cfg.mamba_groups * cfg.state_dim
         mamba = n is not None and cfg.is_mamba(n)
-        own = {"mamba": mamba, "attends": n in cfg.attention_blocks, "1": 1, "I": inner}
-        own |= {"H": cfg.heads, "X": inner + shared, "P": 2 * inner + shared + cfg.heads}
-        own |= {"G": cfg.mamba_groups, "EG": inner // cfg.mamba_groups, "L": cfg.conv_taps}
-        return {**super().sizes(cfg, opts, n), **own}
+        letters = {"mamba": mamba, "attends": n in cfg.attention_blocks, "1": 1, "I": inner}
+        letters |= {"H": cfg.heads, "X": inner + shared, "P": 2 * inner + shared + cfg.heads}
+        letters |= {"G": cfg.mamba_groups, "EG": inner // cfg.mamba_groups, "L": cfg.conv_taps}
+        return {**super().sizes(cfg, opts, n), **letters}
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def shape(self, hyper: Hyper, **given: int) -> tuple[dict[str, Any], int]:
+    def shape(self, hyper: Hyper, **known: int) -> tuple[dict[str, Any], int]:
         """Return the sizes of a file's model, and the width of its heads; see Hyper.sizes."""
         counts = hyper.counts(KV, hyper.layers)
         attends = [n for n, heads in enumerate(counts) if heads]
@@ -138,14 +123,14 @@ class Mamba(Llama):
             refuse(hyper.file, f"{hyper.prefix}{KV} must be 0, or one number; got {counts}")
         queries = f"blk.{attends[0]}.attn_q.weight" if attends else "token_embd.weight"
         n_kv_heads = counts[attends[0]] if attends else 1
-        found, d_head = shape_of(hyper, queries, n_kv_heads, self.eps_key, **given)
+        sizes, d_head = shape_of(hyper, queries, n_kv_heads, self.eps_key, **known)
         heads, inner = hyper.whole(HEADS), hyper.whole(INNER)
         if inner % heads:
             refuse(
                 hyper.file,
                 f"{hyper.prefix}{INNER} must be a multiple of the {heads} heads; got {inner}",
             )
-        return found | {
+        return sizes | {
             "attention_blocks": tuple(attends),
             "mamba_heads": heads,
             "mamba_dim": inner // heads,
@@ -157,12 +142,12 @@ class Mamba(Llama):
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         kv = [cfg.n_kv_heads * (n in cfg.attention_blocks) for n in range(cfg.n_layers)]
-        own = {KV: kv, TAPS: cfg.conv_taps, STATE: cfg.state_dim, GROUPS: cfg.mamba_groups}
-        return super().write(cfg) | own | {HEADS: cfg.heads, INNER: cfg.inner}
+        hyper = {KV: kv, TAPS: cfg.conv_taps, STATE: cfg.state_dim, GROUPS: cfg.mamba_groups}
+        return super().write(cfg) | hyper | {HEADS: cfg.heads, INNER: cfg.inner}
 
-    def read_inner(self, config: Config, found: dict[str, Any], width: object, name: str) -> None:
+    def read_inner(self, config: Config, hyper: dict[str, Any], width: object, name: str) -> None:
         """Read the channels of all heads of a state space, from those of each head."""
-        found[INNER] = int(config.number(name, width, real=False)) * found.get(HEADS, 0)
+        hyper[INNER] = int(config.number(name, width, real=False)) * hyper.get(HEADS, 0)
 
     def folder_heads(self, hyper: Mapping[str, Any]) -> dict[str, int]:
         """Return config.json's number of heads of k and v; GGUF has one for each block."""
@@ -186,5 +171,5 @@ class Mamba(Llama):
         z, dt = block.columns(both, 0, inner), block.columns(both, inner + wide, cfg.heads)
         u = block.silu(block.convolution(block.columns(both, inner, wide), "ssm_conv1d"))
         y = block.ssd(u, dt, "ssm_a", "ssm_dt.bias", "ssm_d", G, D)
-        y = block.gatednorm(y, block.narrowed(z), "ssm_norm", cfg.rms_eps)
+        y = block.gatednorm(y, block.narrowed(z), "ssm_norm", cfg.norm_eps)
         return block.linear(y, "ssm_out")

@@ -12,18 +12,13 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.models.hyper import Hyper
-from toynn.models.llama import IN_FILES, Llama, LlamaConfig
+from toynn.models.llama import IN_FILES, Floats, Llama, LlamaConfig
 from toynn.models.registry import register
 
 __all__ = ["Ministral3", "Ministral3Config"]
-
-Floats = NDArray[np.float32]
 
 _GROWTH, _LOG = "attention.temperature_scale", "rope.scaling.yarn_log_multiplier"
 _BETA = "llama_4_scaling_beta"
@@ -64,44 +59,41 @@ class Ministral3(Llama):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
-        found: dict[str, Any] = {}
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        cfg = super().read(hyper)
+        fields: dict[str, Any] = {}
         if hyper.has(_LOG):
             divisor = 1 + 0.1 * hyper.real(_LOG) * log(cfg.rope_factor)
-            found["yarn_magnitude"] = cfg.yarn_magnitude / divisor
+            fields["yarn_magnitude"] = cfg.yarn_magnitude / divisor
         if hyper.has(_GROWTH):
-            found["query_growth"] = hyper.real(_GROWTH)
-        return replace(cfg, **found), options
+            fields["query_growth"] = hyper.real(_GROWTH)
+        return replace(cfg, **fields)
 
-    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+    def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        assert isinstance(cfg, Ministral3Config)
         growth = {_GROWTH: float(cfg.query_growth)} if cfg.query_growth else {}
         return super().write(cfg) | growth
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for the growth of queries and for RoPE."""
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) != "yarn":
             config.refuse(f"rope_parameters must have rope_type yarn; got {rope!r}")
         rope = {**rope, "max_position_embeddings": None}  # transformers does not read it
-        found[_GROWTH] = config.number(_BETA, rope.pop(_BETA, None), real=True)
-        return super().complete(config.over(rope_parameters=rope, rope_scaling=None), found)
+        hyper[_GROWTH] = config.number(_BETA, rope.pop(_BETA, None), real=True)
+        return super().complete(config.over(rope_parameters=rope, rope_scaling=None), hyper)
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for RoPE and query_growth; raises ConfigError if it is 0."""
-        keys, more = super().folder(hyper, tensors)
+        keys = super().folder(hyper, tensors)
         if _GROWTH not in hyper:
             raise ConfigError("export_hf: a folder of ministral3 needs query_growth above 0; got 0")
         rope = keys.pop("rope_scaling") | {
             _BETA: hyper[_GROWTH],
             "rope_theta": hyper["rope.freq_base"],
         }
-        return keys | {"rope_parameters": rope, "pad_token_id": None}, more
+        return keys | {"rope_parameters": rope, "pad_token_id": None}
 
     # -- Forward -------------------------------------------------------------------------------
 

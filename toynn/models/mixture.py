@@ -20,22 +20,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_flags, check_positive, check_sizes
+from toynn.models.checks import check_flags, check_positive, check_sizes, set_defaults
 from toynn.models.hyper import Hyper, refuse
-from toynn.models.llama import Llama, LlamaConfig
-from toynn.models.table import Row, Sizes, by_width, experts, matrix, router
+from toynn.models.llama import Floats, Llama, LlamaConfig
+from toynn.models.table import Row, Sizes, experts, matrix, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["Mixture", "MixtureConfig", "Sparse", "SparseConfig", "check_groups", "with_experts"]
-
-Floats = NDArray[np.float32]
 
 EXPERTS, USED = "expert_count", "expert_used_count"
 EXPERT_WIDTH, SHARED = "expert_feed_forward_length", "expert_shared_feed_forward_length"
@@ -45,9 +40,19 @@ DENSE, SUM, SCALE = "leading_dense_block_count", "expert_weights_norm", "expert_
 GATING = "expert_gating_func"
 _MOST_GROUPS = 64  # most groups of experts that routing can have
 SCORES = {"softmax": 1, "sigmoid": 2}
+#: config.json's names where it speaks of routed experts.
+ROUTED = {
+    EXPERTS: "n_routed_experts",
+    USED: "num_experts_per_tok",
+    EXPERT_WIDTH: "moe_intermediate_size",
+    SHARED_COUNT: "n_shared_experts",
+    SCALE: "routed_scaling_factor",
+    GROUPS: "n_group",
+    GROUPS_USED: "topk_group",
+}
 #: Values of the fields that not every architecture has (see SparseConfig.has).
-_PLAIN = {"shared_d_ff": 0, "dense_blocks": 0, "normalized": True, "weights_scale": 1.0}
-_PLAIN |= {"expert_groups": 1}
+PLAIN = {"shared_d_ff": 0, "dense_blocks": 0, "normalized": True, "weights_scale": 1.0}
+PLAIN |= {"expert_groups": 1}
 _PARTS = {
     "router": "gate",
     "gate": "experts.{e}.gate_proj",
@@ -135,11 +140,9 @@ class SparseConfig(MixtureConfig):
     expert_groups_used: int = 1
 
     def __post_init__(self) -> None:
-        if self.expert_d_ff is None:
-            object.__setattr__(self, "expert_d_ff", self.d_ff)
         shares = "shared_d_ff" in self.has
-        if self.shared_d_ff is None:
-            object.__setattr__(self, "shared_d_ff", self.expert_d_ff if shares else 0)
+        set_defaults(self, expert_d_ff=self.d_ff)
+        set_defaults(self, shared_d_ff=self.expert_d_ff if shares else 0)
         super().__post_init__()
         kind = type(self).__name__
         check_sizes(self, "expert_d_ff", "expert_groups", "expert_groups_used")
@@ -147,7 +150,7 @@ class SparseConfig(MixtureConfig):
         check_sizes(self, "shared_d_ff", least=int(shares and not self.may_share_none))
         check_flags(self, "normalized")
         check_positive(self, "weights_scale")
-        for name, plain in _PLAIN.items():
+        for name, plain in PLAIN.items():
             if name not in self.has and (value := getattr(self, name)) != plain:
                 raise ConfigError(f"{kind}: {name} must be {plain} in {self.arch}; got {value}")
         check_groups(self)
@@ -222,17 +225,12 @@ def with_experts(
         experts("blk.{n}.ffn_gate_exps", "N M C", named(parts["gate"]), when="mixes"),
         experts("blk.{n}.ffn_up_exps", "N M C", named(parts["up"]), when="mixes"),
         experts("blk.{n}.ffn_down_exps", "N C M", named(parts["down"]), when="mixes"),
-        *(
-            (matrix(_SHARED_GATE, "1 C", named(shared_gate), std=by_width, when="S"),)
-            if shared_gate
-            else ()
-        ),
+        *((matrix(_SHARED_GATE, "1 C", named(shared_gate), when="S"),) if shared_gate else ()),
         *(
             matrix(
                 f"blk.{{n}}.ffn_{part}_shexp",
                 shape,
                 named(shared and f"{shared}.{part}_proj"),
-                std=by_width,
                 when="S",
             )
             for part, shape in (("gate", "S C"), ("up", "S C"), ("down", "C S"))
@@ -268,10 +266,10 @@ class Mixture(Llama):
         """Return the values of the table's letters and conditions."""
         mixes = n is not None and cfg.mixes(n)
         chooses = mixes and self.chooses and self.scored(cfg) == self.score
-        own = {"mixes": mixes, "dense": not mixes, "chooses": chooses}
-        own |= {"N": cfg.n_experts, "M": cfg.expert_width, "1": 1}
-        own["S"] = getattr(cfg, "shared_d_ff", 0) if mixes else 0
-        return {**super().sizes(cfg, opts, n), **own}
+        letters = {"mixes": mixes, "dense": not mixes, "chooses": chooses}
+        letters |= {"N": cfg.n_experts, "M": cfg.expert_width, "1": 1}
+        letters["S"] = getattr(cfg, "shared_d_ff", 0) if mixes else 0
+        return {**super().sizes(cfg, opts, n), **letters}
 
     def scored(self, cfg: Any) -> str:
         """Return the function from a router's logits to scores; with another one, no b chooses."""
@@ -279,12 +277,12 @@ class Mixture(Llama):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
         cfg: Any
-        cfg, options = super().read(hyper)
+        cfg = super().read(hyper)
         if not cfg.least_experts and hyper.count(EXPERTS) == hyper.count(USED) == 0:
-            return replace(cfg, n_experts=0, n_experts_used=0), options
+            return replace(cfg, n_experts=0, n_experts_used=0)
         count, used = hyper.whole(EXPERTS), hyper.whole(USED)
         known = next((name for name in hyper.tensors if name.endswith("ffn_gate_exps.weight")), "")
         if count != (stacked := hyper.rows(known or "blk.0.ffn_gate_exps.weight")):
@@ -293,8 +291,7 @@ class Mixture(Llama):
                 f"{hyper.prefix}{EXPERTS} is {count}; {known} has {stacked} experts",
             )
         hyper.expect(GATING, SCORES[self.scored(cfg)])
-        found: dict[str, Any] = {"n_experts": count, "n_experts_used": used}
-        return replace(cfg, **found), options
+        return replace(cfg, n_experts=count, n_experts_used=used)
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
@@ -304,22 +301,19 @@ class Mixture(Llama):
         """Return the fraction of a block's experts that a token uses."""
         return float(cfg.n_experts_used / max(cfg.n_experts, 1))
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read the number of experts, which has two names.
 
         router_aux_loss_coef is ignored: it acts only with output_router_logits, which is refused.
         """
-        config.get("router_aux_loss_coef")
+        config.ignore("router_aux_loss_coef")
         for name in ("num_experts", "num_local_experts"):
             if (count := config.get(name)) is None:
                 continue
-            least = self.config_type.least_experts
-            if (
-                found.setdefault(EXPERTS, config.number(name, count, real=False, least=least))
-                != count
-            ):
-                config.refuse(f"{name} is {count}; by its other name it is {found[EXPERTS]}")
-        return super().complete(config, found)
+            count = config.whole(name, least=self.config_type.least_experts)
+            if hyper.setdefault(EXPERTS, count) != count:
+                config.refuse(f"{name} is {count}; by its other name it is {hyper[EXPERTS]}")
+        return super().complete(config, hyper)
 
     # -- Forward -------------------------------------------------------------------------------
 
@@ -353,60 +347,62 @@ class Sparse(Mixture):
     usually_dense = 1
     #: The value of ``normalized`` if a GGUF file does not say.
     usually_normalized = True
+    #: Whether files give the number of shared experts, and not their width.
+    names_no_width = False
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
-        found: dict[str, Any] = {"expert_d_ff": hyper.whole(EXPERT_WIDTH)}
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        cfg = super().read(hyper)
+        fields: dict[str, Any] = {"expert_d_ff": hyper.whole(EXPERT_WIDTH)}
         if "dense_blocks" in cfg.has:
-            found["dense_blocks"] = hyper.count(DENSE)
+            fields["dense_blocks"] = hyper.count(DENSE)
         if "normalized" in cfg.has:
-            found["normalized"] = hyper.flag(SUM, self.usually_normalized)
+            fields["normalized"] = hyper.flag(SUM, self.usually_normalized)
         if "weights_scale" in cfg.has:
-            found["weights_scale"] = hyper.real(SCALE, 1.0)
+            fields["weights_scale"] = hyper.real(SCALE, 1.0)
         if "expert_groups" in cfg.has:
-            found["expert_groups"] = hyper.count(GROUPS) or 1
-            found["expert_groups_used"] = hyper.count(GROUPS_USED) or 1
+            fields["expert_groups"] = hyper.count(GROUPS) or 1
+            fields["expert_groups_used"] = hyper.count(GROUPS_USED) or 1
         if "shared_d_ff" in cfg.has:
-            found["shared_d_ff"] = self.read_shared(hyper, found["expert_d_ff"])
-        return replace(cfg, **found), options
-
-    def read_shared(self, hyper: Hyper, width: int) -> int:
-        """Return the width of the shared expert; ``width`` is that of a routed expert."""
-        return hyper.count(SHARED)
+            fields["shared_d_ff"] = (
+                hyper.whole(SHARED_COUNT) * fields["expert_d_ff"]
+                if self.names_no_width
+                else hyper.count(SHARED)
+            )
+        return replace(cfg, **fields)
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        own: dict[str, Any] = {EXPERT_WIDTH: cfg.expert_d_ff}
-        told = {DENSE: "dense_blocks", SUM: "normalized", SCALE: "weights_scale"}
-        told |= {SHARED: "shared_d_ff", GROUPS: "expert_groups"}
-        own |= {key: getattr(cfg, name) for key, name in told.items() if name in cfg.has}
-        if GROUPS in own:
-            own[GROUPS_USED] = cfg.expert_groups_used
+        values: dict[str, Any] = {EXPERT_WIDTH: cfg.expert_d_ff}
+        fields = {DENSE: "dense_blocks", SUM: "normalized", SCALE: "weights_scale"}
+        fields |= {SHARED: "shared_d_ff", GROUPS: "expert_groups"}
+        values |= {key: getattr(cfg, name) for key, name in fields.items() if name in cfg.has}
+        if GROUPS in values:
+            values[GROUPS_USED] = cfg.expert_groups_used
+        if self.names_no_width:
+            del values[SHARED]
         if cfg.counts_shared:
-            own[SHARED_COUNT] = cfg.shared_d_ff // cfg.expert_d_ff
-        return super().write(cfg) | own | {GATING: SCORES[self.scored(cfg)]}
+            values[SHARED_COUNT] = cfg.shared_d_ff // cfg.expert_d_ff
+        return super().write(cfg) | values | {GATING: SCORES[self.scored(cfg)]}
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for dense_blocks and normalized."""
         has = self.config_type.has
         if "dense_blocks" in has:
             count = config.get(self.dense_key)
             count = self.usually_dense if count is None else count
-            found[DENSE] = config.number(self.dense_key, count, real=False, least=0)
+            hyper[DENSE] = config.number(self.dense_key, count, real=False, least=0)
         if "normalized" in has:
-            found[SUM] = config.flag("norm_topk_prob", True)
-        return super().complete(config, found)
+            hyper[SUM] = config.flag("norm_topk_prob", True)
+        return super().complete(config, hyper)
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for dense_blocks and normalized."""
-        keys, more = super().folder(hyper, tensors)
-        own = {self.dense_key: DENSE, "norm_topk_prob": SUM}
-        return keys | {name: hyper[key] for name, key in own.items() if key in hyper}, more
+        keys = super().folder(hyper, tensors)
+        names = {self.dense_key: DENSE, "norm_topk_prob": SUM}
+        return keys | {name: hyper[key] for name, key in names.items() if key in hyper}
 
     # -- Forward -------------------------------------------------------------------------------
 

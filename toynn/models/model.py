@@ -43,8 +43,8 @@ class Model(ABC, Generic[C]):
 
     def weights(self, cfg: C, opts: RecipeOptions) -> dict[str, Weight]:
         """Return all weights by name, in the order of the optimizer."""
-        found = expand(self.table, cfg.n_layers, lambda n: self.sizes(cfg, opts, n))
-        return {weight.name: weight for weight in found}
+        weights = expand(self.table, cfg.n_layers, lambda n: self.sizes(cfg, opts, n))
+        return {weight.name: weight for weight in weights}
 
     def shapes(self, cfg: C, opts: RecipeOptions) -> Shapes:
         """Return the shapes of all weights by name, in the order of the optimizer."""

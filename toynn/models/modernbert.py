@@ -160,7 +160,7 @@ class ModernBert(Encoder):
         """Return how llama.cpp's results differ for a file that it reads."""
         return ["has GELU's tanh form, here it is exact"]
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read RoPE's bases and the kinds of blocks, in both spellings."""
         for key in (
             *("cls_token_id", "sep_token_id", "embedding_dropout", "mlp_dropout"),
@@ -177,25 +177,23 @@ class ModernBert(Encoder):
                 config.refuse(f"rope_parameters.{kind}: rope_type must be default; got {given!r}")
             base = given.get("rope_theta", config.get(f"{old}_rope_theta"))
             base = _USUAL[key] if base is None else base
-            found[key] = config.number(f"{old}_rope_theta", base, real=True)
-        count = found.get("block_count", 0)
+            hyper[key] = config.number(f"{old}_rope_theta", base, real=True)
+        count = hyper.get("block_count", 0)
         every = config.get("global_attn_every_n_layers")
         if every is None and isinstance(kinds, list):
             full = [n for n, kind in enumerate(kinds) if kind == _FULL]
             every = full[1] if len(full) > 1 else max(count, 1)
         usual = 3 if every is None else every
-        found[_EVERY] = int(config.number("global_attn_every_n_layers", usual, real=False))
+        hyper[_EVERY] = int(config.number("global_attn_every_n_layers", usual, real=False))
         fits = isinstance(kinds, list) and len(kinds) == count
-        if kinds is not None and (not fits or kinds != _kinds(len(kinds), found[_EVERY])):
+        if kinds is not None and (not fits or kinds != _kinds(len(kinds), hyper[_EVERY])):
             config.refuse(f"layer_types must have {_FULL} in every n-th block; got {kinds!r:.200}")
-        found["classifier_pooling"] = config.get("classifier_pooling", "cls")
-        return super().complete(config, found)
+        hyper["classifier_pooling"] = config.get("classifier_pooling", "cls")
+        return super().complete(config, hyper)
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for the head, RoPE and the kinds of blocks."""
-        keys, more = super().folder(hyper, tensors)
+        keys = super().folder(hyper, tensors)
         bases = {_FULL: hyper[_BASE], _SLIDING: hyper[_LOCAL]}
         return keys | {
             "rope_parameters": {
@@ -206,7 +204,7 @@ class ModernBert(Encoder):
             "global_attn_every_n_layers": hyper[_EVERY],
             "layer_types": _kinds(hyper["block_count"], hyper[_EVERY]),
             "classifier_pooling": hyper["classifier_pooling"],
-        }, more
+        }
 
     # -- Forward -------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from toynn.models.mixture import GROUPS as EXPERT_GROUPS
 from toynn.models.mixture import GROUPS_USED as EXPERT_GROUPS_USED
 from toynn.models.registry import register
 from toynn.models.rows import OUTPUT
-from toynn.models.table import Row, Sizes, by_width, experts, matrix, norm, router, table
+from toynn.models.table import Row, Sizes, experts, matrix, norm, router, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -142,39 +142,26 @@ class NemotronH(Mamba):
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.norm"),
         *mamba_rows(_MIXER),
         *(
-            matrix(f"blk.{{n}}.attn_{own}", shape, f"{_MIXER}.{name}_proj",
-                   std=by_width, when="attends")
-            for own, shape, name in (
+            matrix(f"blk.{{n}}.attn_{part}", shape, f"{_MIXER}.{name}_proj", when="attends")
+            for part, shape, name in (
                 ("q", "Q C", "q"), ("k", "KV C", "k"), ("v", "KV C", "v"), ("output", "C Q", "o")
             )
         ),
-        matrix("blk.{n}.ffn_up", "F C", f"{_MIXER}.up_proj", std=by_width, when="wide"),
-        matrix("blk.{n}.ffn_down", "C F", f"{_MIXER}.down_proj", std=by_width, when="wide"),
+        matrix("blk.{n}.ffn_up", "F C", f"{_MIXER}.up_proj", when="wide"),
+        matrix("blk.{n}.ffn_down", "C F", f"{_MIXER}.down_proj", when="wide"),
         router("blk.{n}.ffn_gate_inp", "N C", f"{_MIXER}.gate", when="mixes"),
         Row(
             "blk.{n}.exp_probs_b.bias", "N", f"{_MIXER}.gate.e_score_correction_bias", "choice",
             bare=True, frozen=True, when="mixes",
         ),
-        matrix(
-            "blk.{n}.ffn_latent_down", "Z C", f"{_MIXER}.fc1_latent_proj", std=by_width,
-            when="latent",
-        ),
+        matrix("blk.{n}.ffn_latent_down", "Z C", f"{_MIXER}.fc1_latent_proj", when="latent"),
         experts("blk.{n}.ffn_up_exps", "N M Z", f"{_MIXER}.experts.{{e}}.up_proj", when="mixes"),
         experts(
             "blk.{n}.ffn_down_exps", "N Z M", f"{_MIXER}.experts.{{e}}.down_proj", when="mixes"
         ),
-        matrix(
-            "blk.{n}.ffn_latent_up", "C Z", f"{_MIXER}.fc2_latent_proj", std=by_width,
-            when="latent",
-        ),
-        matrix(
-            "blk.{n}.ffn_up_shexp", "S C", f"{_MIXER}.shared_experts.up_proj", std=by_width,
-            when="mixes",
-        ),
-        matrix(
-            "blk.{n}.ffn_down_shexp", "C S", f"{_MIXER}.shared_experts.down_proj", std=by_width,
-            when="mixes",
-        ),
+        matrix("blk.{n}.ffn_latent_up", "C Z", f"{_MIXER}.fc2_latent_proj", when="latent"),
+        matrix("blk.{n}.ffn_up_shexp", "S C", f"{_MIXER}.shared_experts.up_proj", when="mixes"),
+        matrix("blk.{n}.ffn_down_shexp", "C S", f"{_MIXER}.shared_experts.down_proj", when="mixes"),
         norm("output_norm", "C", "model.norm_f"),
         OUTPUT,
     )  # fmt: skip
@@ -221,9 +208,9 @@ class NemotronH(Mamba):
         """Return what the table's letters and conditions mean."""
         letter = "" if n is None else cfg.kinds[n]
         mixes = letter == "E"
-        own = {"wide": letter == "-", "mixes": mixes, "latent": mixes and cfg.latent > 0}
-        own |= {"N": cfg.n_experts, "M": cfg.expert_d_ff, "S": cfg.shared_d_ff}
-        return {**super().sizes(cfg, opts, n), **own, "Z": cfg.latent or cfg.d_model}
+        letters = {"wide": letter == "-", "mixes": mixes, "latent": mixes and cfg.latent > 0}
+        letters |= {"N": cfg.n_experts, "M": cfg.expert_d_ff, "S": cfg.shared_d_ff}
+        return {**super().sizes(cfg, opts, n), **letters, "Z": cfg.latent or cfg.d_model}
 
     def claims(self, config: Config) -> bool:
         """Say whether a folder's model is of this architecture: whether a block has experts."""
@@ -248,12 +235,12 @@ class NemotronH(Mamba):
         kinds = "".join(turns[n % 2] for n in range(count))
         kinds = f"{kinds[:-1]}*" if count > 2 else kinds
         width = shape["d_ff"]
-        own = {"n_experts": 8, "n_experts_used": 2, "expert_d_ff": width, "shared_d_ff": width}
-        return super().new_config(**{"kinds": kinds} | (own if mixes else {}) | shape)
+        experts = {"n_experts": 8, "n_experts_used": 2, "expert_d_ff": width, "shared_d_ff": width}
+        return super().new_config(**{"kinds": kinds} | (experts if mixes else {}) | shape)
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def shape(self, hyper: Hyper, **given: int) -> tuple[dict[str, Any], int]:
+    def shape(self, hyper: Hyper, **known: int) -> tuple[dict[str, Any], int]:
         """Return the sizes that a file says of a model, and the width of its heads."""
         widths = hyper.counts(_WIDTH, hyper.layers)
         kv = hyper.counts(KV, hyper.layers)
@@ -265,13 +252,13 @@ class NemotronH(Mamba):
             for heads, width, mixes in zip(kv, widths, mixing, strict=True)
         ]
         dense = [width for width, letter in zip(widths, letters, strict=True) if letter == "-"]
-        found, d_head = super().shape(hyper, d_ff=dense[0] if dense else 1, **given)
-        found["kinds"] = "".join(letters)
+        sizes, d_head = super().shape(hyper, d_ff=dense[0] if dense else 1, **known)
+        sizes["kinds"] = "".join(letters)
         if "E" not in letters:
-            return found, d_head
+            return sizes, d_head
         hyper.expect(GATING, SCORES["sigmoid"])
         hyper.expect(SHARED_COUNT, 1)
-        return found | {
+        return sizes | {
             "n_experts": hyper.whole(EXPERTS),
             "n_experts_used": hyper.whole(USED),
             "expert_d_ff": hyper.whole(EXPERT_WIDTH),
@@ -295,68 +282,58 @@ class NemotronH(Mamba):
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         widths = {"-": cfg.d_ff, "E": cfg.expert_d_ff}
-        own: dict[str, Any] = {_WIDTH: [widths.get(letter, 0) for letter in cfg.kinds]}
-        own[_LAYER_EPS] = float(cfg.rms_eps)
+        values: dict[str, Any] = {_WIDTH: [widths.get(letter, 0) for letter in cfg.kinds]}
+        values[_LAYER_EPS] = float(cfg.norm_eps)
         if cfg.n_experts:
-            own |= {EXPERTS: cfg.n_experts, USED: cfg.n_experts_used, SHARED_COUNT: 1}
-            own |= {EXPERT_WIDTH: cfg.expert_d_ff, SHARED: cfg.shared_d_ff, _LATENT: cfg.latent}
-            own |= {EXPERT_GROUPS: cfg.expert_groups, EXPERT_GROUPS_USED: cfg.expert_groups_used}
-            own |= {SUM: cfg.normalized, SCALE: float(cfg.weights_scale)}
-            own[GATING] = SCORES["sigmoid"]
-        return super().write(cfg) | own
+            values |= {EXPERTS: cfg.n_experts, USED: cfg.n_experts_used, SHARED_COUNT: 1}
+            values |= {EXPERT_WIDTH: cfg.expert_d_ff, SHARED: cfg.shared_d_ff, _LATENT: cfg.latent}
+            values |= {EXPERT_GROUPS: cfg.expert_groups, EXPERT_GROUPS_USED: cfg.expert_groups_used}
+            values |= {SUM: cfg.normalized, SCALE: float(cfg.weights_scale)}
+            values[GATING] = SCORES["sigmoid"]
+        return super().write(cfg) | values
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
-        cfg, options = super().read(hyper)
-        if hyper.has(_LAYER_EPS) and hyper.real(_LAYER_EPS) != cfg.rms_eps:
-            refuse(hyper.file, f"{hyper.prefix}{_LAYER_EPS} must be {cfg.rms_eps}, as {EPS} is")
-        return cfg, options
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        cfg = super().read(hyper)
+        if hyper.has(_LAYER_EPS) and hyper.real(_LAYER_EPS) != cfg.norm_eps:
+            refuse(hyper.file, f"{hyper.prefix}{_LAYER_EPS} must be {cfg.norm_eps}, as {EPS} is")
+        return cfg
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read what each block is, and experts."""
         letters = _letters(config)
         count = config.get("num_hidden_layers")
         if count not in (None, len(letters)):
             config.refuse(f"num_hidden_layers is {count}; there are {len(letters)} kinds of blocks")
-
-        def whole(name: str, least: int = 1) -> int:
-            value = config.get(name)
-            return int(config.number(name, value, real=False, least=least))
-
-        found["block_count"] = len(letters)
-        found["rope.freq_base"] = 1e4  # which nothing reads
-        kv = whole("num_key_value_heads")
-        found[KV] = [kv * (letter == "*") for letter in letters]
-        self.read_inner(config, found, config.get("mamba_head_dim"), "mamba_head_dim")
-        width = whole("intermediate_size")
-        widths = {"-": width}
+        hyper["block_count"] = len(letters)
+        hyper["rope.freq_base"] = 1e4  # which nothing reads
+        kv = config.whole("num_key_value_heads")
+        hyper[KV] = [kv * (letter == "*") for letter in letters]
+        self.read_inner(config, hyper, config.get("mamba_head_dim"), "mamba_head_dim")
+        widths = {"-": config.whole("intermediate_size")}
         names = (
             *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
             *("moe_shared_expert_intermediate_size", "n_shared_experts", "n_group"),
         )
-        for name in (*names, "topk_group", "moe_latent_size", "norm_topk_prob"):
-            config.get(name)
-        scale = config.get("routed_scaling_factor", 1.0)
+        config.ignore(*names, "topk_group", "moe_latent_size", "norm_topk_prob")
+        config.ignore("routed_scaling_factor")
         if "E" in letters:
-            own = (EXPERTS, USED, EXPERT_WIDTH, SHARED, SHARED_COUNT, EXPERT_GROUPS)
-            found |= {key: whole(name) for key, name in zip(own, names, strict=True)}
-            found[EXPERT_GROUPS_USED] = whole("topk_group")
-            if found[SHARED_COUNT] != 1:
-                config.refuse(f"n_shared_experts must be 1; got {found[SHARED_COUNT]}")
-            latent = config.get("moe_latent_size")
-            found[_LATENT] = 0 if latent is None else whole("moe_latent_size")
-            found[SUM] = config.flag("norm_topk_prob", True)
-            found[SCALE] = config.number("routed_scaling_factor", scale, real=True)
-            found[GATING] = SCORES["sigmoid"]
-            widths["E"] = found[EXPERT_WIDTH]
-        found[_WIDTH] = [widths.get(letter, 0) for letter in letters]
-        for unused in _UNUSED:
-            config.get(unused)
+            counts = (EXPERTS, USED, EXPERT_WIDTH, SHARED, SHARED_COUNT, EXPERT_GROUPS)
+            hyper |= {key: config.whole(name) for key, name in zip(counts, names, strict=True)}
+            hyper[EXPERT_GROUPS_USED] = config.whole("topk_group")
+            if hyper[SHARED_COUNT] != 1:
+                config.refuse(f"n_shared_experts must be 1; got {hyper[SHARED_COUNT]}")
+            has_latent = config.get("moe_latent_size") is not None
+            hyper[_LATENT] = config.whole("moe_latent_size") if has_latent else 0
+            hyper[SUM] = config.flag("norm_topk_prob", True)
+            hyper[SCALE] = config.real("routed_scaling_factor", 1.0)
+            hyper[GATING] = SCORES["sigmoid"]
+            widths["E"] = hyper[EXPERT_WIDTH]
+        hyper[_WIDTH] = [widths.get(letter, 0) for letter in letters]
+        config.ignore(*_UNUSED)
         return {}
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return what each block is, and experts. Raises ConfigError for a head that is tied."""
         if "output.weight" not in tensors:
             raise ConfigError("export_hf: folders of nemotron_h have a head of their own: untie it")
@@ -372,15 +349,15 @@ class NemotronH(Mamba):
         keys: dict[str, Any] = {"layers_block_type": [_KINDS[letter][0] for letter in kinds]}
         keys |= self.folder_heads(hyper) | {"intermediate_size": max(dense, default=1)}
         keys |= {"mamba_head_dim": hyper[INNER] // hyper[HEADS], "mamba_hidden_act": "silu"}
-        told = {EXPERTS: "n_routed_experts", USED: "num_experts_per_tok", SUM: "norm_topk_prob"}
-        told |= {EXPERT_WIDTH: "moe_intermediate_size", SCALE: "routed_scaling_factor"}
-        told |= {SHARED: "moe_shared_expert_intermediate_size"}
-        told |= {EXPERT_GROUPS: "n_group", EXPERT_GROUPS_USED: "topk_group"}
-        keys |= {name: hyper[key] for key, name in told.items() if key in hyper}
+        names = {EXPERTS: "n_routed_experts", USED: "num_experts_per_tok", SUM: "norm_topk_prob"}
+        names |= {EXPERT_WIDTH: "moe_intermediate_size", SCALE: "routed_scaling_factor"}
+        names |= {SHARED: "moe_shared_expert_intermediate_size"}
+        names |= {EXPERT_GROUPS: "n_group", EXPERT_GROUPS_USED: "topk_group"}
+        keys |= {name: hyper[key] for key, name in names.items() if key in hyper}
         # transformers makes no step of a prompt smaller than this; NVIDIA's code and llama.cpp do.
         keys["time_step_min"] = 1e-30
         keys |= {"n_shared_experts": hyper[SHARED_COUNT]} if SHARED_COUNT in hyper else {}
-        return keys | {"moe_latent_size": hyper.get(_LATENT) or None}, {}
+        return keys | {"moe_latent_size": hyper.get(_LATENT) or None}
 
     # -- Forward -------------------------------------------------------------------------------
 
@@ -390,7 +367,7 @@ class NemotronH(Mamba):
 
     def block(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
         """Record block n for x (B T, C): its norm and its mixer."""
-        normed, letter = block.rmsnorm(x, "attn_norm", cfg.rms_eps), cfg.kinds[n]
+        normed, letter = block.rmsnorm(x, "attn_norm", cfg.norm_eps), cfg.kinds[n]
         if letter in "M*":
             return block.residual(x, self.mixed(block, cfg, n, normed, positions))
         normed = block.narrowed(normed)
@@ -420,10 +397,10 @@ def _letters(config: Config) -> str:
     kinds = config.get("layer_types") if kinds is None else kinds
     if kinds is None and isinstance(pattern, str):
         kinds = [_KINDS.get(letter, (letter,))[0] for letter in pattern]
-    names = {name: letter for letter, own in _KINDS.items() for name in own}
+    names = {name: letter for letter, words in _KINDS.items() for name in words}
     if not isinstance(kinds, list) or not kinds or any(str(kind) not in names for kind in kinds):
         config.refuse(
-            f"layers_block_type must be kinds of {', '.join(own[0] for own in _KINDS.values())}; "
+            f"layers_block_type must be kinds of {', '.join(kind[0] for kind in _KINDS.values())}; "
             f"got {kinds!r}"
         )
     return "".join(names[kind] for kind in kinds)

@@ -16,9 +16,9 @@ import numpy as np
 
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_exported_heads, check_positive
+from toynn.models.checks import check_positive
 from toynn.models.hyper import Hyper
-from toynn.models.llama import Floats, Llama, LlamaConfig
+from toynn.models.llama import Floats, Llama
 from toynn.models.registry import register
 from toynn.models.rope import base_of, plain
 from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV
@@ -59,6 +59,7 @@ class Olmo2(Windowed):
     """The architecture."""
 
     config_type = Olmo2Config
+    fixed_heads = True
     needs_head = True
     wide_norms = True
     table = (
@@ -76,17 +77,12 @@ class Olmo2(Windowed):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        cfg = super().read(hyper)
         if hyper.has(_LOCAL):
             cfg = replace(cfg, local_base=hyper.real(_LOCAL))
-        return cfg, options
-
-    def check_gguf(self, cfg: LlamaConfig) -> None:
-        """Refuse heads not d_model / n_heads wide, and what Llama refuses. Raises ConfigError."""
-        super().check_gguf(cfg)
-        check_exported_heads(cfg)
+        return cfg
 
     def unlike(self, cfg: Any) -> list[str]:
         """Return how llama.cpp's results differ for a file that it reads."""
@@ -97,10 +93,10 @@ class Olmo2(Windowed):
         local = {_LOCAL: float(cfg.local_base)} if cfg.local_base else {}
         return super().write(cfg) | local
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for windows, and for RoPE in both kinds of blocks."""
         if config.get("model_type") != _THIRD:
-            return super().complete(config, found)
+            return super().complete(config, hyper)
         rope, base = config.get("rope_parameters") or {}, config.get("rope_theta", _BASE)
         kinds = {"full_attention", "sliding_attention"}
         if not isinstance(rope, dict) or not rope.keys() <= kinds:
@@ -109,40 +105,37 @@ class Olmo2(Windowed):
                 f"got {rope!r}"
             )
         local = config.over(rope_parameters=rope.get("sliding_attention"), rope_scaling=None)
-        told = base_of(local, found, base)
-        if told.pop("rope_type") != "default" or any(told.values()):
-            config.refuse(f"RoPE of sliding_attention must be default; got {told}")
-        found[_LOCAL] = found.pop("rope.freq_base")
+        others = base_of(local, hyper, base)
+        if others.pop("rope_type") != "default" or any(others.values()):
+            config.refuse(f"RoPE of sliding_attention must be default; got {others}")
+        hyper[_LOCAL] = hyper.pop("rope.freq_base")
         full = rope.get("full_attention")
         if isinstance(full, dict) and full.get("truncate", True) is not True:
             config.refuse("RoPE of full_attention: truncate must be true; got false")
-        return super().complete(config.over(rope_parameters=full, rope_theta=base), found)
+        return super().complete(config.over(rope_parameters=full, rope_theta=base), hyper)
 
-    def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
+    def read_kinds(self, config: Config, hyper: dict[str, Any]) -> None:
         """Read which blocks have a window; OLMo 2 has none."""
         if config.get("model_type") == _THIRD:
-            super().read_kinds(config, found)
+            super().read_kinds(config, hyper)
         else:
-            Llama.read_kinds(self, config, found)
+            Llama.read_kinds(self, config, hyper)
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for the model_type, and for RoPE in both kinds of blocks."""
-        keys, more = super().folder(hyper, tensors)
+        keys = super().folder(hyper, tensors)
         if WINDOW not in hyper:
-            return keys, more
+            return keys
         base = hyper["rope.freq_base"]
         full = {"rope_type": "default", "rope_theta": base} | keys.pop("rope_scaling", {})
         local = {"rope_type": "default", "rope_theta": hyper.get(_LOCAL, base)}
         keys["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
-        return keys | {"model_type": _THIRD, "architectures": ["Olmo3ForCausalLM"]}, more
+        return keys | {"model_type": _THIRD, "architectures": ["Olmo3ForCausalLM"]}
 
     # -- Forward -------------------------------------------------------------------------------
 
-    def constants(self, cfg: LlamaConfig) -> dict[str, Floats]:
+    def constants(self, cfg: Any) -> dict[str, Floats]:
         """Return RoPE's frequencies in blocks without and with a window."""
-        assert isinstance(cfg, Olmo2Config)
         local = plain(cfg.local_base or cfg.rope_base, cfg.d_head).astype(np.float32)
         return super().constants(cfg) | ({"local_frequencies": local} if cfg.window else {})
 
@@ -150,9 +143,7 @@ class Olmo2(Windowed):
         """Return arguments of Layers.rope for block n: with a window, RoPE is not stretched."""
         return {"frequencies": "local_frequencies", "magnitude": 1.0} if cfg.width(n) else {}
 
-    def block(
-        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
-    ) -> Tensor:
+    def block(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
         """Record block n for x (B T, C)."""
         heads = self.mixed(block, cfg, n, x, positions)
         x = block.residual(x, self.norm(block, cfg, heads, "post_attention_norm"))

@@ -18,24 +18,21 @@ from math import log, sqrt
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_exported_heads, check_lists, check_positive, check_sizes
+from toynn.models.checks import check_lists, check_positive, check_sizes
 from toynn.models.hyper import Hyper, shape_of
-from toynn.models.llama import Llama, LlamaConfig
+from toynn.models.llama import Floats, Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import base_of, check_channels, numbers, part_of, part_written, plain
-from toynn.models.rows import EMBEDDING, OUTPUT
-from toynn.models.table import Sizes, by_width, matrix, norm
+from toynn.models.rows import ATTENDED, EMBEDDING, OUTPUT
+from toynn.models.table import Sizes, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["Phi3", "Phi3Config"]
-
-Floats = NDArray[np.float32]
 
 _LAYER = "model.layers.{n}"
 _ORIGINAL, _MAGNITUDE = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
@@ -98,15 +95,16 @@ class Phi3(Llama):
     """The architecture."""
 
     config_type = Phi3Config
+    fixed_heads = True
     biases_are_fixed = "have no"
     table = (
         *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
-        matrix("blk.{n}.attn_qkv", "QKV C", f"{_LAYER}.self_attn.qkv_proj", std=by_width),
-        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width),
+        matrix("blk.{n}.attn_qkv", "QKV C", f"{_LAYER}.self_attn.qkv_proj"),
+        ATTENDED,
         norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm"),
-        matrix("blk.{n}.ffn_up", "2F C", f"{_LAYER}.mlp.gate_up_proj", std=by_width),
-        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
+        matrix("blk.{n}.ffn_up", "2F C", f"{_LAYER}.mlp.gate_up_proj"),
+        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj"),
         norm("output_norm", "C", "model.norm"),
         OUTPUT,
     )
@@ -132,8 +130,8 @@ class Phi3(Llama):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
         shape, d_head = shape_of(hyper, "blk.0.attn_qkv.weight")
         long, short = (
             tuple(map(float, np.ravel(hyper.file[name]))) if name in hyper.tensors else ()
@@ -152,39 +150,32 @@ class Phi3(Llama):
             rope_magnitude=hyper.real(_MAGNITUDE, 1.0),
         )
         hyper.expect("attention.value_length", d_head)
-        return cfg, {"untied": "output.weight" in hyper.tensors}
-
-    def check_gguf(self, cfg: LlamaConfig) -> None:
-        """Refuse heads that are not d_model / n_heads wide. Raises ConfigError."""
-        super().check_gguf(cfg)
-        check_exported_heads(cfg)
+        return cfg
 
     def unlike(self, cfg: Any) -> list[str]:
         """Return how llama.cpp's results differ for a file that it reads."""
         short = 0 < cfg.window < cfg.context
         return super().unlike(cfg) + [f"has no window of {cfg.window} tokens here"] * short
 
-    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+    def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        assert isinstance(cfg, Phi3Config)
         return super().write(cfg) | {
             "attention.sliding_window": cfg.window,
             _ORIGINAL: cfg.original_context,
             _MAGNITUDE: float(cfg.rope_magnitude),
         }
 
-    def beside(self, cfg: LlamaConfig) -> dict[str, Floats]:
+    def beside(self, cfg: Any) -> dict[str, Floats]:
         """Return the factors of RoPE's frequencies."""
-        assert isinstance(cfg, Phi3Config)
         both = {_LONG: cfg.long_factors, _SHORT: cfg.short_factors}
         return {name: np.array(factors, np.float32) for name, factors in both.items() if factors}
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for RoPE."""
-        rope = base_of(config, found)
-        part_of(config, found, rope, 1.0)
+        rope = base_of(config, hyper)
+        part_of(config, hyper, rope, 1.0)
         kind = rope.pop("rope_type", "default")
-        original = found.pop(_ORIGINAL, None)
+        original = hyper.pop(_ORIGINAL, None)
         if kind == "default" and not any(rope.values()):
             return {}
         tables = {name: rope.pop(key, None) for name, key in _TABLES.items()}
@@ -196,19 +187,17 @@ class Phi3(Llama):
                 f"original_max_position_embeddings is {original}; in rope_scaling it is {inside}"
             )
         original = original or inside or _DEFAULT_ORIGINAL
-        found[_ORIGINAL] = config.number("original_max_position_embeddings", original, real=False)
-        factor = rope.pop("factor", None) or found.get("context_length", 0) / original
+        hyper[_ORIGINAL] = config.number("original_max_position_embeddings", original, real=False)
+        factor = rope.pop("factor", None) or hyper.get("context_length", 0) / original
         magnitude = rope.pop("attention_factor", None)
         if magnitude is None:
             magnitude = sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
-        found[_MAGNITUDE] = config.number("attention_factor", magnitude, real=True)
+        hyper[_MAGNITUDE] = config.number("attention_factor", magnitude, real=True)
         if any(rope.values()):
             config.refuse(f"longrope has keys that are not known to toynn: {', '.join(rope)}")
         return {name: numbers(config, _TABLES[name], values) for name, values in tables.items()}
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for RoPE and the window."""
         keys: dict[str, Any] = part_written(hyper) | {"pad_token_id": None}
         if not hyper["attention.sliding_window"]:
@@ -217,33 +206,28 @@ class Phi3(Llama):
             lists = {key: [float(f) for f in tensors[name]] for name, key in _TABLES.items()}
             magnitude = {"attention_factor": hyper[_MAGNITUDE]}
             keys["rope_scaling"] = {"type": "longrope", **lists, **magnitude}
-        return keys, {}
+        return keys
 
     # -- Forward -------------------------------------------------------------------------------
 
-    def constants(self, cfg: LlamaConfig) -> dict[str, Floats]:
+    def constants(self, cfg: Any) -> dict[str, Floats]:
         """Return RoPE's frequencies for short and for long sequences."""
-        assert isinstance(cfg, Phi3Config)
         return {
             "inverse_frequencies": cfg.frequencies(cfg.short_factors),
             "long_frequencies": cfg.frequencies(cfg.long_factors),
         }
 
-    def is_long(self, cfg: LlamaConfig, length: int) -> bool:
+    def is_long(self, cfg: Any, length: int) -> bool:
         """Say whether a sequence of ``length`` tokens uses long_factors."""
-        assert isinstance(cfg, Phi3Config)
         return bool(cfg.long_factors) and length > cfg.original_context
 
-    def forward(
-        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
-    ) -> Tensor:
+    def forward(self, layers: Layers, cfg: Any, tokens: Tensor, positions: Tensor) -> Tensor:
         """Record the embeddings and the blocks."""
-        assert isinstance(cfg, Phi3Config)
         H, KV = cfg.n_heads, cfg.n_kv_heads
         frequencies = "long_frequencies" if layers.long else "inverse_frequencies"
         x = self.embed(layers, cfg, tokens)
         for block in layers.blocks(cfg.n_layers):
-            qkv = block.linear(block.rmsnorm(x, "attn_norm", cfg.rms_eps), "attn_qkv")
+            qkv = block.linear(block.rmsnorm(x, "attn_norm", cfg.norm_eps), "attn_qkv")
             qkv = block.rope(
                 qkv,
                 positions,
@@ -258,7 +242,7 @@ class Phi3(Llama):
                 )
             heads = block.attention(qkv, n_heads=H, n_kv_heads=KV, window=cfg.window)
             x = block.residual(x, block.linear(heads, "attn_output"))
-            normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
+            normed = block.rmsnorm(x, "ffn_norm", cfg.norm_eps)
             x = block.add(x, block.swiglu_of(normed, "ffn_up", "ffn_down"))
         return x
 

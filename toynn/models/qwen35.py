@@ -27,23 +27,20 @@ from toynn.formats.hf.config import Config
 from toynn.formats.hf.name_mapping import Order
 from toynn.graph.tape import Tensor
 from toynn.models import table as rows
-from toynn.models.checks import check_sizes
+from toynn.models.checks import check_sizes, check_taps, set_defaults
 from toynn.models.hyper import KV, Hyper, refuse, shape_of
-from toynn.models.llama import Llama, LlamaConfig
+from toynn.models.llama import Floats, Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import base_of, check_channels, part_of, part_written
-from toynn.models.rows import EMBEDDING, MLP, OUTPUT
-from toynn.models.table import Row, Sizes, by_width, matrix, taps
+from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV
+from toynn.models.table import Row, Sizes, matrix, taps
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["Qwen35", "Qwen35Config"]
 
-Floats = NDArray[np.float32]
-
 _LAYER, DELTA = "model.layers.{n}", "model.layers.{n}.linear_attn"
 _MOST = 256  # rows of a state
-_MOST_TAPS = 16
 _TAPS, D_K = "ssm.conv_kernel", "ssm.state_size"
 K_HEADS, V_HEADS, INNER = "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size"
 _EVERY, _ROTATED = "full_attention_interval", "rope.dimension_count"
@@ -92,9 +89,7 @@ class Qwen35Config(LlamaConfig):
             "delta_dim": min(self.d_head, _MOST),
             "delta_value_dim": self.d_head,
         }
-        for name, value in usual.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+        set_defaults(self, **usual)
         check_sizes(self, "attention_every", "conv_taps", *usual)
         check_channels(self)
         K, V, D = self.delta_heads, self.delta_value_heads, self.delta_dim
@@ -104,10 +99,7 @@ class Qwen35Config(LlamaConfig):
                 f"{type(self).__name__}: delta_heads must divide delta_value_heads, and delta_dim "
                 f"must be at most {_MOST}; got {K}, {V} and {D}"
             )
-        if self.conv_taps > _MOST_TAPS:
-            raise ConfigError(
-                f"{type(self).__name__}: conv_taps must be at most 16; got {self.conv_taps}"
-            )
+        check_taps(self)
 
     def attends(self, n: int) -> bool:
         """Say whether block n has attention."""
@@ -142,48 +134,23 @@ class Qwen35(Llama):
     """The architecture."""
 
     config_type = Qwen35Config
-    narrows = True
+    mlp_norm = "post_attention_norm"
     biases_are_fixed = "have no"
     #: Whether the heads of v that share a head of q and k are adjacent.
     grouped = False
     table = (
         *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
-        matrix(
-            "blk.{n}.attn_q", "2Q C", f"{_LAYER}.self_attn.q_proj", std=by_width, when="attends"
-        ),
-        matrix(
-            "blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", std=by_width, when="attends"
-        ),
-        matrix(
-            "blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width, when="attends"
-        ),
+        matrix("blk.{n}.attn_q", "2Q C", f"{_LAYER}.self_attn.q_proj", when="attends"),
+        *(replace(row, when="attends") for row in QKV[1:]),
         norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_norm", when="attends"),
         norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_norm", when="attends"),
-        matrix(
-            "blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj",
-            std=by_width, when="attends",
-        ),
-        matrix(
-            "blk.{n}.attn_qkv", "X C", f"{DELTA}.in_proj_qkv",
-            std=by_width, when="delta", order=_QKV,
-        ),
-        matrix(
-            "blk.{n}.attn_gate", "I C", f"{DELTA}.in_proj_z",
-            std=by_width, when="delta", order=_ROWS,
-        ),
-        matrix(
-            "blk.{n}.ssm_beta", "H C", f"{DELTA}.in_proj_b",
-            std=by_width, when="delta", order=_ROWS,
-        ),
-        matrix(
-            "blk.{n}.ssm_alpha", "H C", f"{DELTA}.in_proj_a",
-            std=by_width, when="delta", order=_ROWS,
-        ),
-        taps(
-            "blk.{n}.ssm_conv1d", "X L", f"{DELTA}.conv1d",
-            std=by_width, when="delta", order=_QKV,
-        ),
+        replace(ATTENDED, when="attends"),
+        matrix("blk.{n}.attn_qkv", "X C", f"{DELTA}.in_proj_qkv", when="delta", order=_QKV),
+        matrix("blk.{n}.attn_gate", "I C", f"{DELTA}.in_proj_z", when="delta", order=_ROWS),
+        matrix("blk.{n}.ssm_beta", "H C", f"{DELTA}.in_proj_b", when="delta", order=_ROWS),
+        matrix("blk.{n}.ssm_alpha", "H C", f"{DELTA}.in_proj_a", when="delta", order=_ROWS),
+        taps("blk.{n}.ssm_conv1d", "X L", f"{DELTA}.conv1d", when="delta", order=_QKV),
         Row(
             "blk.{n}.ssm_a", "H", f"{DELTA}.A_log", "decays",
             bare=True, when="delta", logarithm=True, order=_ROWS,
@@ -192,10 +159,7 @@ class Qwen35(Llama):
             "blk.{n}.ssm_dt.bias", "H", f"{DELTA}.dt_bias", bare=True, when="delta", order=_ROWS
         ),
         rows.norm("blk.{n}.ssm_norm", "DV", f"{DELTA}.norm", when="delta"),
-        matrix(
-            "blk.{n}.ssm_out", "C I", f"{DELTA}.out_proj",
-            std=by_width, when="delta", order=_COLUMNS,
-        ),
+        matrix("blk.{n}.ssm_out", "C I", f"{DELTA}.out_proj", when="delta", order=_COLUMNS),
         norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
         *MLP,
         norm("output_norm", "C", "model.norm"),
@@ -204,7 +168,7 @@ class Qwen35(Llama):
 
     def __init__(self, name: str, title: str, model_type: str) -> None:
         super().__init__(name, title, head_norms=True)
-        own = {
+        keys = {
             _TAPS: "linear_conv_kernel_dim",
             D_K: "linear_key_head_dim",
             K_HEADS: "linear_num_key_heads",
@@ -212,25 +176,24 @@ class Qwen35(Llama):
         }
         self.hf = replace(
             self.hf,
-            keys={**self.hf.keys, **own},
+            keys={**self.hf.keys, **keys},
             optional=self.hf.optional - {KV, "attention.key_length"},
             fixed={"hidden_act": ("silu",), "attn_output_gate": (True,)},
             zero_biases=frozenset(),
             model_type=model_type,
         )
 
-    def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
+    def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return the values of the table's letters and conditions."""
-        assert isinstance(cfg, Qwen35Config)
         (K, V, D, E), attends = cfg.delta, n is not None and cfg.attends(n)
-        own = {"attends": attends, "delta": not attends, "L": cfg.conv_taps, "H": V, "DV": E}
-        own |= {"X": 2 * K * D + V * E, "I": V * E, "2Q": 2 * cfg.n_heads * cfg.d_head}
-        return {**super().sizes(cfg, opts, n), **own}
+        letters = {"attends": attends, "delta": not attends, "L": cfg.conv_taps, "H": V, "DV": E}
+        letters |= {"X": 2 * K * D + V * E, "I": V * E, "2Q": 2 * cfg.n_heads * cfg.d_head}
+        return {**super().sizes(cfg, opts, n), **letters}
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
         every = hyper.whole(_EVERY, 4)
         attends = every <= hyper.layers
         known = f"blk.{every - 1}.attn_q.weight" if attends else "token_embd.weight"
@@ -256,59 +219,51 @@ class Qwen35(Llama):
             delta_value_dim=inner // V,
         )
         hyper.expect("attention.value_length", d_head)
-        return cfg, {"untied": "output.weight" in hyper.tensors}
+        return cfg
 
-    def check_gguf(self, cfg: LlamaConfig) -> None:
+    def check_gguf(self, cfg: Any) -> None:
         """Refuse heads of k and of v that differ in width. Raises ConfigError."""
         super().check_gguf(cfg)
-        assert isinstance(cfg, Qwen35Config)
         if cfg.delta_dim != cfg.delta_value_dim:
             raise ConfigError(
                 f"export: llama.cpp reads {cfg.arch} with delta_dim = delta_value_dim; got "
                 f"{cfg.delta_dim} and {cfg.delta_value_dim}"
             )
 
-    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+    def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        assert isinstance(cfg, Qwen35Config)
         (K, V, D, E), pairs = cfg.delta, (cfg.rope_channels or 0) // 2
-        own = {_TAPS: cfg.conv_taps, D_K: D, K_HEADS: K, V_HEADS: V, INNER: V * E}
+        delta = {_TAPS: cfg.conv_taps, D_K: D, K_HEADS: K, V_HEADS: V, INNER: V * E}
         third = [-(-pairs // 3), -(-(pairs - -(-pairs // 3)) // 2)]  # 11, 11, 10 of 32
-        own[_EVERY] = cfg.attention_every
-        return super().write(cfg) | own | {SECTIONS: [*third, pairs - sum(third), 0]}
+        delta[_EVERY] = cfg.attention_every
+        return super().write(cfg) | delta | {SECTIONS: [*third, pairs - sum(third), 0]}
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for attention blocks, widths and RoPE; refuse all else."""
-        kinds, count = config.get("layer_types"), found.get("block_count", 0)
+        kinds, count = config.get("layer_types"), hyper.get("block_count", 0)
         every = config.get(_EVERY, 4)
         if kinds is not None:
-            given = kinds if isinstance(kinds, list) else []
-            full = [n for n, kind in enumerate(given) if kind == "full_attention"]
+            listed = kinds if isinstance(kinds, list) else []
+            full = [n for n, kind in enumerate(listed) if kind == "full_attention"]
             every = full[0] + 1 if full else max(count, 1) + 1
-            usual = [_kind(n, every) for n in range(len(given))]
+            usual = [_kind(n, every) for n in range(len(listed))]
             if kinds != usual or len(kinds) != count:
                 config.refuse(
                     f"layer_types must have {count} entries: full_attention in every n-th, "
                     f"linear_attention in the others; got {kinds!r}"
                 )
-        found[_EVERY] = int(config.number(_EVERY, every, real=False))
-        width = config.number(
-            "linear_value_head_dim", config.get("linear_value_head_dim"), real=False
-        )
-        found[INNER] = int(width) * found.get(V_HEADS, 0)
-        for unused in _UNUSED:
-            config.get(unused)
-        rope = base_of(config, found)
-        part_of(config, found, rope, 0.25)
+        hyper[_EVERY] = int(config.number(_EVERY, every, real=False))
+        hyper[INNER] = config.whole("linear_value_head_dim") * hyper.get(V_HEADS, 0)
+        config.ignore(*_UNUSED)
+        rope = base_of(config, hyper)
+        part_of(config, hyper, rope, 0.25)
         for key in ("mrope_section", "mrope_interleaved"):  # they matter to pictures only
             rope.pop(key, None)
         if rope.pop("rope_type") != "default" or any(rope.values()):
             config.refuse(f"RoPE must be default; got {config.get('rope_parameters')}")
         return {}
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for attention blocks, the width of v's heads, and RoPE."""
         rope = {
             "rope_type": "default",
@@ -322,32 +277,21 @@ class Qwen35(Llama):
             "linear_value_head_dim": hyper[INNER] // hyper[V_HEADS],
             "rope_parameters": rope,
             "pad_token_id": None,
-        }, {}
+        }
 
     # -- Forward -------------------------------------------------------------------------------
 
-    def forward(
-        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
-    ) -> Tensor:
-        """Record the embeddings and the blocks."""
-        assert isinstance(cfg, Qwen35Config)
-        x = self.embed(layers, cfg, tokens)
-        for n, block in enumerate(layers.blocks(cfg.n_layers)):
-            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
-            if cfg.attends(n):
-                mixed = self._attention(block, cfg, normed, positions)
-            else:
-                mixed = self._delta(block, cfg, normed)
-            x = block.residual(x, mixed)
-            normed = block.rmsnorm(x, "post_attention_norm", cfg.rms_eps)
-            x = block.add(x, self.feed_forward(block, cfg, normed))
-        return x
+    def mixed(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
+        """Record the attention of block n, or its delta rule."""
+        if cfg.attends(n):
+            return self._attention(block, cfg, x, positions)
+        return self._delta(block, cfg, x)
 
     def _attention(self, block: Layers, cfg: LlamaConfig, x: Tensor, positions: Tensor) -> Tensor:
         """Record attention of x (B T, C), times the sigmoid of its gates."""
         both, H, KV = block.linear(x, "attn_q"), cfg.n_heads, cfg.n_kv_heads
-        q = block.rmsnorm(block.queries(both, H), "attn_q_norm", cfg.rms_eps)
-        k = block.rmsnorm(block.linear(x, "attn_k"), "attn_k_norm", cfg.rms_eps)
+        q = block.rmsnorm(block.queries(both, H), "attn_q_norm", cfg.norm_eps)
+        k = block.rmsnorm(block.linear(x, "attn_k"), "attn_k_norm", cfg.norm_eps)
         heads = block.attention(
             block.rope(q, positions, H),
             block.rope(k, positions, KV),
@@ -364,12 +308,12 @@ class Qwen35(Llama):
         c, a = self.written(block, cfg, x)
         g = block.decay(a, "ssm_a", "ssm_dt.bias")
         heads = block.delta(qkv, g, c, K, D, grouped=self.grouped)
-        normed = block.rmsnorm(heads, "ssm_norm", cfg.rms_eps)
+        normed = block.rmsnorm(heads, "ssm_norm", cfg.norm_eps)
         gate = block.linear(block.narrowed(x), "attn_gate")
         return block.linear(block.gate(normed, gate), "ssm_out")
 
     def written(self, block: Layers, cfg: Qwen35Config, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Record W_b x and W_a x (B T, V), from which come what a row writes and its decay."""
+        """Record W_b x and W_a x (B T, V): they give the strength and the decay of a write."""
         return block.linear(x, "ssm_beta"), block.linear(x, "ssm_alpha")
 
 

@@ -58,10 +58,10 @@ class Qwen35MoE(Sparse, Qwen35):
         bare=frozenset(("experts.gate_up_proj", "experts.down_proj")),
     )
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read qwen35's keys; the width of an MLP may be missing, since no block has an MLP."""
-        found.setdefault(_WIDTH, found.get(EXPERT_WIDTH, 1))
-        return super().complete(config, found)
+        hyper.setdefault(_WIDTH, hyper.get(EXPERT_WIDTH, 1))
+        return super().complete(config, hyper)
 
 
 register(Qwen35MoE("qwen35moe", "Qwen3_5Moe", "qwen3_5_moe_text"))

@@ -6,15 +6,13 @@ keys for either, so a config.json that asks for it is refused.
 Source: Qwen Team 2025, arXiv:2505.09388.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from toynn.formats.hf.config import Config
 from toynn.models.hyper import Hyper
-from toynn.models.llama import Llama
+from toynn.models.llama import Floats, Llama
 from toynn.models.mixture import EXPERT_WIDTH, USED, Mixture, MixtureConfig, with_experts
 from toynn.models.registry import register
 
@@ -45,30 +43,27 @@ class Qwen3MoE(Mixture):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        cfg = super().read(hyper)
         usual = max(1, cfg.d_ff // cfg.n_experts_used)  # llama.cpp's default
-        return replace(cfg, d_ff=hyper.whole(EXPERT_WIDTH, usual)), options
+        return replace(cfg, d_ff=hyper.whole(EXPERT_WIDTH, usual))
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file; d_ff is the width of all experts of a token."""
         widths = {_WIDTH: cfg.d_ff * cfg.n_experts_used, EXPERT_WIDTH: cfg.d_ff}
         return super().write(cfg) | widths
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Refuse weights that are not normalised, the default of config.json."""
         if config.get("norm_topk_prob", False) is not True:
             config.refuse("norm_topk_prob must be true: GGUF files have no key for false")
-        found.setdefault(_WIDTH, found.get(EXPERT_WIDTH, 1) * found.get(USED, 1))
-        return super().complete(config, found)
+        hyper.setdefault(_WIDTH, hyper.get(EXPERT_WIDTH, 1) * hyper.get(USED, 1))
+        return super().complete(config, hyper)
 
-    def folder(
-        self, hyper: Any, tensors: Any
-    ) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return norm_topk_prob true, which is not transformers' default."""
-        keys, more = super().folder(hyper, tensors)
-        return keys | {"norm_topk_prob": True}, more
+        return super().folder(hyper, tensors) | {"norm_topk_prob": True}
 
 
 register(Qwen3MoE("qwen3moe", "Qwen3Moe", head_norms=True))

@@ -92,7 +92,7 @@ class Qwen3Next(Qwen35MoE):
             raise ConfigError(f"export: llama.cpp reads {cfg.arch} with normalized; got False")
 
     def written(self, block: Layers, cfg: Qwen35Config, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Record b and a (B T, V), from which come what a row writes and its decay."""
+        """Record b and a (B T, V): they give the strength and the decay of a write."""
         both, K = block.linear(x, "ssm_ba"), cfg.delta[0]
         return block.queries(both, K), block.queries(both, K, 1)
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
-from toynn.models.checks import check_flags, check_positive, check_sizes
+from toynn.models.checks import check_flags, check_positive, check_sizes, set_defaults
 from toynn.models.hyper import Hyper, refuse
 
 __all__ = [
@@ -117,8 +117,7 @@ def check_channels(cfg: Any) -> None:
 
     Raises ConfigError for an odd number, and for more than a head has.
     """
-    if cfg.rope_channels is None:
-        object.__setattr__(cfg, "rope_channels", cfg.d_head)
+    set_defaults(cfg, rope_channels=cfg.d_head)
     check_sizes(cfg, "rope_channels")
     if cfg.rope_channels % 2 or cfg.rope_channels > cfg.d_head:
         raise ConfigError(
@@ -134,14 +133,14 @@ def plain(base: float, channels: int) -> NDArray[np.float64]:
 
 def frequencies(cfg: Any) -> Floats:
     """Return the angle in radians by which each pair of a head rotates per position."""
-    found = plain(cfg.rope_base, rotated(cfg))
+    angles = plain(cfg.rope_base, rotated(cfg))
     if cfg.rope_scaling == "yarn":
         low, high = _ramp(cfg)
-        r = np.clip((np.arange(found.size) - low) / max(high - low, 1e-3), 0, 1)
-        found *= r / cfg.rope_factor + 1 - r
+        r = np.clip((np.arange(angles.size) - low) / max(high - low, 1e-3), 0, 1)
+        angles *= r / cfg.rope_factor + 1 - r
     else:
-        found /= cfg.rope_factor
-    stretched: Floats = (found / (cfg.rope_factors or 1.0)).astype(np.float32)
+        angles /= cfg.rope_factor
+    stretched: Floats = (angles / (cfg.rope_factors or 1.0)).astype(np.float32)
     return stretched
 
 
@@ -194,30 +193,32 @@ def written(cfg: Any) -> dict[str, Any]:
     """Return the hyper-parameters of a file."""
     if cfg.rope_scaling not in ("linear", "yarn"):
         return {}
-    found: dict[str, Any] = {_TYPE: cfg.rope_scaling, _FACTOR: float(cfg.rope_factor)}
+    hyper: dict[str, Any] = {_TYPE: cfg.rope_scaling, _FACTOR: float(cfg.rope_factor)}
     if cfg.rope_scaling == "linear":
-        return found
+        return hyper
     betas = {key: (float(getattr(cfg, name)), usual) for name, (key, usual) in _BETAS.items()}
-    found |= {key: beta for key, (beta, usual) in betas.items() if beta != usual}
-    found |= {_ORIGINAL: cfg.original_context, _MAGNITUDE: float(cfg.yarn_magnitude)}
-    return found if cfg.yarn_cut else found | {_CUT: False}
+    hyper |= {key: beta for key, (beta, usual) in betas.items() if beta != usual}
+    hyper |= {_ORIGINAL: cfg.original_context, _MAGNITUDE: float(cfg.yarn_magnitude)}
+    return hyper if cfg.yarn_cut else hyper | {_CUT: False}
 
 
 def unlike(cfg: Any, reads_betas: bool) -> list[str]:
     """Return how llama.cpp's RoPE differs."""
     if cfg.rope_scaling != "yarn":
         return []
-    found = [] if cfg.yarn_cut else ["cuts YaRN's ramp to whole pairs, as if truncate were true"]
+    differences = (
+        [] if cfg.yarn_cut else ["cuts YaRN's ramp to whole pairs, as if truncate were true"]
+    )
     if not reads_betas and (cfg.beta_fast, cfg.beta_slow) != (32, 1):
         betas = f"`--yarn-beta-fast {cfg.beta_fast:g} --yarn-beta-slow {cfg.beta_slow:g}`"
-        found.append(f"does not read YaRN's betas here: give it {betas}")
-    return found
+        differences.append(f"does not read YaRN's betas here: give it {betas}")
+    return differences
 
 
 # -- Hugging Face ----------------------------------------------------------------------------------
 
 
-def base_of(config: Config, found: dict[str, Any], base: float = BASE) -> dict[str, Any]:
+def base_of(config: Config, hyper: dict[str, Any], base: float = BASE) -> dict[str, Any]:
     """Set rope.freq_base; return config.json's other keys for RoPE, the kind as rope_type."""
     rope: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):  # of old and of new versions
@@ -226,16 +227,16 @@ def base_of(config: Config, found: dict[str, Any], base: float = BASE) -> dict[s
             config.refuse(f"{key} must be an object; got {value!r}")
         rope |= value
     base = rope.pop("rope_theta", config.get("rope_theta", base))
-    found["rope.freq_base"] = config.number("rope_theta", base, real=True)
+    hyper["rope.freq_base"] = config.number("rope_theta", base, real=True)
     old = rope.pop("type", "default")  # the key of old versions
     return {"rope_type": old} | rope
 
 
-def part_of(config: Config, found: dict[str, Any], rope: dict[str, Any], usual: float) -> None:
+def part_of(config: Config, hyper: dict[str, Any], rope: dict[str, Any], usual: float) -> None:
     """Set rope.dimension_count by partial_rotary_factor, which is removed from ``rope``."""
     part = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor", usual))
     part = config.number("partial_rotary_factor", part, real=True)
-    found[ROTATED] = config.number("partial_rotary_factor", int(width_of(found) * part), real=False)
+    hyper[ROTATED] = config.number("partial_rotary_factor", int(width_of(hyper) * part), real=False)
 
 
 def part_written(hyper: Mapping[str, Any]) -> dict[str, float]:
@@ -247,10 +248,10 @@ def part_written(hyper: Mapping[str, Any]) -> dict[str, float]:
     return {"partial_rotary_factor": part}
 
 
-def width_of(found: Mapping[str, Any]) -> int:
+def width_of(hyper: Mapping[str, Any]) -> int:
     """Return the width of a head."""
-    whole, heads = found.get("embedding_length", 0), found.get("attention.head_count", 1)
-    return int(found.get("attention.key_length") or whole // heads)
+    whole, heads = hyper.get("embedding_length", 0), hyper.get("attention.head_count", 1)
+    return int(hyper.get("attention.key_length") or whole // heads)
 
 
 def numbers(config: Config, key: str, values: object) -> Floats:
@@ -260,15 +261,15 @@ def numbers(config: Config, key: str, values: object) -> Floats:
     return np.array([config.number(key, value, real=True) for value in values], np.float32)
 
 
-def factors_of(config: Config, found: dict[str, Any], base: float = BASE) -> Floats | None:
+def factors_of(config: Config, hyper: dict[str, Any], base: float = BASE) -> Floats | None:
     """Set rope.freq_base and the keys of linear or yarn; return llama3's factors, else None.
 
     Refuses every other kind of RoPE by its name.
     """
-    rope = base_of(config, found, base)
+    rope = base_of(config, hyper, base)
     kind = rope.pop("rope_type")
     if kind in ("linear", "yarn"):
-        _stretch(config, found, kind, rope)
+        _stretch(config, hyper, kind, rope)
         return None
     if kind == "default" and not any(rope.values()):
         return None
@@ -276,47 +277,45 @@ def factors_of(config: Config, found: dict[str, Any], base: float = BASE) -> Flo
     if kind != "llama3" or rope.keys() != set(keys):
         config.refuse(f"RoPE must be default, linear, yarn or llama3; got {kind!r} with {rope}")
     factor, low, high, context = (config.number(key, rope[key], real=True) for key in keys)
-    size = width_of(found)
+    size = width_of(hyper)
     if not low < high or not size <= 1 << 16:
         config.refuse(f"RoPE of {size} channels is out of range: {rope}")
-    waves = 2 * pi * found["rope.freq_base"] ** (np.arange(0, size, 2) / size)
+    waves = 2 * pi * hyper["rope.freq_base"] ** (np.arange(0, size, 2) / size)
     smooth = np.clip((context / waves - low) / (high - low), 0, 1)
     factors = 1 / ((1 - smooth) / factor + smooth)
     return np.asarray(factors, np.float32)
 
 
-def _stretch(config: Config, found: dict[str, Any], kind: str, rope: dict[str, Any]) -> None:
+def _stretch(config: Config, hyper: dict[str, Any], kind: str, rope: dict[str, Any]) -> None:
     """Set GGUF's keys for linear or yarn."""
 
     def number(key: str, value: object) -> float:
         return config.number(key, value, real=True)
 
-    context = found.get("context_length")
+    context = hyper.get("context_length")
     factor = rope.pop("factor", None)
-    found[_TYPE] = kind
+    hyper[_TYPE] = kind
     if kind == "yarn":
         original = rope.pop("original_max_position_embeddings", None) or context
         original = int(config.number("original_max_position_embeddings", original, real=False))
         if factor is None:
             factor = (context or 0) / original
-    found[_FACTOR] = factor = number("factor", factor)
+    hyper[_FACTOR] = factor = number("factor", factor)
     if kind == "yarn":
-        found[_ORIGINAL] = original
+        hyper[_ORIGINAL] = original
         for name, (key, usual) in _BETAS.items():
-            found[key] = number(name, rope.pop(name, None) or usual)
-        given, scales = (
-            rope.pop("attention_factor", None),
-            [rope.pop(key, None) for key in ("mscale", "mscale_all_dim")],
-        )
+            hyper[key] = number(name, rope.pop(name, None) or usual)
+        whole = rope.pop("attention_factor", None)
+        scales = [rope.pop(key, None) for key in ("mscale", "mscale_all_dim")]
         usual = _usual(factor) if factor > 1 else 1.0
-        if given is None and all(scales):
+        if whole is None and all(scales):
             m, n = (number("mscale", scale) for scale in scales)
-            given = (1 + m * (usual - 1)) / (1 + n * (usual - 1))
-        found[_MAGNITUDE] = number("attention_factor", usual if given is None else given) / usual
+            whole = (1 + m * (usual - 1)) / (1 + n * (usual - 1))
+        hyper[_MAGNITUDE] = number("attention_factor", usual if whole is None else whole) / usual
         if (cut := rope.pop("truncate", True)) not in (True, False):
             config.refuse(f"truncate must be true or false; got {cut!r}")
         if not cut:
-            found[_CUT] = False
+            hyper[_CUT] = False
     if any(rope.values()):
         config.refuse(f"rope_scaling {kind} has unknown keys: {', '.join(rope)}")
 

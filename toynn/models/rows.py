@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from toynn.models.table import Row, by_width, matrix, table
+from toynn.models.table import Row, matrix, table
 
 __all__ = ["ATTENDED", "EMBEDDING", "MLP", "OUTPUT", "QKV", "changed", "names"]
 
@@ -14,18 +14,18 @@ _LAYER = "model.layers.{n}"
 #: The table of embeddings; a donor's table has an input projection after it.
 EMBEDDING: tuple[Row, ...] = (
     table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
-    matrix("lens.proj", "C E", std=by_width, when="donor"),
+    matrix("lens.proj", "C E", when="donor"),
 )
 QKV: tuple[Row, ...] = (
-    matrix("blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj", std=by_width),
-    matrix("blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", std=by_width),
-    matrix("blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width),
+    matrix("blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj"),
+    matrix("blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj"),
+    matrix("blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj"),
 )
-ATTENDED = matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width)
+ATTENDED = matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj")
 MLP: tuple[Row, ...] = (
-    matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj", std=by_width),
-    matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj", std=by_width),
-    matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
+    matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj"),
+    matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj"),
+    matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj"),
 )
 OUTPUT = matrix("output", "V C", "lm_head", std=_STD, when="untied")
 

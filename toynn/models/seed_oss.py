@@ -33,10 +33,10 @@ class SeedOss(Llama):
         zero_biases=frozenset(),
     )
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for RoPE; residual_dropout acts in training only."""
-        config.get("residual_dropout")
-        return super().complete(config, found)
+        config.ignore("residual_dropout")
+        return super().complete(config, hyper)
 
 
 register(SeedOss("seed_oss", "SeedOss"))

@@ -72,8 +72,12 @@ class SequenceModel(Model[S]):
     # -- Files ---------------------------------------------------------------------------------
 
     @abstractmethod
-    def read(self, hyper: Hyper) -> tuple[S, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
+    def read(self, hyper: Hyper) -> S:
+        """Return a file's configuration."""
+
+    def options(self, hyper: Hyper) -> dict[str, Any]:
+        """Return the options that a file implies."""
+        return {}
 
     def check_gguf(self, cfg: S) -> None:
         """Raise ConfigError for a model that GGUF cannot express or llama.cpp does not read."""
@@ -106,8 +110,8 @@ class SequenceModel(Model[S]):
         """Say whether files may have a tensor of this name which the model ignores."""
         return False
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Add config.json's keys beside ``hf.keys`` to ``found``; return tensors made from them."""
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
+        """Add config.json's keys beside ``hf.keys`` to ``hyper``; return tensors made from them."""
         return {}
 
     def claims(self, config: Config) -> bool:
@@ -118,11 +122,13 @@ class SequenceModel(Model[S]):
         """Return modules that a model does not have, whose names in a folder another has."""
         return ()
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return further keys of config.json and further tensors for a Hugging Face folder."""
-        return {}, {}
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
+        """Return further keys of config.json for a Hugging Face folder."""
+        return {}
+
+    def padded(self, tensors: Mapping[str, Floats]) -> dict[str, Floats]:
+        """Return the tables that have more rows in a folder."""
+        return {}
 
     def apart(self) -> Self:
         """Return the model for Hugging Face's order of q's and k's rows.
@@ -138,6 +144,7 @@ class SequenceModel(Model[S]):
         rows = [row for row in self.table if row.elsewhere]
         return NameMapping(
             self.architecture,
+            self,
             **vars(self.hf),
             modules={row.name: row.elsewhere for row in rows},
             transposed=frozenset(row.name for row in rows if row.transposed),
@@ -149,12 +156,6 @@ class SequenceModel(Model[S]):
             whole=frozenset(row.name for row in rows if row.bare),
             orders={row.name: row.order for row in rows if row.order},
             flat={row.name: row.flat for row in rows if row.flat},
-            filed_as=self.filed_as,
-            spare=self.spare,
-            unread=self.unread,
-            claims=self.claims,
-            complete=self.complete,
-            beside=self.folder,
             encodes=self.encodes,
         )
 
@@ -164,7 +165,7 @@ class SequenceModel(Model[S]):
         A tied head has an entry too: an adapter of the head is not one of the embeddings.
         """
         mapping, rows = self.name_mapping(), {row.name: row for row in self.table}
-        found = {}
+        adapted = {}
         names = dict.fromkeys(names)
         if {TABLE, HEAD} & names.keys() and "output" in rows:
             names[HEAD] = None
@@ -173,10 +174,10 @@ class SequenceModel(Model[S]):
             if row is None or not row.elsewhere or not name.endswith(".weight"):
                 continue
             if row.kind == "matrix" or name == TABLE:
-                found[name] = f"{mapping.module(name)}.weight"
+                adapted[name] = f"{mapping.module(name)}.weight"
             elif row.kind == "experts":  # in a folder: several weights, or a part of one
-                found[name] = name
-        return found
+                adapted[name] = name
+        return adapted
 
     def used(self, cfg: S) -> float:
         """Return the fraction of a block's experts that a token uses; 1 without experts."""

@@ -21,7 +21,7 @@ from toynn.models.checks import check_positive, check_sizes
 from toynn.models.llama import Floats
 from toynn.models.rope import plain
 from toynn.models.rows import ATTENDED, QKV
-from toynn.models.table import by_width, matrix, norm, table
+from toynn.models.table import matrix, norm, table
 from toynn.models.windows import PATTERN, WindowConfig, Windowed
 from toynn.nn import Layers
 
@@ -49,9 +49,7 @@ _LAYER = "model.layers.{n}"
 #: Rows of the table: of the inputs of all blocks, of attention and its norms, of a block's input.
 FOR_ALL = (
     table("per_layer_token_embd", "V LP", "model.embed_tokens_per_layer", std=0.02, when="P"),
-    matrix(
-        "per_layer_model_proj", "LP C", "model.per_layer_model_projection", std=by_width, when="P"
-    ),
+    matrix("per_layer_model_proj", "LP C", "model.per_layer_model_projection", when="P"),
     norm("per_layer_proj_norm", "P", "model.per_layer_projection_norm", when="P"),
 )
 HEADS = (
@@ -66,8 +64,8 @@ HEADS = (
     norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.pre_feedforward_layernorm"),
 )
 FOR_BLOCK = (
-    matrix("blk.{n}.inp_gate", "P C", f"{_LAYER}.per_layer_input_gate", std=by_width, when="P"),
-    matrix("blk.{n}.proj", "C P", f"{_LAYER}.per_layer_projection", std=by_width, when="P"),
+    matrix("blk.{n}.inp_gate", "P C", f"{_LAYER}.per_layer_input_gate", when="P"),
+    matrix("blk.{n}.proj", "C P", f"{_LAYER}.per_layer_projection", when="P"),
     norm("blk.{n}.post_norm", "C", f"{_LAYER}.post_per_layer_input_norm", when="P"),
 )
 
@@ -110,8 +108,8 @@ class SharingConfig(WindowConfig):
         super().__post_init__()
         check_sizes(self, "shared_kv", "per_layer", least=0)
         check_positive(self, "local_base", *(("logit_cap",) if self.logit_cap else ()))
-        own = self.windowed[: max(self.n_layers - self.shared_kv, 0)]
-        if not set(self.windowed) <= {*own}:
+        first = self.windowed[: max(self.n_layers - self.shared_kv, 0)]
+        if not set(self.windowed) <= {*first}:
             raise ConfigError(
                 f"{type(self).__name__}: shared_kv must leave a block of each kind that has k and "
                 f"v; got {self.shared_kv} of {self.n_layers}, windowed {self.windowed}"
@@ -129,8 +127,8 @@ class SharingConfig(WindowConfig):
 
     def source(self, n: int) -> int:
         """Return the block whose k and v block n reads."""
-        own = range(min(n + 1, self.n_layers - self.shared_kv))
-        return max(m for m in own if self.windowed[m] == self.windowed[n])
+        with_kv = range(min(n + 1, self.n_layers - self.shared_kv))
+        return max(m for m in with_kv if self.windowed[m] == self.windowed[n])
 
     def width_of(self, full: bool) -> int:
         """Return the width of a head of blocks without a window, or with one."""
@@ -174,46 +172,44 @@ class Sharing(Windowed):
         known = (f"{part}.weight" for part in ("attn_k", "attn_v", "attn_k_norm"))
         return number.isdecimal() and int(number) >= first and part in known
 
-    def read_counts(self, config: Config, found: dict[str, Any]) -> None:
+    def read_counts(self, config: Config, hyper: dict[str, Any]) -> None:
         """Read how many blocks share keys and values, and the width of their inputs."""
         for key, name, usual in (
             (SHARED, "num_kv_shared_layers", self.usual_shared),
             (INPUT, "hidden_size_per_layer_input", 256),
         ):
-            given = config.get(name, usual)
-            found[key] = config.number(name, 0 if given is None else given, real=False, least=0)
+            count = config.get(name, usual)
+            hyper[key] = config.number(name, 0 if count is None else count, real=False, least=0)
 
-    def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
+    def read_kinds(self, config: Config, hyper: dict[str, Any]) -> None:
         """Read which blocks have a window."""
-        count = min(found.get("block_count", 0), _MOST)
+        count = min(hyper.get("block_count", 0), _MOST)
         usual = [KINDS[has] for has in self.config_type.usual(count)]
         kinds = config.get("layer_types")
-        super().read_kinds(config.over(layer_types=usual if kinds is None else kinds), found)
-        if PATTERN not in found:
+        super().read_kinds(config.over(layer_types=usual if kinds is None else kinds), hyper)
+        if PATTERN not in hyper:
             config.refuse("sliding_window must be a whole number >= 1; got None")
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return kinds of blocks, what they share, their inputs, and the bound of logits."""
-        keys, more = super().folder(hyper, tensors)
+        keys = super().folder(hyper, tensors)
         keys |= {
             "num_kv_shared_layers": hyper[SHARED],
             "hidden_size_per_layer_input": hyper[INPUT],
             "vocab_size_per_layer_input": hyper["vocab_size"],
             LOGITS: hyper.get(LOGITS),
         }
-        return keys, more
+        return keys
 
     # -- Forward -------------------------------------------------------------------------------
 
     def constants(self, cfg: Any) -> dict[str, Floats]:
         """Return RoPE's frequencies and gains of 1, of both kinds of blocks."""
-        found = {}
+        arrays = {}
         for kind, full in zip(KINDS, (True, False), strict=True):
-            found[kind] = cfg.frequencies(full)
-            found[f"{kind}_ones"] = np.ones(cfg.width_of(full), np.float32)
-        return found
+            arrays[kind] = cfg.frequencies(full)
+            arrays[f"{kind}_ones"] = np.ones(cfg.width_of(full), np.float32)
+        return arrays
 
     def cap(self, cfg: Any) -> float:
         """Return the bound of logits."""
@@ -221,15 +217,15 @@ class Sharing(Windowed):
 
     def inputs(self, layers: Layers, cfg: Any, tokens: Tensor, x: Tensor) -> Tensor:
         """Record the inputs of all blocks, side by side, of embeddings x (B T, C)."""
-        own = layers.scale(layers.embedding("per_layer_token_embd", tokens), sqrt(cfg.per_layer))
+        rows = layers.scale(layers.embedding("per_layer_token_embd", tokens), sqrt(cfg.per_layer))
         seen = layers.scale(layers.linear(x, "per_layer_model_proj"), cfg.d_model**-0.5)
-        both = layers.add(layers.rmsnorm(seen, "per_layer_proj_norm", cfg.rms_eps), own)
+        both = layers.add(layers.rmsnorm(seen, "per_layer_proj_norm", cfg.norm_eps), rows)
         return layers.scale(both, 0.5**0.5)
 
     def added(self, block: Layers, cfg: Any, n: int, x: Tensor, inputs: Tensor) -> Tensor:
         """Record what the input of block n, a part of ``inputs``, makes of x."""
-        own = block.columns(block.narrowed(inputs), n * cfg.per_layer, cfg.per_layer)
-        return block.rmsnorm(block.geglu(x, "inp_gate", own, "proj"), "post_norm", cfg.rms_eps)
+        part = block.columns(block.narrowed(inputs), n * cfg.per_layer, cfg.per_layer)
+        return block.rmsnorm(block.geglu(x, "inp_gate", part, "proj"), "post_norm", cfg.norm_eps)
 
     def heads(
         self,
@@ -241,7 +237,7 @@ class Sharing(Windowed):
         kept: dict[int, tuple[Tensor, Tensor]],
     ) -> Tensor:
         """Record the attention of block n; its k and v are kept for blocks without k and v."""
-        full, source, eps = not cfg.windowed[n], cfg.source(n), cfg.rms_eps
+        full, source, eps = not cfg.windowed[n], cfg.source(n), cfg.norm_eps
         H, KV, kind = cfg.n_heads, cfg.heads(full), KINDS[not full]
         q = block.rmsnorm(block.linear(x, "attn_q"), "attn_q_norm", eps)
         if source == n:

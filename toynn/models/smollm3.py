@@ -11,16 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from toynn.formats.hf.config import Config
-from toynn.models.llama import Llama
+from toynn.models.llama import Floats, Llama
 from toynn.models.registry import register
 
 __all__ = ["SmolLM3"]
-
-Floats = NDArray[np.float32]
 
 _INTERVAL = 4  # of the blocks without RoPE
 
@@ -39,26 +34,24 @@ class SmolLM3(Llama):
         """Say whether block n has RoPE."""
         return (n + 1) % _INTERVAL != 0
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Refuse a config.json unless exactly every fourth block lacks RoPE."""
         interval, kinds = config.get("no_rope_layer_interval"), config.get("no_rope_layers")
         if kinds is None and interval not in (None, _INTERVAL):
             config.refuse(f"no_rope_layer_interval must be {_INTERVAL}; got {interval!r}")
         expected = _kinds(len(kinds)) if isinstance(kinds, list) else []
-        if kinds is not None and (kinds != expected or len(kinds) < found.get("block_count", 0)):
+        if kinds is not None and (kinds != expected or len(kinds) < hyper.get("block_count", 0)):
             config.refuse(f"no_rope_layers must be 0 in every fourth layer; got {kinds!r}")
         rope = config.get("rope_parameters") or {}
         if config.get("rope_theta") is None and "rope_theta" not in rope:
             config.refuse("rope_theta is missing")
-        return super().complete(config, found)
+        return super().complete(config, hyper)
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for RoPE, and pad_token_id null: the default is 128004."""
-        keys, more = super().folder(hyper, tensors)
+        keys = super().folder(hyper, tensors)
         kinds = _kinds(hyper["block_count"])
-        return keys | {"no_rope_layers": kinds, "pad_token_id": None}, more
+        return keys | {"no_rope_layers": kinds, "pad_token_id": None}
 
 
 register(SmolLM3("smollm3", "SmolLM3", interleaved=True))

@@ -13,12 +13,12 @@ from typing import Any
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_exported_heads, check_sizes
+from toynn.models.checks import check_sizes
 from toynn.models.hyper import EPS, Hyper
 from toynn.models.llama import IN_FILES, Floats, Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rows import ATTENDED, EMBEDDING, OUTPUT, QKV, names
-from toynn.models.table import by_width, matrix, norm
+from toynn.models.table import matrix, norm
 from toynn.models.windows import WINDOW
 from toynn.nn import Layers
 
@@ -47,8 +47,8 @@ class Starcoder2Config(LlamaConfig):
 
 
 _MLP = (
-    matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.c_fc", std=by_width, bias="mlp_bias"),
-    matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.c_proj", std=by_width, bias="mlp_bias"),
+    matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.c_fc", bias="mlp_bias"),
+    matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.c_proj", bias="mlp_bias"),
 )
 
 
@@ -56,6 +56,7 @@ class Starcoder2(Llama):
     """The architecture."""
 
     config_type = Starcoder2Config
+    fixed_heads = True
     centred = True
     table = (
         *EMBEDDING,
@@ -95,16 +96,13 @@ class Starcoder2(Llama):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
-        found: dict[str, Any] = {"window": hyper.count(WINDOW)}
-        return replace(cfg, **found), options
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        return replace(super().read(hyper), window=hyper.count(WINDOW))
 
     def check_gguf(self, cfg: LlamaConfig) -> None:
-        """Refuse heads not d_model / n_heads wide, and missing biases. Raises ConfigError."""
+        """Refuse missing biases, and what Llama refuses. Raises ConfigError."""
         super().check_gguf(cfg)
-        check_exported_heads(cfg)
         if not cfg.output_bias or not cfg.mlp_bias:
             raise ConfigError(
                 "export: llama.cpp reads starcoder2 with output_bias and mlp_bias True; got "
@@ -116,24 +114,19 @@ class Starcoder2(Llama):
         short = 0 < cfg.window < cfg.context
         return super().unlike(cfg) + [f"has no window of {cfg.window} tokens here"] * short
 
-    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+    def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        assert isinstance(cfg, Starcoder2Config)
         return super().write(cfg) | ({WINDOW: cfg.window} if cfg.window else {})
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for RoPE; dropout acts in training only."""
-        for dropped in ("residual_dropout", "embedding_dropout"):
-            config.get(dropped)
-        return super().complete(config, found)
+        config.ignore("residual_dropout", "embedding_dropout")
+        return super().complete(config, hyper)
 
     # -- Forward -------------------------------------------------------------------------------
 
-    def mixed(
-        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
-    ) -> Tensor:
+    def mixed(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
         """Record the attention of block n."""
-        assert isinstance(cfg, Starcoder2Config)
         return self.attention(block, cfg, x, positions, window=cfg.window)
 
     def feed_forward(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """A model's weights as a table: names, shapes, initial values.
 
-    matrix("blk.{n}.attn_q", "Q C", "model.layers.{n}.self_attn.q_proj", std=0.02, bias="qkv_bias")
+    matrix("blk.{n}.attn_q", "Q C", "model.layers.{n}.self_attn.q_proj", bias="qkv_bias")
     norm("output_norm", "C", "model.norm")
 
 A row is a module: a weight, and perhaps a bias. "{n}" is the index of a block; such a row stands
@@ -101,7 +101,14 @@ class Row:
     flat: str = ""
 
 
-def matrix(name: str, shape: str, elsewhere: str = "", *, std: Start, **more: Any) -> Row:
+def by_width(cfg: Any, shape: tuple[int, ...]) -> float:
+    """Return 1 / sqrt(inputs), the standard deviation with which a product keeps x's scale."""
+    return 1 / sqrt(shape[-1])
+
+
+def matrix(
+    name: str, shape: str, elsewhere: str = "", *, std: Start = by_width, **more: Any
+) -> Row:
     """Return a row for the matrix of a product."""
     return Row(name, shape, elsewhere, "matrix", std, **more)
 
@@ -121,14 +128,9 @@ def experts(name: str, shape: str, elsewhere: str = "", **more: Any) -> Row:
     return Row(name, shape, elsewhere, "experts", by_width, **more)
 
 
-def by_width(cfg: Any, shape: tuple[int, ...]) -> float:
-    """Return 1 / sqrt(inputs), the standard deviation with which a product keeps x's scale."""
-    return 1 / sqrt(shape[-1])
-
-
-def taps(name: str, shape: str, elsewhere: str = "", *, std: Start, **more: Any) -> Row:
+def taps(name: str, shape: str, elsewhere: str = "", **more: Any) -> Row:
     """Return a row for the taps of a convolution by channel, (C, 1, L) at Hugging Face."""
-    return Row(name, shape, elsewhere, "taps", std, spread=True, **more)
+    return Row(name, shape, elsewhere, "taps", by_width, spread=True, **more)
 
 
 def norm(name: str, shape: str, elsewhere: str = "", **more: Any) -> Row:

@@ -27,8 +27,8 @@ _CUBIC = -0.5  # the parameter of the cubic kernel, as in Pillow and PyTorch's a
 
 def metadata_of(fields: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
     """Return a file's metadata; readers that use torch need the key ``format``."""
-    found = {"format": "pt", CONFIG: json.dumps(dict(fields))}
-    return found | ({NAMES: json.dumps(names)} if names else {})
+    metadata = {"format": "pt", CONFIG: json.dumps(dict(fields))}
+    return metadata | ({NAMES: json.dumps(names)} if names else {})
 
 
 def class_names(file: SafeTensors, classes: int) -> tuple[str, ...]:
@@ -104,9 +104,9 @@ def check_tensors(file: SafeTensors, shapes: Shapes, passed_over: Collection[str
             continue
         if name not in file.tensors:
             _refuse(file, f"tensor {name} is missing")
-        found = file.tensors[name].shape
-        if found != shape:
-            _refuse(file, f"tensor {name} has the wrong shape: expected {shape}; got {found}")
+        stored = file.tensors[name].shape
+        if stored != shape:
+            _refuse(file, f"tensor {name} has the wrong shape: expected {shape}; got {stored}")
     if unknown := sorted(file.tensors.keys() - shapes.keys()):
         _refuse(file, f"unknown tensors: {', '.join(unknown[:5])}")
 

@@ -9,14 +9,13 @@ section 3; ViT-Tiny: Touvron et al. 2020, arXiv:2012.12877, table 1.
 """
 
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn.errors import ConfigError
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_sizes
+from toynn.models.checks import check_divided, check_flags, check_sizes
 from toynn.models.model import Model
 from toynn.models.table import Shapes, Sizes, matrix, norm, table
 from toynn.nn import Layers
@@ -74,21 +73,13 @@ class ViTConfig:
             raise ConfigError(
                 f"ViTConfig: patch must divide image; got patch {self.patch}, image {self.image}"
             )
-        if self.d_model % self.n_heads:
-            raise ConfigError(
-                f"ViTConfig: n_heads must divide d_model; got {self.n_heads} and {self.d_model}"
-            )
+        check_divided(self)
         for name, known in (("norm", _NORMS), ("act", tuple(_ACTIVATIONS))):
             if getattr(self, name) not in known:
                 raise ConfigError(
                     f"ViTConfig: {name} must be {' or '.join(known)}; got {getattr(self, name)!r}"
                 )
-        if not isinstance(self.bias, bool):
-            raise ConfigError(f"ViTConfig: bias must be True or False; got {self.bias!r}")
-        if not isinstance(self.norm_eps, float) or not 0 < self.norm_eps < inf:
-            raise ConfigError(
-                f"ViTConfig: norm_eps must be a finite float above 0; got {self.norm_eps!r}"
-            )
+        check_flags(self, "bias")
 
     @property
     def d_head(self) -> int:

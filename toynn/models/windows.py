@@ -10,20 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
 from toynn.models.hyper import Hyper
-from toynn.models.llama import Llama, LlamaConfig
+from toynn.models.llama import Floats, Llama, LlamaConfig
 from toynn.nn import Layers
 
 __all__ = ["PATTERN", "WINDOW", "WindowConfig", "Windowed"]
-
-Floats = NDArray[np.float32]
 
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _PERIOD = 4  # by default the last of every 4 blocks has no window
@@ -75,59 +70,53 @@ class Windowed(Llama):
 
     # -- Files ---------------------------------------------------------------------------------
 
-    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
-        """Return a file's configuration, and the options that the file implies."""
-        cfg, options = super().read(hyper)
+    def read(self, hyper: Hyper) -> Any:
+        """Return a file's configuration."""
+        cfg = super().read(hyper)
         window = hyper.count(WINDOW)
         windowed = hyper.pattern(PATTERN, cfg.n_layers, self.period) if window else []
-        found: dict[str, Any] = {"window": window, "windowed": tuple(windowed)}
-        return replace(cfg, **found), options
+        return replace(cfg, window=window, windowed=tuple(windowed))
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         windows = {WINDOW: cfg.window, PATTERN: list(cfg.windowed)} if cfg.window else {}
         return super().write(cfg) | windows
 
-    def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
+    def read_kinds(self, config: Config, hyper: dict[str, Any]) -> None:
         """Read which blocks have a window."""
         window = config.get("sliding_window", self.usual_window)
         kinds, period = config.get("layer_types"), config.get("sliding_window_pattern", _PERIOD)
-        count = min(found.get("block_count", 0), _MOST)
+        count = min(hyper.get("block_count", 0), _MOST)
         if window is None:
             if isinstance(kinds, list) and _SLIDING in kinds:
                 config.refuse(f"layer_types has {_SLIDING}; sliding_window is null")
             return
-        found[WINDOW] = int(config.number("sliding_window", window, real=False))
+        hyper[WINDOW] = int(config.number("sliding_window", window, real=False))
         if kinds is not None:
             named = {_SLIDING: True, _FULL: False}
             if not isinstance(kinds, list) or any(str(kind) not in named for kind in kinds):
                 config.refuse(f"layer_types must be {_SLIDING} or {_FULL}; got {kinds!r}")
-            found[PATTERN] = [named[kind] for kind in kinds]
+            hyper[PATTERN] = [named[kind] for kind in kinds]
         elif isinstance(period, str) and period and set(period) <= _LETTERS.keys():
-            found[PATTERN] = [_LETTERS[period[n % len(period)]] for n in range(count)]
+            hyper[PATTERN] = [_LETTERS[period[n % len(period)]] for n in range(count)]
         else:
             period = int(config.number("sliding_window_pattern", period, real=False))
-            found[PATTERN] = [(n + 1) % period != 0 for n in range(count)]
-        if len(found[PATTERN]) != count:
-            config.refuse(f"layer_types must have {count} entries; got {len(found[PATTERN])}")
+            hyper[PATTERN] = [(n + 1) % period != 0 for n in range(count)]
+        if len(hyper[PATTERN]) != count:
+            config.refuse(f"layer_types must have {count} entries; got {len(hyper[PATTERN])}")
 
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+    def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for windows, and pad_token_id null."""
-        keys, more = super().folder(hyper, tensors)
+        keys = super().folder(hyper, tensors)
         windowed = hyper.get(PATTERN) or [False] * hyper["block_count"]
         kinds = [_SLIDING if has else _FULL for has in windowed]
         window = hyper.get(WINDOW)
-        return keys | {"sliding_window": window, "layer_types": kinds, "pad_token_id": None}, more
+        return keys | {"sliding_window": window, "layer_types": kinds, "pad_token_id": None}
 
     # -- Forward -------------------------------------------------------------------------------
 
-    def mixed(
-        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
-    ) -> Tensor:
+    def mixed(self, block: Layers, cfg: Any, n: int, x: Tensor, positions: Tensor) -> Tensor:
         """Record the attention of block n."""
-        assert isinstance(cfg, WindowConfig)
         rotated = positions if self.rotates(cfg, n) else None
         return self.attention(block, cfg, x, rotated, self.rope(cfg, n), window=cfg.width(n))
 

@@ -14,7 +14,7 @@ from toynn import ops
 from toynn.errors import ConfigError
 from toynn.graph.tape import Tensor
 from toynn.nn.caches import Caches
-from toynn.nn.lora import LoRA, linear
+from toynn.nn.lora import LoRA, linear, scaled
 from toynn.session import Session
 
 __all__ = ["Dropout", "Layers"]
@@ -303,17 +303,10 @@ class Layers:
 
         Caches are used as in ``shortconv``.
         """
-        w, ring, past = self.weight(f"{taps}.weight"), None, None
-        if self.caches is not None:
-            ring = self.caches.ring(self.prefix, self.batch, w.shape[0])
-            past = self.caches.past
-        return ops.shortconv(
-            *(self.session, x, w, self.bias(taps)),
-            batch=self.batch,
-            first=self.segments,
-            ring=ring,
-            past=past,
-        )
+        w, where = self.weight(f"{taps}.weight"), dict[str, Any](first=self.segments)
+        if (caches := self.caches) is not None:
+            where |= {"ring": caches.ring(self.prefix, self.batch, w.shape[0]), "past": caches.past}
+        return ops.shortconv(self.session, x, w, self.bias(taps), batch=self.batch, **where)
 
     def delta(
         self, x: Tensor, g: Tensor, c: Tensor, n_k_heads: int, d_k: int, *, grouped: bool = False
@@ -322,27 +315,21 @@ class Layers:
 
         With caches, the states start from the cached ones and are cached again.
         """
-        caches, V = self.caches, g.shape[1]
-        state = past = counts = None
-        if caches is not None:
-            E = (x.shape[1] - 2 * n_k_heads * d_k) // V
-            state = caches.state(self.prefix, (self.batch, V, d_k, E))
-            past, counts = caches.past, caches.counts
-        y = ops.delta(
-            self.session,
-            x,
-            g,
-            c,
-            batch=self.batch,
-            n_k_heads=n_k_heads,
-            d_k=d_k,
-            grouped=grouped,
-            first=self.segments,
-            state=state,
-            past=past,
-            count=counts,
-        )
-        return self.narrowed(y)
+        where = self._recurrent(x, g.shape[1], n_k_heads, d_k)
+        where |= {"n_k_heads": n_k_heads, "d_k": d_k, "grouped": grouped}
+        return self.narrowed(ops.delta(self.session, x, g, c, **where))
+
+    def _recurrent(self, x: Tensor, heads: int, groups: int, rows: int) -> dict[str, Any]:
+        """Return where the states of a recurrence begin, as arguments of its op.
+
+        x (N, 2 G D + V E) holds G groups of D rows twice, then V heads of E channels.
+        """
+        where: dict[str, Any] = {"batch": self.batch, "first": self.segments}
+        if (caches := self.caches) is None:
+            return where
+        columns = (x.shape[1] - 2 * groups * rows) // heads
+        state = caches.state(self.prefix, (self.batch, heads, rows, columns))
+        return where | {"state": state, "past": caches.past, "count": caches.counts}
 
     def ssd(
         self, x: Tensor, dt: Tensor, a: str, bias: str, skip: str, n_groups: int, d_state: int
@@ -351,23 +338,10 @@ class Layers:
 
         ``a``, ``bias`` and ``skip`` are full names of weights. Caches are used as in ``delta``.
         """
-        caches, V = self.caches, dt.shape[1]
-        state = past = counts = None
-        if caches is not None:
-            E = (x.shape[1] - 2 * n_groups * d_state) // V
-            state = caches.state(self.prefix, (self.batch, V, d_state, E))
-            past, counts = caches.past, caches.counts
-        y = ops.ssd(
-            *(self.session, x, dt, self.weight(a), self.weight(bias), self.weight(skip)),
-            batch=self.batch,
-            n_groups=n_groups,
-            d_state=d_state,
-            first=self.segments,
-            state=state,
-            past=past,
-            count=counts,
-        )
-        return self.narrowed(y)
+        where = self._recurrent(x, dt.shape[1], n_groups, d_state)
+        where |= {"n_groups": n_groups, "d_state": d_state}
+        weights = [self.weight(name) for name in (a, bias, skip)]
+        return self.narrowed(ops.ssd(self.session, x, dt, *weights, **where))
 
     def predict(self, x: Tensor, w: Tensor, n_streams: int) -> Tensor:
         """Record streams (N, A C) predicted from all of x, by w (N, A A); see ops.predict."""
@@ -451,9 +425,9 @@ class Layers:
         s, adapter, at = self.session, self._adapter(name), (n_heads, first)
 
         def magnified(y: Tensor) -> Tensor:
-            if adapter is None or (own := adapter.magnitude) is None:
+            if adapter is None or (dora := adapter.magnitude) is None:
                 return y
-            whole = ops.dora(s, ops.placed(s, y, *at, rows), own.m, own.inverse)
+            whole = ops.dora(s, ops.placed(s, y, *at, rows), dora.m, dora.inverse)
             return ops.head_columns(s, whole, *at, width)
 
         if absorbs:
@@ -513,7 +487,7 @@ class Layers:
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Record x times a number."""
-        return x if factor == 1 else ops.scale(self.session, x, factor)
+        return scaled(self.session, x, factor)
 
     def silu(self, x: Tensor) -> Tensor:
         """Record x / (1 + e^-x)."""
@@ -602,9 +576,9 @@ class Layers:
         heads, cache = n_kv_heads or n_heads, None
         if self.caches is not None:
             d_head = q.shape[1] // (n_heads if k is not None else n_heads + 2 * heads)
-            own = d_head if v is None else v.shape[1] // heads
-            kept = own if d_value is None else None
-            cache = self.caches.of(self.prefix, self.batch, heads, d_head, kept)
+            d_values = d_head if v is None else v.shape[1] // heads
+            width = d_values if d_value is None else None
+            cache = self.caches.of(self.prefix, self.batch, heads, d_head, width)
         all_rows = ops.attention(
             self.session,
             q,

@@ -16,7 +16,7 @@ from toynn import ops
 from toynn.graph.tape import Tensor
 from toynn.session import Session
 
-__all__ = ["LoRA", "Magnitude", "linear"]
+__all__ = ["LoRA", "Magnitude", "linear", "scaled"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LoRA:
         """Record s x A^T for x (N, in); yield it with B, by which the caller multiplies it."""
         # The scale is applied here because this array has the fewest numbers.
         for a, b, factor in self.pairs():
-            yield _scaled(s, ops.linear(s, x, a), factor), b
+            yield scaled(s, ops.linear(s, x, a), factor), b
 
     def inverse_norms(self, s: Session, w: Tensor) -> Tensor:
         """Record 1 / norms (out,) of the rows of W + s B A without computing that matrix."""
@@ -57,7 +57,8 @@ class LoRA:
         return ops.dora_norms(s, self.magnitude.squares, p, g, self.b, self.scale)
 
 
-def _scaled(s: Session, x: Tensor, factor: float) -> Tensor:
+def scaled(s: Session, x: Tensor, factor: float) -> Tensor:
+    """Record x times a number; x itself for 1."""
     return x if factor == 1 else ops.scale(s, x, factor)
 
 
@@ -79,11 +80,11 @@ def linear(
     """
     if adapter is None:
         return ops.linear(s, x, w, b, activation)
-    own = adapter.magnitude
-    y = ops.linear(s, x, w, None if own else b)
+    dora = adapter.magnitude
+    y = ops.linear(s, x, w, None if dora else b)
     for low, right in adapter.products(s, x if seen is None else seen):
         y = ops.add(s, y, ops.linear(s, low, right))
-    if own is not None:
-        r = own.inverse if measured else adapter.inverse_norms(s, w)
-        y = ops.dora(s, y, own.m, r, b)
+    if dora is not None:
+        r = dora.inverse if measured else adapter.inverse_norms(s, w)
+        y = ops.dora(s, y, dora.m, r, b)
     return y if activation is None else ops.gelu(s, y, activation)

@@ -48,10 +48,10 @@ def is_stack(name: str) -> bool:
     return "_exps.weight" in name
 
 
-def gguf_architecture(base: Base, own: str = "") -> str:
-    """Return the architecture of a GGUF file of ``base``, whose own one is ``own`` if given."""
-    own = own or base.architecture
-    return NAME_MAPPINGS[own].gguf_architecture(base.metadata) if own in NAME_MAPPINGS else own
+def gguf_architecture(base: Base, name: str = "") -> str:
+    """Return the architecture of a GGUF file of ``base``, which is a ``name`` here."""
+    name = name or base.architecture
+    return NAME_MAPPINGS[name].gguf_architecture(base.metadata) if name in NAME_MAPPINGS else name
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,11 +108,11 @@ class Adapter:
 
     def _check_magnitudes(self) -> None:
         """Raise AdapterError unless all weights have a fitting magnitude, or none has one."""
-        pairs, found = self.pairs, self.magnitudes
-        if found.keys() - pairs.keys() or (found and pairs.keys() - found.keys()):
-            odd = min(found.keys() ^ pairs.keys())
+        pairs, magnitudes = self.pairs, self.magnitudes
+        if magnitudes.keys() - pairs.keys() or (magnitudes and pairs.keys() - magnitudes.keys()):
+            odd = min(magnitudes.keys() ^ pairs.keys())
             self._refuse(odd, "A, B and a magnitude, like the others", "only some of these")
-        for weight, m in found.items():
+        for weight, m in magnitudes.items():
             shape = (pairs[weight][1].shape[0],)
             if is_embedding(weight) or is_stack(weight):
                 self._refuse(weight, "no magnitude (DoRA) of the embedding table or experts", "one")

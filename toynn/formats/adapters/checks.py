@@ -72,15 +72,15 @@ def check_base(adapter: Adapter, base: Base, *, strict: bool = False) -> None:
     """Warn if an adapter was trained on another model; ``strict``: raise AdapterError."""
     path = os.fspath(adapter.path)
     theirs = Identity.read(adapter.metadata, path)
-    name, own = text_of(adapter.metadata, BASE_NAME), text_of(base.metadata, "general.name")
+    name, base_name = text_of(adapter.metadata, BASE_NAME), text_of(base.metadata, "general.name")
     if theirs:
         why = theirs.unlike(identity_of(base))
     else:
-        why = "their names differ" if name and own and name != own else ""
+        why = "their names differ" if name and base_name and name != base_name else ""
     if why:
-        here = called(base.metadata, "general.name", os.fspath(base.path))
+        described = called(base.metadata, "general.name", os.fspath(base.path))
         tell(
             f"{path}: made for {called(adapter.metadata)}; the base model here is another one, "
-            f"{here}: {why}. Use the model that it was made for, or a copy of it in any type",
+            f"{described}: {why}. Use the model that it was made for, or a copy of it in any type",
             strict,
         )

@@ -69,12 +69,12 @@ def combine(
             )
     names = list(dict.fromkeys(weight for adapter in adapters for weight in adapter.pairs))
     join = _concatenated if method == "cat" else _linear
-    found = {name: join(name, _pairs(name, adapters, weights)) for name in names}
+    pairs = {name: join(name, _pairs(name, adapters, weights)) for name in names}
     # One alpha must express all scales: it fits the most common rank; B absorbs the rest.
-    ranks = [pair.a.shape[-2] for pair in found.values()]
+    ranks = [pair.a.shape[-2] for pair in pairs.values()]
     alpha = float(max(set(ranks), key=lambda rank: (ranks.count(rank), rank)))
     tensors: dict[str, Floats] = {}
-    for name, (a, b, scale) in found.items():
+    for name, (a, b, scale) in pairs.items():
         b = b * np.float32(scale * a.shape[-2] / alpha)
         transposed = is_embedding(name)
         tensors[name + LORA_A] = np.ascontiguousarray(a.T if transposed else a, np.float32)
@@ -86,10 +86,10 @@ def combine(
 
 def _of_one_base(adapters: Sequence[Adapter], strict: bool) -> dict[str, Any]:
     """Return the first known description of the base; compare it with the other adapters'."""
-    told = [(each, Identity.read(each.metadata, os.fspath(each.path))) for each in adapters]
-    told = [(each, identity) for each, identity in told if identity]
-    for other, identity in told[1:]:
-        first, expected = told[0]
+    described = [(each, Identity.read(each.metadata, os.fspath(each.path))) for each in adapters]
+    described = [(each, identity) for each, identity in described if identity]
+    for other, identity in described[1:]:
+        first, expected = described[0]
         if why := identity.unlike(expected):
             tell(
                 f"{os.fspath(other.path)}: made for {called(other.metadata)}; "
@@ -97,22 +97,22 @@ def _of_one_base(adapters: Sequence[Adapter], strict: bool) -> dict[str, Any]:
                 "Combine adapters of one model",
                 strict,
             )
-    kept = told[0][0].metadata if told else {}
+    kept = described[0][0].metadata if described else {}
     return {key: kept[key] for key in (BASE_NAME, *KEYS) if key in kept}
 
 
 def _pairs(name: str, adapters: Sequence[Adapter], weights: Sequence[float]) -> list[_Pair]:
     """Return A, B and scale of a matrix from each adapter that has it; the table's A as (r, V)."""
-    found = []
+    pairs = []
     for adapter, weight in zip(adapters, weights, strict=True):
         if name in adapter.pairs:
             a, b = adapter.pairs[name]
             scale = weight * adapter.scale(name)
-            found.append(_Pair(a.T if is_embedding(name) else a, b, scale))
-    shapes = {(pair.a.shape[-1], pair.b.shape[-2]) for pair in found}
+            pairs.append(_Pair(a.T if is_embedding(name) else a, b, scale))
+    shapes = {(pair.a.shape[-1], pair.b.shape[-2]) for pair in pairs}
     if len(shapes) > 1:
         raise AdapterError(f"combine: {name}: expected adapters of one matrix; got {shapes}")
-    return found
+    return pairs
 
 
 def _concatenated(name: str, pairs: Sequence[_Pair]) -> _Pair:

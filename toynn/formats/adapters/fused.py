@@ -34,7 +34,7 @@ def fused(adapter: Adapter, mapping: NameMapping, base: Base) -> dict[str, Wrapp
     for weight in adapter.pairs:
         if parts := mapping.parts_of(weight):
             groups.setdefault(parts[0], []).append(weight)
-    found = {}
+    wrapped = {}
     for first, group in groups.items():
         total, rows = _rows(mapping, base, mapping.parts_of(first))
         a, b, alpha = together(adapter, {weight: rows[weight] for weight in group}, total)
@@ -43,11 +43,11 @@ def fused(adapter: Adapter, mapping: NameMapping, base: Base) -> dict[str, Wrapp
         tensors = {f"{place}.lora_A.weight": a, f"{place}.lora_B.weight": b}
         if adapter.use_dora:
             m = tensors[f"{place}.lora_magnitude_vector"] = np.empty(total, np.float32)
-            for weight, own in rows.items():
+            for weight, part in rows.items():
                 learned = adapter.magnitudes.get(weight)
-                m[own] = np.linalg.norm(base[weight], axis=1) if learned is None else learned
-        found[first] = Wrapped(module, tensors, len(a), alpha)
-    return found
+                m[part] = np.linalg.norm(base[weight], axis=1) if learned is None else learned
+        wrapped[first] = Wrapped(module, tensors, len(a), alpha)
+    return wrapped
 
 
 def split(

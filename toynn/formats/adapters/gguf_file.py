@@ -51,8 +51,8 @@ def read_gguf(path: Path) -> Adapter:
             got = file.metadata.get(key)
             if got != expected:
                 hint = "; this is a model, not an adapter" if "output_norm.weight" in file else ""
-                found = "nothing" if got is None else repr(got)[:80]
-                raise AdapterError(f"{path}: {key}: expected {expected!r}; got {found}{hint}")
+                stored = "nothing" if got is None else repr(got)[:80]
+                raise AdapterError(f"{path}: {key}: expected {expected!r}; got {stored}{hint}")
         if file.types.get(ALPHA) != "FLOAT32":
             got = file.types.get(ALPHA, "nothing")
             raise AdapterError(f"{path}: {ALPHA}: expected a FLOAT32; got {got}")

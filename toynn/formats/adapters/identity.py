@@ -81,13 +81,13 @@ class Identity:
 
     def written(self) -> dict[str, str]:
         """Return the metadata that ``read`` reads."""
-        found = {}
+        metadata = {}
         if self.count:
             gains = base64.b64encode(self.gains.astype("<f4").tobytes()).decode()
-            found[NORMS] = f"{self.count}:{gains}"
+            metadata[NORMS] = f"{self.count}:{gains}"
         if self.sums:
-            found[TOKENS] = f"{self.stride}:{self.sums.hex()}"
-        return found
+            metadata[TOKENS] = f"{self.stride}:{self.sums.hex()}"
+        return metadata
 
     def __bool__(self) -> bool:
         return bool(self.count or self.sums)
@@ -111,11 +111,11 @@ class Identity:
 
 def _parted(path: object, key: str, text: str, decode: Any) -> tuple[int, bytes]:
     """Split a text into its number and its bytes. Raises AdapterError."""
-    found = re.fullmatch(r"([1-9][0-9]{0,17}):([0-9A-Za-z+/=]+)", text)
-    if found is None:
+    match = re.fullmatch(r"([1-9][0-9]{0,17}):([0-9A-Za-z+/=]+)", text)
+    if match is None:
         raise _damaged(path, key, text)
     try:
-        return int(found[1]), decode(found[2])
+        return int(match[1]), decode(match[2])
     except (binascii.Error, ValueError):
         raise _damaged(path, key, text) from None
 
@@ -134,8 +134,8 @@ def _one_number(a: Floats, b: Floats) -> NDArray[np.bool_]:
     (bits, half), (others, others_half) = _format(a), _format(b)
     if bits != others:
         room += half + others_half
-    found: NDArray[np.bool_] = np.abs(a.astype(np.float64) - b) <= room
-    return found
+    near: NDArray[np.bool_] = np.abs(a.astype(np.float64) - b) <= room
+    return near
 
 
 def _format(values: Floats) -> tuple[int, NDArray[np.float64]]:
@@ -193,15 +193,15 @@ def _sums(base: Base) -> tuple[int, bytes]:
 def base_metadata(base: Base) -> dict[str, str]:
     """Return a base model's description for an adapter's metadata: its name and identity."""
     name, file = text_of(base.metadata, "general.name"), Path(base.path).resolve().name
-    told = {BASE_NAME: name, FILE: file, **identity_of(base).written()}
-    return {key: text for key, text in told.items() if text}
+    description = {BASE_NAME: name, FILE: file, **identity_of(base).written()}
+    return {key: text for key, text in description.items() if text}
 
 
 def called(metadata: Mapping[str, Any], name: str = BASE_NAME, file: str = "") -> str:
     """Return a model's name in messages: its name and its file, if known."""
-    found = text_of(metadata, name)
+    title = text_of(metadata, name)
     file = file or text_of(metadata, FILE)
-    return f"{found} ({file})" if found and file else found or file
+    return f"{title} ({file})" if title and file else title or file
 
 
 def tell(message: str, strict: bool) -> None:

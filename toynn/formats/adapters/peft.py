@@ -112,17 +112,17 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
             f"{file.path}", mapping, base, config.parameters, file.tensors, file.__getitem__
         )
         for name in sorted(file.tensors.keys() - seen):
-            found = TENSOR.fullmatch(name)
-            own = text_name_of(f"{found[1]}.weight") if found else None
-            weight = mapping.gguf_name(own) if own else None
-            if own and not weight and found and (side := SUFFIXES.get(found[2])):
+            match = TENSOR.fullmatch(name)
+            hf_name = text_name_of(f"{match[1]}.weight") if match else None
+            weight = mapping.gguf_name(hf_name) if hf_name else None
+            if hf_name and not weight and match and (side := SUFFIXES.get(match[2])):
                 where = f"{file.path}: tensor {name}"
-                if parts := dict(split(where, mapping, base, own, side, file[name])):
+                if parts := dict(split(where, mapping, base, hf_name, side, file[name])):
                     tensors |= {f"{part}{side}": values for part, values in parts.items()}
                     continue
             kinds = TABLES if weight and is_embedding(weight) else SUFFIXES
-            tensor = f"{weight}{kinds[found[2]]}" if found and found[2] in kinds else ""
-            if (found and ".base_layer" in found[1]) or name.endswith(".base_layer.weight"):
+            tensor = f"{weight}{kinds[match[2]]}" if match and match[2] in kinds else ""
+            if (match and ".base_layer" in match[1]) or name.endswith(".base_layer.weight"):
                 raise AdapterError(
                     f"{file.path}: tensor {name}: it belongs to the base model, which toynn reads "
                     "from its own file: save with `save_embedding_layers=False`"
@@ -132,7 +132,7 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
                     f"{file.path}: tensor {name}: expected base_model.model.<module>.lora_A.weight "
                     f"or .lora_B.weight, of a matrix of arch {mapping.architecture}"
                 )
-            transposed = found is not None and found[2] == "lora_embedding_A"
+            transposed = match is not None and match[2] == "lora_embedding_A"
             tensors[tensor] = np.ascontiguousarray(file[name].T) if transposed else file[name]
         described = {
             key: text

@@ -76,35 +76,36 @@ def write_peft(
     if base is None and len(modules) < len(plain):
         raise _needs_base(adapter, min(plain.keys() - modules.keys()))
     parts = fused(adapter, mapping, base) if base is not None else {}
-    arrays = {name: x for own in (*stacks, *parts.values()) for name, x in own.tensors.items()}
+    joint = (*stacks, *parts.values())
+    arrays = {name: x for adapted in joint for name, x in adapted.tensors.items()}
     for weight in modules:
         a, b = adapter.pairs[weight]
-        own, kinds = {LORA_A: a, LORA_B: b}, SUFFIXES
+        sides, kinds = {LORA_A: a, LORA_B: b}, SUFFIXES
         if weight in adapter.magnitudes:
-            own[LORA_M] = adapter.magnitudes[weight]
+            sides[LORA_M] = adapter.magnitudes[weight]
         if heads := _heads(adapter, mapping, base, weight):
-            own |= {k: pairs_apart(values, heads) for k, values in own.items() if k != LORA_A}
+            sides |= {k: pairs_apart(values, heads) for k, values in sides.items() if k != LORA_A}
         if order := _order(adapter, mapping, base, weight):
             axis, back = order[0], np.argsort(order[1])
-            for side in (LORA_A,) if axis else own.keys() - {LORA_A}:
-                own[side] = np.take(own[side], back, axis)
+            for side in (LORA_A,) if axis else sides.keys() - {LORA_A}:
+                sides[side] = np.take(sides[side], back, axis)
         if is_embedding(weight):
-            own, kinds = {LORA_A: a.T, LORA_B: b}, TABLES
+            sides, kinds = {LORA_A: a.T, LORA_B: b}, TABLES
         for side, suffix in kinds.items():
-            if suffix in own:
+            if suffix in sides:
                 name = f"base_model.model.{modules[weight]}.{side}"
-                arrays[name] = np.ascontiguousarray(own[suffix])
-    told = {"format": "pt", ARCHITECTURE: mapping.architecture, **_texts(adapter.metadata)}
-    weights = safetensors.parts(arrays, told)
-    alike = [module for own, module in modules.items() if called_as_experts(mapping, own)]
-    targets = modules | {weight: own.whole for weight, own in parts.items()}
+                arrays[name] = np.ascontiguousarray(sides[suffix])
+    metadata = {"format": "pt", ARCHITECTURE: mapping.architecture, **_texts(adapter.metadata)}
+    weights = safetensors.parts(arrays, metadata)
+    alike = [module for weight, module in modules.items() if called_as_experts(mapping, weight)]
+    targets = modules | {weight: adapted.whole for weight, adapted in parts.items()}
     targets = {weight: module for weight, module in targets.items() if module not in alike}
     settings = _configuration(mapping, adapter, modules, base, alike)
     settings |= _targets(mapping, targets, base)
     if stacks or alike:
-        parameters = [own.whole for own in stacks] + [f"{module}.weight" for module in alike]
+        parameters = [stack.whole for stack in stacks] + [f"{module}.weight" for module in alike]
         settings["target_parameters"] = parameters
-    for adapted in (*stacks, *parts.values()):
+    for adapted in joint:
         settings["rank_pattern"][adapted.whole] = adapted.rank
         settings["alpha_pattern"][adapted.whole] = adapted.alpha
     config = json.dumps(settings, indent=2) + "\n"
@@ -174,9 +175,9 @@ def _configuration(
     name, revision = (None, None) if base is None else hub_name(Path(base.path))
     ranks = {module: adapter.rank_of(weight) for weight, module in modules.items()}
     others = {
-        name: own
-        for module, own in ranks.items()
-        if own != rank
+        name: pair_rank
+        for module, pair_rank in ranks.items()
+        if pair_rank != rank
         for name in (module, *[f"{module}.weight"] * (module in alike))
     }
     return {

@@ -108,7 +108,7 @@ def wrapped(adapter: Adapter, mapping: NameMapping) -> list[Wrapped]:
     modules: dict[str, list[str]] = {}
     for whole, group in groups.items():
         modules.setdefault(next(iter(group.values())).module, []).append(whole)
-    found = []
+    adapters = []
     for whole, group in groups.items():
         parameter = next(iter(group.values()))
         inner = len(modules[parameter.module]) > 1 and parameter.name != _ORDER[-1]
@@ -119,8 +119,8 @@ def wrapped(adapter: Adapter, mapping: NameMapping) -> list[Wrapped]:
         columns = np.ascontiguousarray(b.transpose(1, 2, 0)).reshape(b.shape[1], -1)
         pair = {"A": a.reshape(-1, a.shape[-1]), "B": columns}
         tensors = {f"{place}.lora_{side}.weight": values for side, values in pair.items()}
-        found.append(Wrapped(whole, tensors, a.shape[1], alpha))
-    return found
+        adapters.append(Wrapped(whole, tensors, a.shape[1], alpha))
+    return adapters
 
 
 def together(
@@ -133,9 +133,9 @@ def together(
     rank, stacked = a.shape[-2], a.shape[:-2]
     b, column = np.zeros((*stacked, total, rank), np.float32), 0
     for weight, kept in rows.items():
-        own = pairs[weight][1] * np.float32(adapter.scale(weight) / scale)
-        first, column = column, column + own.shape[-1]
-        b[..., kept, first:column] = own
+        scaled = pairs[weight][1] * np.float32(adapter.scale(weight) / scale)
+        first, column = column, column + scaled.shape[-1]
+        b[..., kept, first:column] = scaled
     return a, b, scale * (sqrt(rank) if adapter.use_rslora and adapter.alpha else rank)
 
 
@@ -162,18 +162,20 @@ def unwrapped(
             groups.setdefault(whole, {})[weight] = parameter
     modules = {next(iter(group.values())).module for group in groups.values()}
     tensors: dict[str, Floats] = {}
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     seen: set[str] = set()
     for module in sorted(modules):
-        own = [f"{module}.{name}" for name in _ORDER if f"{module}.{name}" in groups]
-        for whole, inner in zip(own, (".base_layer", "") if len(own) > 1 else ("",), strict=True):
+        inside = [f"{module}.{name}" for name in _ORDER if f"{module}.{name}" in groups]
+        for whole, inner in zip(
+            inside, (".base_layer", "") if len(inside) > 1 else ("",), strict=True
+        ):
             pair = [f"base_model.model.{module}{inner}.lora_{side}.weight" for side in "AB"]
             if missing := [name for name in pair if name not in names]:
                 raise AdapterError(f"{where}: tensor {missing[0]} is missing, of {whole}")
             tensors |= _apart(where, base, groups[whole], *(read(name) for name in pair))
-            found |= dict.fromkeys(groups[whole], whole)
+            places |= dict.fromkeys(groups[whole], whole)
             seen |= set(pair)
-    return tensors, found, seen
+    return tensors, places, seen
 
 
 def _apart(

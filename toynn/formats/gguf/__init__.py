@@ -27,7 +27,7 @@ from toynn.formats.gguf.deferred import Deferred, stored_as
 from toynn.formats.gguf.finite import find_nonfinite
 from toynn.formats.gguf.header import Value
 from toynn.formats.gguf.latents import joined, parts_of, whole_of
-from toynn.formats.gguf.parts import Part, open_parts
+from toynn.formats.gguf.parts import PartFile, open_parts
 from toynn.formats.gguf.stacks import one_by_one
 from toynn.formats.gguf.strings import Strings
 from toynn.formats.gguf.tensors import READABLE, TensorInfo
@@ -66,7 +66,7 @@ class GGUFFile(Opened):
     error = GGUFError
     pairs_apart = False  # rows that RoPE rotates together are adjacent, as GGUF has them
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, parts: list[PartFile]) -> None:
         header = parts[0].header
         # Keys about the split are not used after this, and would be wrong in a copy.
         entries = {k: e for k, e in header.entries.items() if not k.startswith("split.")}
@@ -185,8 +185,8 @@ class GGUFFile(Opened):
     def check_finite(self) -> None:
         """Raise GGUFError for a tensor with a NaN or infinite weight or block scale."""
         for name, info in self.tensors.items():
-            if info.nbytes and (found := find_nonfinite(self.raw(name), info.type)):
-                where, byte = found
+            if info.nbytes and (fault := find_nonfinite(self.raw(name), info.type)):
+                where, byte = fault
                 raise GGUFError(
                     f"{self._paths[name]}: {name}, {where} at byte {info.offset + byte}: expected "
                     f"a finite number, got NaN or infinity (`gguf.open(path, "

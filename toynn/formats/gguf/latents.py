@@ -29,15 +29,15 @@ WHOLE, _KEYS, _VALUES = ".attn_kv_b.weight", ".attn_k_b.weight", ".attn_v_b.weig
 
 def parts_of(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[TensorInfo, TensorInfo]]:
     """Return the pairs of tensors that fit together, by the name of the whole matrix."""
-    found = {}
+    halves = {}
     for name, k in tensors.items():
         block = name.removesuffix(_KEYS)
         v = tensors.get(block + _VALUES)
         if block == name or v is None or len(k.shape) != 3 or len(v.shape) != 3:
             continue
         if (k.shape[0], k.shape[1]) == (v.shape[0], v.shape[2]) and block + WHOLE not in tensors:
-            found[block + WHOLE] = k, v
-    return found
+            halves[block + WHOLE] = k, v
+    return halves
 
 
 def joined(name: str, k: TensorInfo, v: TensorInfo) -> TensorInfo:
@@ -67,13 +67,13 @@ def apart(metadata: Mapping[str, Any], tensors: Tensors) -> Tensors:
         return tensors
     if not all(isinstance(n, int) for n in (H, D, R)) or H < 1 or D <= R:
         raise GGUFError(f"{prefix}: {', '.join(keys)}: expected heads of D > R; got {H}, {D}, {R}")
-    found = dict[str, tuple[Any, str]]()
+    parts = dict[str, tuple[Any, str]]()
     for name, (array, type) in tensors.items():
         if name.endswith(WHOLE):
-            found |= _parts(name.removesuffix(WHOLE), array, type, H, D - R)
+            parts |= _parts(name.removesuffix(WHOLE), array, type, H, D - R)
         else:
-            found[name] = array, type
-    return found
+            parts[name] = array, type
+    return parts
 
 
 def _parts(

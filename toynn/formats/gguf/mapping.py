@@ -51,5 +51,5 @@ def is_mapped(path: Path) -> bool:
     except OSError:
         return False
     identity = (status.st_dev, status.st_ino)
-    mappings = [found for each in _mapped.copy() if (found := each()) is not None]
+    mappings = [mapping for each in _mapped.copy() if (mapping := each()) is not None]
     return any(each.watched.identity == identity for each in mappings if not each.closed)

@@ -16,14 +16,14 @@ from toynn.errors import GGUFError
 from toynn.formats.gguf.header import Entry, Header, read_header
 from toynn.formats.gguf.mapping import Mapping, map_file
 
-__all__ = ["Part", "open_parts"]
+__all__ = ["PartFile", "open_parts"]
 
 COUNT, NUMBER, TENSORS = "split.count", "split.no", "split.tensors.count"
 NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartFile:
     """A mapped file and its header."""
 
     path: Path
@@ -31,7 +31,7 @@ class Part:
     header: Header
 
 
-def open_parts(path: Path) -> list[Part]:
+def open_parts(path: Path) -> list[PartFile]:
     """Map a file and the other files of its model; return them in order. Raises GGUFError."""
     parts = [_open(path)]
     try:
@@ -49,10 +49,10 @@ def open_parts(path: Path) -> list[Part]:
     return parts
 
 
-def _open(path: Path) -> Part:
+def _open(path: Path) -> PartFile:
     mapping = map_file(path)
     try:
-        part = Part(path, mapping, read_header(path, mapping))
+        part = PartFile(path, mapping, read_header(path, mapping))
     except GGUFError:
         mapping.close()
         raise
@@ -60,7 +60,7 @@ def _open(path: Path) -> Part:
     return part
 
 
-def _mention_rest(part: Part) -> None:
+def _mention_rest(part: PartFile) -> None:
     """Warn of bytes after the tensors: perhaps two files were joined."""
     header = part.header
     end = max((info.offset + info.nbytes for info in header.tensors.values()), default=0)
@@ -69,17 +69,17 @@ def _mention_rest(part: Part) -> None:
         warnings.warn(f"{part.path}: {rest} bytes after the last tensor are ignored", stacklevel=5)
 
 
-def _paths(part: Part) -> list[Path]:
+def _paths(part: PartFile) -> list[Path]:
     """Return the paths of all files of a model. Raises GGUFError if one is missing."""
     entry = part.header.entries.get(COUNT)
     count = 1 if entry is None else entry.value
     if entry is None or not isinstance(count, int) or count <= 1:
         return [part.path]
-    found = NAME.fullmatch(part.path.name)
-    if found is None or int(found[3]) != count:
+    match = NAME.fullmatch(part.path.name)
+    if match is None or int(match[3]) != count:
         raise _wrong(part, COUNT, f"a name that ends in -00001-of-{count:05}.gguf", part.path.name)
     paths = [
-        part.path.with_name(f"{found[1]}-{index:05}-of-{found[3]}.gguf")
+        part.path.with_name(f"{match[1]}-{index:05}-of-{match[3]}.gguf")
         for index in range(1, count + 1)
     ]
     missing = [path.name for path in paths if not path.exists()]
@@ -94,7 +94,7 @@ def _paths(part: Part) -> list[Path]:
     return paths
 
 
-def _check_together(parts: list[Part]) -> None:
+def _check_together(parts: list[PartFile]) -> None:
     """Raise GGUFError unless the files belong together, in this order."""
     seen: dict[str, Path] = {}
     for index, part in enumerate(parts):
@@ -112,13 +112,13 @@ def _check_together(parts: list[Part]) -> None:
                 _expect(part, key, entry.value)
 
 
-def _expect(part: Part, key: str, value: object) -> None:
+def _expect(part: PartFile, key: str, value: object) -> None:
     entry = part.header.entries.get(key)
     if entry is None or type(entry.value) is not type(value) or entry.value != value:
         raise _wrong(part, key, str(value), "nothing" if entry is None else repr(entry.value))
 
 
-def _wrong(part: Part, key: str, expected: str, got: str) -> GGUFError:
+def _wrong(part: PartFile, key: str, expected: str, got: str) -> GGUFError:
     entry: Entry | None = part.header.entries.get(key)
     where = "" if entry is None else f" at byte {entry.offset}"
     return GGUFError(f"{part.path}: {key}{where}: expected {expected}, got {got}")

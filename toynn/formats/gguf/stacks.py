@@ -22,7 +22,7 @@ _STACKS = ("altup_proj", "altup_unembd_proj")
 
 def one_by_one(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[str, TensorInfo]]:
     """Return the matrices of a file's stacks, each with the name of its stack, by their names."""
-    found = {}
+    matrices = {}
     for stack in _STACKS:
         info = tensors.get(f"{stack}.weight")
         if info is None or len(info.shape) != 3:
@@ -31,22 +31,22 @@ def one_by_one(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[str, Tensor
         for i in range(info.shape[0]):
             name = f"{stack}.{i}.weight"
             place = info.offset + i * nbytes
-            found[name] = info.name, TensorInfo(name, info.type, info.shape[1:], place, nbytes)
-    return found
+            matrices[name] = info.name, TensorInfo(name, info.type, info.shape[1:], place, nbytes)
+    return matrices
 
 
 def stacked(tensors: Tensors) -> Tensors:
-    """Return the tensors of a file, in which matrices of a stack are one; of float32 if mixed."""
-    found = dict(tensors)
+    """Return a file's tensors, with each stack's matrices joined; as float32 if types differ."""
+    joined = dict(tensors)
     for stack in _STACKS:
         names = []
         for i in count():
-            if (name := f"{stack}.{i}.weight") not in found:
+            if (name := f"{stack}.{i}.weight") not in joined:
                 break
             names.append(name)
         if not names:
             continue
-        pairs = [found.pop(name) for name in names]
+        pairs = [joined.pop(name) for name in names]
         types = {type for _, type in pairs}
         dtypes = {array.dtype for array, _ in pairs}
         mixed = len(types) > 1 or len(dtypes) > 1
@@ -55,8 +55,8 @@ def stacked(tensors: Tensors) -> Tensors:
         shape = floats_of(*pairs[0]).shape if mixed else first.shape
         dtype = np.dtype(np.float32) if mixed else first.dtype
         whole = Deferred((len(parts), *shape), dtype, partial(_stack, parts))
-        found[f"{stack}.weight"] = whole, "f32" if mixed else pairs[0][1]
-    return found
+        joined[f"{stack}.weight"] = whole, "f32" if mixed else pairs[0][1]
+    return joined
 
 
 def _made(array: Array, type: str) -> NDArray[Any]:

@@ -50,7 +50,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Entry:
     """A row of the table; its tensor's offset is still relative to the start of the data."""
 
     info: TensorInfo
@@ -58,7 +58,7 @@ class Row:
     offset_at: int
 
 
-def read_tensors(cursor: Cursor, count: int) -> list[Row]:
+def read_tensors(cursor: Cursor, count: int) -> list[Entry]:
     """Read the table."""
     names: set[str] = set()
     rows = []
@@ -74,7 +74,7 @@ def read_tensors(cursor: Cursor, count: int) -> list[Row]:
     return rows
 
 
-def _read_row(cursor: Cursor, index: int) -> Row:
+def _read_row(cursor: Cursor, index: int) -> Entry:
     name_at = cursor.at
     name = cursor.name(f"name of tensor {index}", MAX_NAME_BYTES)
     begin = cursor.at
@@ -98,11 +98,11 @@ def _read_row(cursor: Cursor, index: int) -> Row:
     size = math.prod(shape) // elements * nbytes
     if len(shape) == 1 and name.endswith(_ONE_ROW):
         shape = (1, *shape)
-    return Row(TensorInfo(name, type_name, shape, offset, size), name_at, begin + U32.size)
+    return Entry(TensorInfo(name, type_name, shape, offset, size), name_at, begin + U32.size)
 
 
 def place_tensors(
-    cursor: Cursor, rows: list[Row], data_offset: int, alignment: int
+    cursor: Cursor, rows: list[Entry], data_offset: int, alignment: int
 ) -> dict[str, TensorInfo]:
     """Check that the regions are adjacent; return the table by name."""
     available = max(cursor.size - data_offset, 0)

@@ -212,8 +212,8 @@ def encode(what: str, array: NDArray[Any], type: str) -> NDArray[np.uint8]:
                 except GGUFError as error:
                     raise GGUFError(f"{what}: {error}") from None
     blocks = np.ascontiguousarray(array).view(np.uint8)
-    if found := find_nonfinite(blocks, type):
+    if fault := find_nonfinite(blocks, type):
         raise GGUFError(
-            f"{what}, {found[0]}: expected a number that is finite as {type}, got NaN or infinity"
+            f"{what}, {fault[0]}: expected a number that is finite as {type}, got NaN or infinity"
         )
     return blocks

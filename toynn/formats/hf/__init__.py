@@ -256,17 +256,17 @@ class HFModel(Opened):
         further = config.get(_FURTHER)
         further = 0 if further is None else further
         self._further = config.number(_FURTHER, further, real=False, least=0)
-        found = config.numbers(mapping.keys, mapping.real)
-        self._added |= mapping.complete(config, found)
+        hyper = config.numbers(mapping.keys, mapping.real)
+        self._added |= mapping.rules.complete(config, hyper)
         for key, values in mapping.fixed.items():
             config.expect(key, values)
         for key in mapping.biases:  # see _check_biases
             config.get(key)
         config.refuse_others()
         for key, hf_key in mapping.keys.items():
-            if key not in found and key not in mapping.optional:
+            if key not in hyper and key not in mapping.optional:
                 config.refuse(f"{hf_key} is missing")
-        return found
+        return hyper
 
     # -- Weights ---------------------------------------------------------------------------------
 
@@ -426,9 +426,9 @@ def _name_mapping_for(whole: Config) -> NameMapping | None:
     """
     config, _ = whole.of_text()
     mapping, classes = name_mapping_for(config), whole.get("architectures")
-    found = list(classes) if isinstance(classes, list) else []
+    named = list(classes) if isinstance(classes, list) else []
     known = mapping is not None and mapping.encodes
-    if other := foreign(() if known else found if mapping else [*found, config.get("model_type")]):
+    if other := foreign(() if known else named if mapping else [*named, config.get("model_type")]):
         whole.refuse(other)
     return mapping
 

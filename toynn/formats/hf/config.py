@@ -106,6 +106,18 @@ class Config:
             f"{key} must be a {'number > 0' if real else f'whole number >= {least}'}; got {value!r}"
         )
 
+    def ignore(self, *keys: str) -> None:
+        """Accept keys with any value."""
+        self._known.update(keys)
+
+    def whole(self, key: str, default: object = None, *, least: int = 1) -> int:
+        """Return the value of a key that must be an integer of at least ``least``."""
+        return int(self.number(key, self.get(key, default), real=False, least=least))
+
+    def real(self, key: str, default: object = None) -> float:
+        """Return the value of a key that must be a number above 0."""
+        return self.number(key, self.get(key, default), real=True)
+
     def flag(self, key: str, default: bool) -> bool:
         """Return the value of a key that must be true or false."""
         value = self.get(key, default)
@@ -115,18 +127,18 @@ class Config:
 
     def numbers(self, keys: Mapping[str, str], real: Collection[str]) -> dict[str, Any]:
         """Return the numbers that the file has, by GGUF's keys."""
-        found = {}
+        numbers = {}
         for key, hf_key in keys.items():
             value = self.get(hf_key)
             if value is not None:
-                found[key] = self.number(hf_key, value, real=key in real)
-        return found
+                numbers[key] = self.number(hf_key, value, real=key in real)
+        return numbers
 
     def expect(self, key: str, values: tuple[object, ...]) -> None:
         """Refuse a file whose key has none of these values; a missing key is fine."""
-        found = self.get(key, values[0])
-        if found not in values:
-            self.refuse(f"{key} must be {values[0]!r}; got {found!r}")
+        value = self.get(key, values[0])
+        if value not in values:
+            self.refuse(f"{key} must be {values[0]!r}; got {value!r}")
 
     def refuse_others(self) -> None:
         """Refuse a file with a key that was not read and could change numbers."""
@@ -136,10 +148,10 @@ class Config:
                     self.refuse_quantized(value)
                 self.refuse(f"{key} = {value!r} is not known to toynn")
 
-    def refuse_quantized(self, found: object) -> NoReturn:
+    def refuse_quantized(self, settings: object) -> NoReturn:
         """Refuse a folder whose weights are quantized in a way that toynn cannot read."""
-        method = found.get("quant_method") if isinstance(found, Mapping) else None
+        method = settings.get("quant_method") if isinstance(settings, Mapping) else None
         self.refuse(
-            f"quantization_config: this folder is quantized ({method or found!s:.80}): use the "
+            f"quantization_config: this folder is quantized ({method or settings!s:.80}): use the "
             "original model"
         )

@@ -6,7 +6,7 @@ model.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,28 +45,29 @@ MAX_DIGITS = 10  # of a block's number
 NAME_MAPPINGS: dict[str, "NameMapping"] = {}
 
 
-def _nothing_more(config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-    return {}
+class Rules(Protocol):
+    """What a model's hyper-parameters decide."""
 
+    def filed_as(self, hyper: Hyper) -> str:
+        """Return the architecture of a model's GGUF file, if it has another there; else ""."""
 
-def _all_read(hyper: Hyper, name: str) -> bool:
-    return False
+    def spare(self, hyper: Hyper) -> Collection[str]:
+        """Return the modules that a model lacks: needed where two share a name in folders."""
 
+    def unread(self, hyper: Hyper, name: str) -> bool:
+        """Return whether a model ignores a weight, if a folder has it."""
 
-def _nothing_beside(hyper: Hyper, tensors: Weights) -> tuple[dict[str, Any], dict[str, Floats]]:
-    return {}, {}
+    def claims(self, config: Config) -> bool:
+        """Return whether a folder is of this architecture: several may share a model_type."""
 
+    def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
+        """Add hyper-parameters that are not plain numbers; return tensors made from config.json."""
 
-def _any_model(config: Config) -> bool:
-    return True
+    def folder(self, hyper: Hyper, tensors: Weights) -> dict[str, Any]:
+        """Return further keys of config.json for a new folder."""
 
-
-def _none_spare(hyper: Hyper) -> Collection[str]:
-    return ()
-
-
-def _own_name(hyper: Hyper) -> str:
-    return ""
+    def padded(self, tensors: Weights) -> dict[str, Floats]:
+        """Return the tables that have more rows in a folder."""
 
 
 @dataclass(frozen=True)
@@ -161,19 +162,8 @@ class NameMapping(Folder):
     flat
         Weights with one axis in a folder and two in GGUF files. The values are keys of the number
         of rows.
-    filed_as
-        Returns the architecture of a model's GGUF file, if it has another there; else "".
-    spare
-        Returns the modules that a model lacks: needed where two share a name in folders.
-    claims
-        Returns whether a folder is of this architecture: needed if several share a model_type.
-    complete
-        Reads values that are not plain numbers: adds hyper-parameters, and returns tensors that
-        follow from config.json.
-    beside
-        Returns what a new folder needs besides: keys of config.json, and tensors by GGUF name.
-    unread
-        Returns whether a model with these hyper-parameters ignores a weight, if a folder has it.
+    rules
+        The model, which says what its hyper-parameters decide.
     has_head
         Whether a model can have a head that is not its embedding table.
     encodes
@@ -181,6 +171,7 @@ class NameMapping(Folder):
     """
 
     architecture: str
+    rules: Rules
     modules: Mapping[str, str]
     transposed: frozenset[str] = frozenset()
     pairs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -192,12 +183,6 @@ class NameMapping(Folder):
     has_head: bool = True
     encodes: bool = False
     flat: Mapping[str, str] = field(default_factory=dict)
-    filed_as: Callable[[Hyper], str] = _own_name
-    spare: Callable[[Hyper], Collection[str]] = _none_spare
-    unread: Callable[[Hyper, str], bool] = _all_read
-    claims: Callable[[Config], bool] = _any_model
-    complete: Callable[[Config, dict[str, Any]], dict[str, Floats]] = _nothing_more
-    beside: Callable[[Hyper, Weights], tuple[dict[str, Any], dict[str, Floats]]] = _nothing_beside
 
     @property
     def model_types(self) -> tuple[str, ...]:
@@ -275,6 +260,10 @@ class NameMapping(Folder):
         whole = self._whole(gguf_name)
         return whole if whole in self.whole else module_of(gguf_name)
 
+    def has(self, gguf_name: str) -> bool:
+        """Return whether a weight has a name in a folder."""
+        return self._row(gguf_name) in self.modules
+
     def is_spread(self, gguf_name: str) -> bool:
         """Return whether a weight has an axis of one before its last in a folder."""
         row = self._row(gguf_name)
@@ -286,8 +275,8 @@ class NameMapping(Folder):
 
     def suited(self, metadata: Mapping[str, Any]) -> "NameMapping":
         """Return the mapping without the modules that a model of these metadata lacks."""
-        spare = self.spare(self._hyper(metadata))
-        modules = {name: own for name, own in self.modules.items() if name not in spare}
+        spare = self.rules.spare(self._hyper(metadata))
+        modules = {name: hf_name for name, hf_name in self.modules.items() if name not in spare}
         return replace(self, modules=modules) if spare else self
 
     def unflattened(
@@ -326,8 +315,8 @@ class NameMapping(Folder):
 
     def biases_of(self, weights: Iterable[str], modules: Collection[str]) -> list[str]:
         """Return the names of the possible biases of ``modules`` among these weights."""
-        found = (name for name in weights if name.endswith(".weight"))
-        return [f"{name[:-6]}bias" for name in found if module_of(name) in modules]
+        matrices = (name for name in weights if name.endswith(".weight"))
+        return [f"{name[:-6]}bias" for name in matrices if module_of(name) in modules]
 
     def order(
         self, metadata: Mapping[str, Any], gguf_name: str, shape: tuple[int, ...]
@@ -337,12 +326,12 @@ class NameMapping(Folder):
         ``shape`` is the folder's. Raises KeyError for missing metadata, ValueError if they do not
         fit.
         """
-        found = self.orders.get(self._row(gguf_name))
-        if found is None:
+        order = self.orders.get(self._row(gguf_name))
+        if order is None:
             return None
-        index = found.index(self._hyper(metadata), shape[found.axis])
-        same = np.array_equal(index, np.arange(shape[found.axis]))
-        return None if same else (found.axis, index)
+        index = order.index(self._hyper(metadata), shape[order.axis])
+        same = np.array_equal(index, np.arange(shape[order.axis]))
+        return None if same else (order.axis, index)
 
     def module(self, gguf_name: str) -> str:
         """Return a weight's module at Hugging Face, or the one it is part of. Raises KeyError."""
@@ -365,11 +354,11 @@ class NameMapping(Folder):
 
     def passes_over(self, metadata: Mapping[str, Any], gguf_name: str) -> bool:
         """Return whether a model of these metadata ignores a weight."""
-        return self.unread(self._hyper(metadata), gguf_name)
+        return self.rules.unread(self._hyper(metadata), gguf_name)
 
     def gguf_architecture(self, metadata: Mapping[str, Any]) -> str:
         """Return the architecture that a GGUF file of a model of these metadata has."""
-        return self.filed_as(self._hyper(metadata)) or self.architecture
+        return self.rules.filed_as(self._hyper(metadata)) or self.architecture
 
     def _hyper(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Return metadata without the prefix, which is another's if its file has another name."""
@@ -396,8 +385,10 @@ class NameMapping(Folder):
 def name_mapping_for(config: Config) -> NameMapping | None:
     """Return the name mapping of a folder's model; None if its model_type is not known."""
     kind = config.get("model_type")
-    found = [mapping for mapping in NAME_MAPPINGS.values() if kind in mapping.model_types]
-    return next((mapping for mapping in found if len(found) == 1 or mapping.claims(config)), None)
+    known = [mapping for mapping in NAME_MAPPINGS.values() if kind in mapping.model_types]
+    return next(
+        (mapping for mapping in known if len(known) == 1 or mapping.rules.claims(config)), None
+    )
 
 
 def text_name_of(name: str) -> str | None:

@@ -82,7 +82,7 @@ def _spellings(modules: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 def pieces_of(modules: Mapping[str, str], name: str) -> list[Piece]:
     """Return the pieces in a folder's weight; none if it is whole or unknown."""
-    found = []
+    pieces = []
     for module, hf_name in _spellings(modules):
         pattern = re.escape(_PART.sub("", hf_name))
         pattern = pattern.replace(r"\{n\}", f"(?P<n>{_NUMBER})").replace(
@@ -93,14 +93,14 @@ def pieces_of(modules: Mapping[str, str], name: str) -> list[Piece]:
             continue
         groups, part = match.groupdict(), _PART.search(hf_name)
         expert = groups.get("e")
-        found.append(
+        pieces.append(
             Piece(
                 f"{module.replace('{n}', groups['n'])}.{groups['kind']}",
                 None if expert is None else int(expert),
                 *_how(part, groups["kind"] == "weight"),
             )
         )
-    return found
+    return pieces
 
 
 def assembled(pieces: Mapping[Piece, str], read: Callable[[str], Array]) -> Array:

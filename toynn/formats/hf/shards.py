@@ -37,7 +37,7 @@ class Shards:
     """
 
     def __init__(
-        self, folder: Path, passed_over: tuple[str, ...], packed: tuple[str, ...] = ()
+        self, folder: Path, passed_over: tuple[str, ...], raw_suffixes: tuple[str, ...] = ()
     ) -> None:
         index = folder / INDEX
         self._watched: list[Unchanged] = []  # used after close() too: views stay mapped
@@ -53,7 +53,7 @@ class Shards:
         self.tensors: dict[str, TensorInfo] = {}
         try:
             for path in paths:
-                self._add(SafeTensors(path, passed_over, packed))
+                self._add(SafeTensors(path, passed_over, raw_suffixes))
             if placed is not None:
                 self._check_placed(index, placed, passed_over)
         except DataError:
@@ -74,11 +74,11 @@ class Shards:
     ) -> None:
         """Raise DataError unless the index places every tensor correctly."""
         for name, file in placed.items():
-            found = self._places.get(name)
-            if found is None and not name.endswith(passed_over):
+            stored = self._places.get(name)
+            if stored is None and not name.endswith(passed_over):
                 raise DataError(f"{index}: expected {name} in {file}; it is missing")
-            if found is not None and found.path.name != file:
-                raise DataError(f"{index}: expected {name} in {file}; it is in {found.path.name}")
+            if stored is not None and stored.path.name != file:
+                raise DataError(f"{index}: expected {name} in {file}; it is in {stored.path.name}")
 
     def __str__(self) -> str:
         count = len(self._files)
@@ -126,10 +126,10 @@ def _refuse_others(folder: Path) -> None:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Return the index: the file of each tensor."""
-    found: Any = read_object(index).get("weight_map")
-    if not isinstance(found, dict) or not found:
-        _refuse(index, f"weight_map: expected the file of each tensor by its name; got {found!r}")
-    for name, file in found.items():
+    files: Any = read_object(index).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        _refuse(index, f"weight_map: expected the file of each tensor by its name; got {files!r}")
+    for name, file in files.items():
         if not isinstance(file, str) or not file.endswith(".safetensors"):
             _refuse(index, f"weight_map: {name}: expected a .safetensors file; got {file!r:.80}")
         if Path(file).name != file or "\\" in file:
@@ -137,7 +137,7 @@ def _weight_map(index: Path) -> dict[str, str]:
                 index,
                 f"weight_map: {name}: expected a file in the index's folder; got {file!r:.80}",
             )
-    return found
+    return files
 
 
 def _files(index: Path, placed: Mapping[str, str]) -> list[Path]:

@@ -61,8 +61,10 @@ def write(
     config |= {"bos_token_id": None, "eos_token_id": None, **named}
     config |= {hf_key: hyper[key] for key, hf_key in known.items()}
     config["tie_word_embeddings"] = "output.weight" not in tensors
-    more, added = mapping.beside(hyper, {**tensors, **said})
-    config |= more
+    config |= mapping.rules.folder(hyper, {**tensors, **said})
+    unread = mapping.rules.unread
+    added = {n: said[n] for n in said if mapping.has(n) and not unread(hyper, n)}
+    added |= mapping.rules.padded(tensors)
     for key, (usual, modules) in mapping.biases.items():
         biases = mapping.biases_of(tensors, modules)
         if has := any(name in tensors for name in biases):
@@ -109,8 +111,8 @@ def write(
             values = np.expand_dims(values, -2)
         arrays[mapping.bare_name(hf_name)] = np.ascontiguousarray(values)
     for hf_name, whole in how.items():
-        found = [values for (name, _), values in sorted(parts.items()) if name == hf_name]
-        arrays[mapping.bare_name(hf_name)] = joined(whole, found)
+        inside = [values for (name, _), values in sorted(parts.items()) if name == hf_name]
+        arrays[mapping.bare_name(hf_name)] = joined(whole, inside)
     if mapping.encodes:
         head = str(hyper.get("head", ""))
         arrays = {mapping.headed(name, head): values for name, values in arrays.items()}

@@ -38,7 +38,7 @@ from toynn.formats.tokenizer.bpe import BPE, of_vocab
 from toynn.formats.tokenizer.chat import ChatTemplate, Message
 from toynn.formats.tokenizer.conversations import Conversations, Talk, Turn
 from toynn.formats.tokenizer.folder import JSON, FolderKeys
-from toynn.formats.tokenizer.pieces import Model, Part, Pieces
+from toynn.formats.tokenizer.pieces import Algorithm, Pieces, Text
 from toynn.formats.tokenizer.pre import Kind
 from toynn.formats.tokenizer.recognized import PROBE
 from toynn.formats.tokenizer.spm import SentencePiece
@@ -77,7 +77,7 @@ class Tokenizer:
     of_bytes = False  # whether a token is a byte
 
     def __init__(
-        self, vocab: Vocab, model: Model, template: str | None = None, *, whole: bool = False
+        self, vocab: Vocab, model: Algorithm, template: str | None = None, *, whole: bool = False
     ) -> None:
         """Take a file's vocabulary; with ``whole``, texts are never cut to be shared by cores."""
         self._vocab, self._model, self._source = vocab, model, template
@@ -121,9 +121,9 @@ class Tokenizer:
     def of(cls, file: str | PathLike[str] | Base, rows: int | None = None) -> "Tokenizer":
         """Build the tokenizer of a GGUF file or a Hugging Face folder, from its path or open.
 
-        A folder's is that of its tokenizer.json, or tokenizer.model, and its ids equal those of
-        transformers' AutoTokenizer. ``rows`` is the model's number of ids, some of which may have
-        no token. Raises GGUFError, DataError, ConfigError.
+        A folder's tokenizer.json is read, or else its tokenizer.model. The ids equal those of
+        transformers' AutoTokenizer. ``rows`` is the model's number of ids; some of them may have no
+        token. Raises GGUFError, DataError, ConfigError.
         """
         if isinstance(file, HFModel):
             return cls.of(file.path, file.rows)
@@ -133,15 +133,15 @@ class Tokenizer:
         if keys.is_plain:
             return ByteTokenizer(file)
         vocab = replace(
-            found := read_vocab(keys, Kind(()) if keys.of_bytes else None),
-            eog=found.eog | keys.ends,
+            stored := read_vocab(keys, Kind(()) if keys.of_bytes else None),
+            eog=stored.eog | keys.ends,
             strips_right=frozenset(token.id for token in keys.added if token.rstrip),
             strips_left=frozenset(token.id for token in keys.added if token.lstrip),
             prefix_once=keys.prefix_once,
             between=tuple(keys.between),
             second=keys.second,
         )
-        model: Model
+        model: Algorithm
         subwords = vocab.model in SUBWORDS
         if keys.data is None:
             model = SentencePiece(vocab)
@@ -160,13 +160,13 @@ class Tokenizer:
         if named is None or table is None:
             return cls.of(model if named is None else named)
         rows = table.shape[0]
-        found = cls.of(named, rows)
-        if found.vocab_size > rows:
+        theirs = cls.of(named, rows)
+        if theirs.vocab_size > rows:
             raise ConfigError(
-                f"{named}: the tokenizer has {found.vocab_size:,} tokens, {model.path} rows for "
+                f"{named}: the tokenizer has {theirs.vocab_size:,} tokens, {model.path} rows for "
                 f"{rows:,}: it is another model's"
             )
-        return found
+        return theirs
 
     def hf_files(self) -> dict[str, bytes]:
         """Return the tokenizer as files of a Hugging Face folder, by name.
@@ -203,8 +203,8 @@ class Tokenizer:
         """The ids of the tokens that are matched whole: BOS, EOS, CONTROL and USER_DEFINED."""
         kinds = (TokenType.CONTROL, TokenType.USER_DEFINED)
         named = {id for id in (self.bos, self.eos) if id is not None}
-        found = np.flatnonzero(np.isin(self._vocab.types, kinds)).tolist()
-        return frozenset(found) | self.eog | named
+        ids = np.flatnonzero(np.isin(self._vocab.types, kinds)).tolist()
+        return frozenset(ids) | self.eog | named
 
     def of_type(self, type: TokenType) -> NDArray[np.int64]:
         """Return the ids of tokens of a type, as the file has it."""
@@ -254,8 +254,8 @@ class Tokenizer:
         before = [vocab.bos] if vocab.add_bos and vocab.bos is not None else []
         behind = [vocab.eos] if vocab.add_eos and vocab.eos is not None else []
         if second is None:
-            found = [*before, *ids, *behind]
-            return found, [0] * len(found)
+            whole = [*before, *ids, *behind]
+            return whole, [0] * len(whole)
         first, last = [*before, *ids, *vocab.between], [*second, *behind]
         return first + last, [0] * len(first) + [vocab.second] * len(last)
 
@@ -270,7 +270,7 @@ class Tokenizer:
         """
         return np.concatenate([np.empty(0, np.int32), *self.encode_blocks([text])])
 
-    def encode_many(self, texts: Sequence[Part]) -> list[list[int]]:
+    def encode_many(self, texts: Sequence[Text]) -> list[list[int]]:
         """Return the ids of many texts, on all cores; a flag says whether one continues another.
 
         The ids are those of ``encode`` without BOS and EOS, and without parse_special. Raises
@@ -298,7 +298,7 @@ class Tokenizer:
                 cut = self._cutter.last_cut(rest, seen)
                 head, rest = rest[:cut], rest[cut:]
                 seen = max(0, len(rest) - 1)
-            waiting: list[Part] = []
+            waiting: list[Text] = []
             length = 0
             for piece, follows in self._cutter.of(head, False, continues):
                 continues = isinstance(piece, str)
@@ -312,7 +312,7 @@ class Tokenizer:
                     yield np.array([piece], np.int32)
             yield from self._encoded(waiting)
 
-    def _encoded(self, parts: list[Part]) -> Iterator[NDArray[np.int32]]:
+    def _encoded(self, parts: list[Text]) -> Iterator[NDArray[np.int32]]:
         for ids in self._model.encode_all(parts) if parts else ():
             yield np.array(ids, np.int32)
 
@@ -368,12 +368,12 @@ class Tokenizer:
     ) -> list[Turn]:
         """Return the ids of a whole conversation in parts; the assistant's parts are `trained`.
 
-        An answer begins where the template's text for the messages before it ends, with a
-        generation prompt; or with the part of the prompt that the whole text has, too, since a
-        prompt may open a thought that old answers do not have. It ends where the text for the
-        messages up to it ends. A template may write an answer differently when messages follow
-        (without its thoughts, say); then it ends after the first token that ends a turn. ``tools``
-        are descriptions of functions for the template.
+        An answer begins where its prompt ends: the template's text for the earlier messages, with
+        a generation prompt. A prompt may open a thought that old answers do not have. Then the
+        answer begins where the prompt and the whole text first differ. An answer ends where the
+        template's text for the messages up to the answer ends. A template may write an answer
+        differently when messages follow, for example without its thoughts. Then the answer ends
+        after its first token that ends a turn. ``tools`` describe functions for the template.
 
         Raises GGUFError for a template in whose text an answer cannot be found. Raises DataError
         for text that is not Unicode, and for a role that neither toynn nor the template knows.
@@ -400,8 +400,8 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """A SHA-256 of everything that ids depend on: equal ones mean equal ids."""
-        told = {name: value for name, value in vars(self._vocab).items() if name in VOCAB}
-        whole = [type(self._model).__name__, self._model.told, self._source, told]
+        facts = {name: value for name, value in vars(self._vocab).items() if name in VOCAB}
+        whole = [type(self._model).__name__, self._model.told, self._source, facts]
         return hashlib.sha256(json.dumps(whole, default=_plain).encode()).hexdigest()
 
 
@@ -428,7 +428,7 @@ class ByteTokenizer(Tokenizer):
 class _Bytes:
     told = ""
 
-    def encode_all(self, texts: Sequence[Part]) -> list[list[int]]:
+    def encode_all(self, texts: Sequence[Text]) -> list[list[int]]:
         return [list(text.encode()) for text, _ in texts]
 
 

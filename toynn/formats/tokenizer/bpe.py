@@ -77,15 +77,15 @@ class BPE:
         Bytes without a token are left out, as in llama.cpp. Raises the class's error if the library
         fails.
         """
-        found: list[list[int]] = [[] for _ in texts]
+        all_ids: list[list[int]] = [[] for _ in texts]
         for wanted, by in ((False, self._tokenizer), (True, self._continues)):
             places = [index for index, (_, continues) in enumerate(texts) if continues is wanted]
             with refused(f"{self._path}: cannot encode", self._error):
                 encoded = _encoded(by, [texts[index][0] for index in places])
             for place, ids in zip(places, encoded, strict=True):
                 missing = self._missing in ids
-                found[place] = [id for id in ids if id != self._missing] if missing else ids
-        return found
+                all_ids[place] = [id for id in ids if id != self._missing] if missing else ids
+        return all_ids
 
 
 def _encoded(tokenizer: Any, texts: list[str]) -> list[list[int]]:
@@ -108,10 +108,10 @@ def steps_of(steps: Mapping[str, Any], model: Any = None) -> Any:
     library = needed("tokenizers")
     empty = {"type": "BPE", "vocab": {}, "merges": []}
     whole = {"version": "1.0", "added_tokens": [], **steps, "model": empty}
-    found = library.Tokenizer.from_str(json.dumps(whole))
+    tokenizer = library.Tokenizer.from_str(json.dumps(whole))
     if model is not None:
-        found.model = model
-    return found
+        tokenizer.model = model
+    return tokenizer
 
 
 def described(vocab: Vocab, merges: Iterable[tuple[str, str]]) -> dict[str, Any]:

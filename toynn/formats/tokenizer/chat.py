@@ -238,9 +238,9 @@ _own = threading.local()  # .renderer: of a thread that has its own
 
 def _renderer() -> _Renderer:
     """Return this thread's renderer, or the shared one; a forked child makes its own."""
-    own: _Renderer | None = getattr(_own, "renderer", None)
-    if own is not None and own.owner == os.getpid():
-        return own
+    renderer: _Renderer | None = getattr(_own, "renderer", None)
+    if renderer is not None and renderer.owner == os.getpid():
+        return renderer
     global _the_renderer
     if _the_renderer is None or _the_renderer.owner != os.getpid():
         _the_renderer = _Renderer(_the_renderer)

@@ -62,9 +62,9 @@ def _render(
     render, texts = _compiled(source), list[Any]()
     for count, prompt in beginnings:
         some = messages[:count]
-        given = {"add_generation_prompt": prompt, "tools": tools, **NOTHING, **tokens}
+        arguments = {"add_generation_prompt": prompt, "tools": tools, **NOTHING, **tokens}
         try:
-            text = render(messages=some, **given)
+            text = render(messages=some, **arguments)
         except MemoryError:
             raise
         except Exception:  # such as an answer without a question, which does follow

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from toynn.errors import DataError, GGUFError
 from toynn.formats.tokenizer.ahead import in_order
 from toynn.formats.tokenizer.chat import ChatTemplate, Message
-from toynn.formats.tokenizer.pieces import Model, Pieces
+from toynn.formats.tokenizer.pieces import Algorithm, Pieces
 from toynn.formats.tokenizer.vocab import TokenType, Vocab
+from toynn.system.printing import strings_in
 
 __all__ = ["Conversations", "Talk", "Turn", "unknown_role"]
 
@@ -66,7 +67,7 @@ class Conversations:
     """Encodes conversations with the vocabulary and the template of a file."""
 
     def __init__(
-        self, vocab: Vocab, cutter: Pieces, model: Model, template: Callable[[], ChatTemplate]
+        self, vocab: Vocab, cutter: Pieces, model: Algorithm, template: Callable[[], ChatTemplate]
     ) -> None:
         self._vocab, self._cutter, self._model = vocab, cutter, model
         self._template = template
@@ -142,8 +143,8 @@ class Conversations:
             if ended[0] == upto:  # the next message's first token ends this one
                 upto = ended[1]
             else:  # a token that a template writes behind the end is not the answer's
-                found = [mark.end() for mark in self._ends.finditer(whole, at, upto)]
-                upto = found[-1] if found and whole[found[-1] : upto].strip() else upto
+                marks = [mark.end() for mark in self._ends.finditer(whole, at, upto)]
+                upto = marks[-1] if marks and whole[marks[-1] : upto].strip() else upto
             for border in (at, upto):
                 texts.append(whole[ends[-1] : border])
                 ends.append(border)
@@ -204,8 +205,8 @@ class Conversations:
 
     def _end_behind(self, text: str, begin: int) -> tuple[int, int]:
         """Return begin and end of the first token after ``begin`` that ends a turn; else -1."""
-        found = self._ends.search(text, max(begin, 0))
-        return found.span() if found else (-1, -1)
+        mark = self._ends.search(text, max(begin, 0))
+        return mark.span() if mark else (-1, -1)
 
     @cached_property
     def _ends(self) -> re.Pattern[str]:
@@ -241,7 +242,7 @@ class Conversations:
         cut = [self._cut(*rendered) for rendered in many]
         asked = [part for texts in cut for pieces in texts for part in pieces if _is_text(part)]
         encoded = iter(self._model.encode_all(asked) if asked else ())
-        found = []
+        turns = []
         for rendered, texts in zip(many, cut, strict=True):
             parts: list[list[int]] = []
             as_taken = True
@@ -254,8 +255,8 @@ class Conversations:
             if not as_taken:
                 parts = self._one_by_one(*rendered)
             parts[0] = self._begun(parts[0])
-            found.append([Turn(ids, k % 2 == 1) for k, ids in enumerate(parts) if ids])
-        return found
+            turns.append([Turn(ids, k % 2 == 1) for k, ids in enumerate(parts) if ids])
+        return turns
 
     def _cut(self, texts: list[str], guard: str) -> list[list[tuple[Any, bool]]]:
         continues, cut = False, []
@@ -295,7 +296,7 @@ class Conversations:
         for index, message in enumerate(messages):
             if wrong := unknown_role(message.get("role"), self._template().names):
                 raise DataError(f"message {index}: role: {wrong}")
-        said = "\n".join(_strings(messages))
+        said = "\n".join(strings_in(messages))
         types = self._vocab.types
         texts = [
             text
@@ -311,7 +312,7 @@ class Conversations:
 
         def broken(value: Any) -> Any:
             if isinstance(value, str):
-                return controls.sub(lambda found: guard.join(found[0]) + guard, value)
+                return controls.sub(lambda match: guard.join(match[0]) + guard, value)
             if isinstance(value, Mapping):
                 return {key: broken(part) for key, part in value.items()}
             return [broken(part) for part in value] if isinstance(value, list) else value
@@ -328,15 +329,3 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
 def _is_text(part: tuple[Any, bool]) -> bool:
     """Return whether a piece is a text, not the id of a special token."""
     return isinstance(part[0], str)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in a value made of lists and dictionaries."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _strings(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _strings(part)

@@ -130,8 +130,8 @@ class FolderKeys(Given):
         """Raise DataError if a GGUF file with these keys would give other ids."""
         vocab, texts = read_vocab(self), [(PROBE, False), (f" {PROBE.swapcase()}  A", False)]
         engines = engine_of(vocab, self.data, self.path / JSON), engine_of(vocab)
-        own, filed = (each.encode_all(texts) for each in engines)
-        if own != filed:
+        ours, filed = (each.encode_all(texts) for each in engines)
+        if ours != filed:
             raise DataError(
                 f"{self.path / JSON}: llama.cpp normalizes or cuts texts in another way (with "
                 "WordPiece it makes all letters small), so a GGUF file would give other ids; use "
@@ -196,8 +196,8 @@ class FolderKeys(Given):
             )
         prefix = bool(prefixed) or any(scheme != "never" for scheme in schemes)
         self._set({f"{PREFIX}add_space_prefix": (prefix, "BOOL")})
-        given = read_model(sentences) if sentences.exists() else None
-        return ids, _scores(ids, pairs, given.scores if given else {})
+        stored = read_model(sentences) if sentences.exists() else None
+        return ids, _scores(ids, pairs, stored.scores if stored else {})
 
     def _read_subwords(
         self, path: Path, data: Mapping[str, Any], model: dict[str, Any]
@@ -237,11 +237,11 @@ class FolderKeys(Given):
 
     def _read_model(self, path: Path) -> tuple[dict[str, int], Any]:
         """Read tokenizer.model; return ids by text, and scores."""
-        found = read_model(path)
-        self.added = added_of(path, {}, self._config, found.ids)
+        sentences = read_model(path)
+        self.added = added_of(path, {}, self._config, sentences.ids)
         self.pairs = []
-        self._set({f"{PREFIX}add_space_prefix": (found.prefix, "BOOL")})
-        return found.ids, found.scores
+        self._set({f"{PREFIX}add_space_prefix": (sentences.prefix, "BOOL")})
+        return sentences.ids, sentences.scores
 
     def _set_tokens(self, ids: Mapping[str, int], scores: Any, rows: int | None) -> None:
         """Set tokens (one for each row of the model), their types, and merges or scores."""
@@ -303,20 +303,20 @@ class FolderKeys(Given):
         for key, spelled in _NAMED.items():
             id = self._id_of(spelled, self._ids)
             if id is None and key in ("bos", "eos"):
-                given = [id for name in _GENERATION for id in self._ids_in(name, f"{key}_token_id")]
+                ids = [id for name in _GENERATION for id in self._ids_in(name, f"{key}_token_id")]
                 put = before if key == "bos" else behind
-                id = next(iter((*put, *given)), None)
+                id = next(iter((*put, *ids)), None)
             if key == "eos" and len(behind) == 1 and behind != [id]:  # as gguf-py has it
                 self._old_ends, id = [] if id is None else [id], behind[0]
             if key == "seperator" and self.between:
                 id = self.between[-1]
             if id is not None:
                 self._set({f"{PREFIX}{key}_token_id": (id, "UINT32")})
-        told = {key: self._config.get(f"add_{key}_token") for key in ("bos", "eos")}
-        if any(value is not None for value in told.values()) or self.data is None:
+        adds_token = {key: self._config.get(f"add_{key}_token") for key in ("bos", "eos")}
+        if any(value is not None for value in adds_token.values()) or self.data is None:
             usual = self.data is None  # SentencePiece's default: BOS, no EOS
-            adds = {"bos": bool(told["bos"] if told["bos"] is not None else usual)}
-            adds["eos"] = bool(told["eos"])
+            adds = {"bos": bool(adds_token["bos"] if adds_token["bos"] is not None else usual)}
+            adds["eos"] = bool(adds_token["eos"])
         else:
             self._expect_known("before", before, "bos")
             self._expect_known("after", behind, "eos")
@@ -356,9 +356,9 @@ class FolderKeys(Given):
     def _ids_in(self, name: str, key: str) -> list[int]:
         """Return the ids under a key of a file: none, one, or a list."""
         value = _object(self.path / name).get(key)
-        found = value if isinstance(value, list) else [value]
+        listed = value if isinstance(value, list) else [value]
         count = len(self.metadata[f"{PREFIX}tokens"])
-        return [id for id in found if type(id) is int and 0 <= id < count]
+        return [id for id in listed if type(id) is int and 0 <= id < count]
 
     def _ends(self) -> list[int]:
         return [id for name in _GENERATION for id in self._ids_in(name, "eos_token_id")]
@@ -368,14 +368,14 @@ class FolderKeys(Given):
         path = self.path / _TEMPLATE
         if path.exists():
             return text_of(path)
-        found = self._config.get("chat_template")
-        if isinstance(found, list):
-            if not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in found):
-                self._refuse(f"chat_template: expected templates by name; got {found!r:.80}")
-            found = {each["name"]: each.get("template") for each in found}.get("default")
-        if found is not None and not isinstance(found, str):
-            self._refuse(f"chat_template: expected a text; got {type(found).__name__}")
-        return found
+        template = self._config.get("chat_template")
+        if isinstance(template, list):
+            if not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in template):
+                self._refuse(f"chat_template: expected templates by name; got {template!r:.80}")
+            template = {each["name"]: each.get("template") for each in template}.get("default")
+        if template is not None and not isinstance(template, str):
+            self._refuse(f"chat_template: expected a text; got {type(template).__name__}")
+        return template
 
     def _refuse(self, what: str) -> NoReturn:
         raise DataError(f"{self.path / _CONFIG}: {what}")
@@ -401,13 +401,13 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _scores(
-    ids: Mapping[str, int], pairs: list[list[str]], given: Mapping[str, float]
+    ids: Mapping[str, int], pairs: list[list[str]], stored: Mapping[str, float]
 ) -> dict[str, float]:
     """Return scores with which SentencePiece merges in the order of the pairs.
 
     They are tokenizer.model's, if it has all tokens; otherwise a later pair gets a lower score.
     """
-    if given and all(left + right in given for left, right in pairs):
-        return {text: given[text] for text in ids if text in given}
+    if stored and all(left + right in stored for left, right in pairs):
+        return {text: stored[text] for text in ids if text in stored}
     order = dict.fromkeys(left + right for left, right in pairs)
     return {text: -float(rank) for rank, text in enumerate(order) if text in ids}

@@ -7,21 +7,21 @@ from typing import Protocol
 from toynn.errors import DataError
 from toynn.formats.tokenizer.vocab import TokenType, Vocab
 
-__all__ = ["Model", "Part", "Pieces"]
+__all__ = ["Algorithm", "Pieces", "Text"]
 
 PIECE = 1 << 14  # characters of a piece for one core
 #: A text, and whether it continues the one before.
-Part = tuple[str, bool]
+Text = tuple[str, bool]
 _WHITE = " \t\n\v\f\r"
 CUT = re.compile(r"(?<=\S\n)(?=\w)")  # no pre-tokenizer's piece crosses it, and rarely a token
 
 
-class Model(Protocol):
+class Algorithm(Protocol):
     """Turns texts into ids."""
 
     told: str  # what ids depend on, besides the vocabulary
 
-    def encode_all(self, texts: Sequence[Part]) -> list[list[int]]:
+    def encode_all(self, texts: Sequence[Text]) -> list[list[int]]:
         """Return the ids of each text, without special tokens; of many, on all cores."""
 
 
@@ -51,7 +51,7 @@ class Pieces:
                 continues = True
 
     def encoded(
-        self, model: Model, text: str, parse_special: bool, continues: bool, guard: str = ""
+        self, model: Algorithm, text: str, parse_special: bool, continues: bool, guard: str = ""
     ) -> list[int]:
         """Return the ids of a text, its pieces encoded one by one. Raises what ``of`` does."""
         ids: list[int] = []

@@ -36,8 +36,8 @@ def name_of_cut(data: Mapping[str, Any]) -> str | None:
     A kind that cuts the whole probe alike is preferred to one that differs only in marks.
     """
     try:
-        own = _cutter(data.get("pre_tokenizer"))
-        asked = {probe: own.pre_tokenize_str(probe) for probe in (PROBE, _without_marks(PROBE))}
+        cutter = _cutter(data.get("pre_tokenizer"))
+        asked = {probe: cutter.pre_tokenize_str(probe) for probe in (PROBE, _without_marks(PROBE))}
     except BaseException as error:  # any failure: the file is of another version
         if not is_failure(error) or isinstance(error, ConfigError):
             raise

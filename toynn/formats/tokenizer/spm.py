@@ -1,9 +1,9 @@
 """SentencePiece's BPE, as in Llama 2, with the sentencepiece library.
 
-Spaces are written as U+2581, and the text is split into characters. Then the adjacent pair that
-makes the token with the highest score is merged, of pairs with one score the first in the text,
-until no pair makes a token. A character without a token becomes bytes. (The tokenizers library
-cannot do this: its merges have an order, and scores may be equal.)
+Spaces are written as U+2581, and the text is split into characters. Then adjacent pairs that make a
+token are merged, the one with the highest score first, until no pair makes a token. If scores are
+equal, the first pair in the text is merged. A character without a token becomes bytes. (The
+tokenizers library cannot do this: its merges have an order, and scores may be equal.)
 
 The library reads a model in Protocol Buffers' wire format. This module builds it from the
 vocabulary of a GGUF file, which has all that it needs, and reads a folder's tokenizer.model.
@@ -52,8 +52,8 @@ class SentencePiece:
 
     def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
         """Return the ids of texts; a space comes before each unless it continues another."""
-        given = [text if continues else self._prefix + text for text, continues in texts]
-        ids: list[list[int]] = self._processor.EncodeAsIds(given)
+        prefixed = [text if continues else self._prefix + text for text, continues in texts]
+        ids: list[list[int]] = self._processor.EncodeAsIds(prefixed)
         return ids
 
 
@@ -143,7 +143,7 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 def _fields(raw: bytes) -> dict[int, list[Any]]:
     """Return the integer and bytes fields of a message."""
-    found: dict[int, list[Any]] = {}
+    fields: dict[int, list[Any]] = {}
     at = 0
     while at < len(raw):
         key, at = _read_varint(raw, at)
@@ -157,8 +157,8 @@ def _fields(raw: bytes) -> dict[int, list[Any]]:
         value, at = _read_varint(raw, at)
         if kind == 2:
             value, at = raw[at : at + value], at + value
-        found.setdefault(number, []).append(value)
-    return found
+        fields.setdefault(number, []).append(value)
+    return fields
 
 
 def _read_varint(raw: bytes, at: int) -> tuple[int, int]:

@@ -47,18 +47,18 @@ def added_of(
 
     ``ids`` are the ids of the vocabulary by text. Raises DataError for malformed entries.
     """
-    found = data.get("added_tokens") or []
+    entries = data.get("added_tokens") or []
     if not data:
         table = config.get("added_tokens_decoder") or {}
         if not isinstance(table, dict) or not all(isinstance(e, dict) for e in table.values()):
             raise DataError(
                 f"{path}: added_tokens_decoder: expected tokens by id; got {table!r:.80}"
             )
-        found = [{"id": int(id), **entry} for id, entry in table.items() if str(id).isdecimal()]
+        entries = [{"id": int(id), **entry} for id, entry in table.items() if str(id).isdecimal()]
     added = []
-    for entry in found if isinstance(found, list) else [found]:
-        told = entry if isinstance(entry, dict) else {}
-        text, id = told.get("content"), told.get("id")
+    for entry in entries if isinstance(entries, list) else [entries]:
+        fields = entry if isinstance(entry, dict) else {}
+        text, id = fields.get("content"), fields.get("id")
         if not isinstance(text, str) or not text or type(id) is not int or not 0 <= id < 1 << 31:
             raise DataError(f"{path}: added_tokens: expected id and content; got {entry!r:.80}")
         if any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -66,15 +66,15 @@ def added_of(
                 f"{path}: added_tokens: expected Unicode text; got half of a surrogate pair in "
                 f"{text!a:.80}"
             )
-        if told.get("single_word"):
+        if fields.get("single_word"):
             raise DataError(f"{path}: added_tokens: {text!r}: single_word is not supported")
         added.append(
             Added(
                 id,
                 text,
-                bool(told.get("special")),
-                bool(told.get("lstrip")),
-                bool(told.get("rstrip")),
+                bool(fields.get("special")),
+                bool(fields.get("lstrip")),
+                bool(fields.get("rstrip")),
             )
         )
     return added
@@ -118,29 +118,29 @@ def put_around(path: Path, data: Mapping[str, Any]) -> Frame:
 
 def _id_beside(path: Path, part: Mapping[str, Any], name: str) -> int:
     """Return the id of a token, which stands beside its text."""
-    found = part.get(name)
-    if not isinstance(found, list) or len(found) != 2 or type(found[1]) is not int:
-        raise DataError(f"{path}: post_processor.{name}: expected text and id; got {found!r:.80}")
-    return found[1]
+    pair = part.get(name)
+    if not isinstance(pair, list) or len(pair) != 2 or type(pair[1]) is not int:
+        raise DataError(f"{path}: post_processor.{name}: expected text and id; got {pair!r:.80}")
+    return pair[1]
 
 
 def _objects(path: Path, part: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """Return the objects in a part's list. Raises DataError for anything else."""
-    found = part.get(key) or []
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise DataError(f"{path}: post_processor.{key}: expected objects; got {found!r:.80}")
-    return found
+    objects = part.get(key) or []
+    if not isinstance(objects, list) or not all(isinstance(each, dict) for each in objects):
+        raise DataError(f"{path}: post_processor.{key}: expected objects; got {objects!r:.80}")
+    return objects
 
 
 def _put(path: Path, part: Mapping[str, Any], token: Any) -> list[int]:
     """Return the ids of a token that is put around a text. Raises DataError without ids."""
     name, table = token.get("id") if isinstance(token, dict) else None, part.get("special_tokens")
-    told = table.get(name) if isinstance(table, dict) and isinstance(name, str) else None
-    ids = told.get("ids") if isinstance(told, dict) else None
+    entry = table.get(name) if isinstance(table, dict) and isinstance(name, str) else None
+    ids = entry.get("ids") if isinstance(entry, dict) else None
     if not isinstance(ids, list) or not all(type(id) is int for id in ids):
         raise DataError(
             f"{path}: post_processor.special_tokens: expected ids of {token!r:.80}; got "
-            f"{(told or table)!r:.80}"
+            f"{(entry or table)!r:.80}"
         )
     return ids
 
@@ -160,6 +160,6 @@ def _bare(part: Any, parts: str) -> Any:
         inner = [_bare(each, parts) for each in part.get(parts) or ()]
         return {**part, parts: [each for each in inner if each is not None]}
     if part.get("type") == "Metaspace":
-        own = {key: value for key, value in part.items() if key != "add_prefix_space"}
-        return {**own, "prepend_scheme": "never"}
+        others = {key: value for key, value in part.items() if key != "add_prefix_space"}
+        return {**others, "prepend_scheme": "never"}
     return {**part, "add_prefix_space": False} if part.get("type") == "ByteLevel" else part

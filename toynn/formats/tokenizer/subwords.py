@@ -118,8 +118,8 @@ def of_lines(path: Path, text: str, config: Mapping[str, Any]) -> dict[str, Any]
     usual = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
     named: dict[str, str] = {}
     for key, name in usual.items():
-        given = config.get(f"{key}_token", name)
-        named[key] = str(given.get("content") if isinstance(given, dict) else given)
+        token = config.get(f"{key}_token", name)
+        named[key] = str(token.get("content") if isinstance(token, dict) else token)
         if named[key] not in ids and key in ("unk", "cls", "sep"):
             raise DataError(f"{path}: expected {key}_token, {named[key]!r}; it is missing")
     data = _of_words(

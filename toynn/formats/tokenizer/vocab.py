@@ -257,10 +257,10 @@ def read_vocab(file: Keys, kind: Kind | None = None) -> Vocab:
 def _table(file: Keys) -> bytes:
     """Return Unigram's table of characters."""
     key = f"{PREFIX}precompiled_charsmap"
-    found = file.metadata.get(key, np.empty(0, np.uint8))
-    if not isinstance(found, np.ndarray) or found.dtype.itemsize != 1:
+    table = file.metadata.get(key, np.empty(0, np.uint8))
+    if not isinstance(table, np.ndarray) or table.dtype.itemsize != 1:
         raise GGUFError(f"{file.path}: {key}: expected [UINT8]; got {file.types.get(key)}")
-    return found.tobytes()
+    return table.tobytes()
 
 
 def _kind(file: Keys) -> Kind:
@@ -328,8 +328,8 @@ def _mark_specials(
     ends = {ids[text] for text in ENDS if text in ids}
     frames = {ids[text] for text in FRAMES if text in ids}
     for name, texts in FRAME_ENDS.items():
-        found = [ids[text] for text in texts if text in ids]
-        id = _id(file, name, len(types), found[0] if found else None)
+        present = [ids[text] for text in texts if text in ids]
+        id = _id(file, name, len(types), present[0] if present else None)
         ends |= {id} if id is not None else set()
     types[sorted(ends | frames)] = TokenType.CONTROL
     named = (_id(file, name, len(types), None) for name in ("eot", "eom"))
