@@ -34,9 +34,9 @@ class Known:
 
     def logits(self, ids, batch=None):
         self.lengths.append(len(ids))
-        found = np.full((len(ids), V), log((1 - self.p) / (V - 1)), np.float32)
-        found[np.arange(len(ids)), (np.asarray(ids) + 1) % V] = log(self.p)
-        return found + np.float32(3.7)  # softmax does not mind
+        rows = np.full((len(ids), V), log((1 - self.p) / (V - 1)), np.float32)
+        rows[np.arange(len(ids)), (np.asarray(ids) + 1) % V] = log(self.p)
+        return rows + np.float32(3.7)  # softmax does not mind
 
     def check_unchanged(self):
         self.checks += 1
@@ -47,10 +47,10 @@ def rising(n):
 
 
 def test_a_text_that_is_expected_and_one_that_is_not():
-    found = perplexity(Known(0.5), rising(40), 8)
-    assert found.every.loss == pytest.approx(log(2), rel=1e-6)
-    assert found.every.perplexity == pytest.approx(2, rel=1e-6)
-    assert found.every.error == pytest.approx(0, abs=1e-6)
+    rises = perplexity(Known(0.5), rising(40), 8)
+    assert rises.every.loss == pytest.approx(log(2), rel=1e-6)
+    assert rises.every.perplexity == pytest.approx(2, rel=1e-6)
+    assert rises.every.error == pytest.approx(0, abs=1e-6)
     still = perplexity(Known(0.5), np.zeros(40, np.int32), 8)
     assert still.every.loss == pytest.approx(log(8), rel=1e-6)
 
@@ -59,10 +59,10 @@ def test_windows_are_llama_cpps():
     """43 tokens in windows of 8: five, of each the answers 4 to 6 (of 0 to 6)."""
     ids = rising(43)
     ids[13] = 0  # an answer in the second half of the second window; and then wrong for 14
-    found = perplexity(Known(0.5), ids, 8)
-    assert (found.second_halves.tokens, found.every.tokens) == (5 * 3, 5 * 7)
+    scores = perplexity(Known(0.5), ids, 8)
+    assert (scores.second_halves.tokens, scores.every.tokens) == (5 * 3, 5 * 7)
     wrong = log(8) - log(2)
-    assert found.second_halves.loss == pytest.approx(log(2) + 2 * wrong / 15, rel=1e-6)
+    assert scores.second_halves.loss == pytest.approx(log(2) + 2 * wrong / 15, rel=1e-6)
     ids = rising(43)
     ids[10:12] = 0  # answers of a first half
     assert perplexity(Known(0.5), ids, 8).second_halves.loss == pytest.approx(log(2), rel=1e-6)
@@ -70,20 +70,20 @@ def test_windows_are_llama_cpps():
 
 
 def test_bos_stands_for_the_first_token_of_each_window():
-    found = perplexity(Known(0.5), rising(40), 8, bos=4)
+    scores = perplexity(Known(0.5), rising(40), 8, bos=4)
     wrong = sum(begin % V != 0 for begin in range(0, 40, 8))  # 4 expects 0 + 1's place
-    assert found.every.loss == pytest.approx(log(2) + wrong * (log(8) - log(2)) / 35, rel=1e-6)
-    assert found.second_halves.loss == pytest.approx(log(2), rel=1e-6)
+    assert scores.every.loss == pytest.approx(log(2) + wrong * (log(8) - log(2)) / 35, rel=1e-6)
+    assert scores.second_halves.loss == pytest.approx(log(2), rel=1e-6)
 
 
 def test_error_is_the_standard_error_of_the_mean():
     ids = np.random.default_rng(0).integers(0, V, 400).astype(np.int32)
-    found = perplexity(Known(0.6), ids, 20).every
+    score = perplexity(Known(0.6), ids, 20).every
     losses = np.where((ids[:-1] + 1) % V == ids[1:], -log(0.6), -log(0.1)).reshape(-1)
     inside = np.delete(losses, np.arange(19, 399, 20))  # across two windows
-    assert found.loss == pytest.approx(inside.mean(), rel=1e-6)
-    assert found.error == pytest.approx(inside.std() / (len(inside) - 1) ** 0.5, rel=1e-5)
-    assert found.perplexity_error == pytest.approx(found.error * exp(found.loss), rel=1e-6)
+    assert score.loss == pytest.approx(inside.mean(), rel=1e-6)
+    assert score.error == pytest.approx(inside.std() / (len(inside) - 1) ** 0.5, rel=1e-5)
+    assert score.perplexity_error == pytest.approx(score.error * exp(score.loss), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_logits_that_are_not_finite_are_an_error():
 
 
 def test_divergence_of_known_models():
-    found = divergence(Known(0.5), Known(0.8), rising(40), 8)
+    apart = divergence(Known(0.5), Known(0.8), rising(40), 8)
     kl = 0.8 * log(0.8 / 0.5) + 0.2 * log(0.05 / 0.125)
-    assert found.mean == pytest.approx(kl, rel=1e-5)
-    assert found.largest == pytest.approx(kl, rel=1e-5)
-    assert found.same_top == 1 and found.rms_delta_p == pytest.approx(0.3, rel=1e-5)
-    assert found.model.loss == pytest.approx(log(2), rel=1e-6)
-    assert found.base.loss == pytest.approx(-log(0.8), rel=1e-6)
+    assert apart.mean == pytest.approx(kl, rel=1e-5)
+    assert apart.largest == pytest.approx(kl, rel=1e-5)
+    assert apart.same_top == 1 and apart.rms_delta_p == pytest.approx(0.3, rel=1e-5)
+    assert apart.model.loss == pytest.approx(log(2), rel=1e-6)
+    assert apart.base.loss == pytest.approx(-log(0.8), rel=1e-6)
     other = divergence(Known(0.1), Known(0.8), rising(40), 8)
     assert other.same_top == 0
     nothing = divergence(Known(0.8), Known(0.8), rising(40), 8)
@@ -138,11 +138,11 @@ def test_against_torch():
         )
         for m in models
     )
-    found = divergence(models[0].engine, models[1].engine, ids, 8)
+    apart = divergence(models[0].engine, models[1].engine, ids, 8)
     expected = torch.nn.functional.kl_div(q, p, reduction="batchmean", log_target=True)
-    assert found.mean == pytest.approx(float(expected), rel=1e-5)
+    assert apart.mean == pytest.approx(float(expected), rel=1e-5)
     answers = torch.tensor(np.concatenate([ids[k + 5 : k + 8] for k in range(0, 40, 8)])).long()
-    assert found.model.loss == pytest.approx(
+    assert apart.model.loss == pytest.approx(
         float(torch.nn.functional.nll_loss(q, answers)), rel=1e-5
     )
 
@@ -154,9 +154,9 @@ def test_examples_count_what_is_learned_and_few_tapes_are_needed():
         completion[2] = completion[1]  # twice wrong: it, and the one behind it
         examples.append([(prompt.tolist(), False), (completion, True)])
     engine = Known(0.5)
-    found = example_loss(engine, examples)
-    assert found.tokens == 24
-    assert found.loss == pytest.approx((2 * log(2) + 2 * log(8)) / 4, rel=1e-6)
+    score = example_loss(engine, examples)
+    assert score.tokens == 24
+    assert score.loss == pytest.approx((2 * log(2) + 2 * log(8)) / 4, rel=1e-6)
     assert set(engine.lengths) == {32, 64} and engine.lengths == sorted(engine.lengths)
 
 
@@ -203,9 +203,9 @@ def test_accuracy_by_both_scores(tmp_path):
         {"question": "34", "choices": ["1234", "3"], "answer": "B"},
         {"question": "34", "choices": ["1", "3"], "answer": 0},
     ]
-    found = accuracy(Known(0.5), Letters(), questions(tmp_path, *rows))
+    scores = accuracy(Known(0.5), Letters(), questions(tmp_path, *rows))
     # sums: " 1234" 5 log 2, " 3" log 2 + log 8; divided by 4 and by 1
-    assert (found.summed, found.normalized, found.questions) == (2 / 3, 2 / 3, 3)
+    assert (scores.summed, scores.normalized, scores.questions) == (2 / 3, 2 / 3, 3)
     first = accuracy(Known(0.5), Letters(), questions(tmp_path, rows[0]))
     assert (first.summed, first.normalized) == (0, 1)
 
@@ -216,7 +216,7 @@ class Lines(Letters):
 
 
 @pytest.mark.parametrize(
-    ("question", "given", "right", "said"),
+    ("question", "delimiter", "right", "said"),
     [
         ("34", None, "1", 'with " " between'),  # 3 4 0 1
         ("34", "", "0", 'with "" between'),  # 3 4 0
@@ -225,14 +225,14 @@ class Lines(Letters):
         ("12", "\n", "4", r'with "\n" between'),  # 1 2 3 4
     ],
 )
-def test_a_delimiter_stands_between_question_and_choice(tmp_path, question, given, right, said):
+def test_a_delimiter_stands_between_question_and_choice(tmp_path, question, delimiter, right, said):
     """The choice that follows on the delimiter's token is the likelier one."""
     rows = [{"question": question, "choices": ["0", "1", "4"], "answer": right}]
-    found = questions(tmp_path, *rows)
-    assert accuracy(Known(0.5), Lines(), found, given).summed == 1
-    assert evaluation.delimited(found, given) == said
-    both = [*found, *found, evaluation.Question("\n", ("a", "b"), 0)]
-    if given is None and not question.endswith("\n"):
+    quiz = questions(tmp_path, *rows)
+    assert accuracy(Known(0.5), Lines(), quiz, delimiter).summed == 1
+    assert evaluation.delimited(quiz, delimiter) == said
+    both = [*quiz, *quiz, evaluation.Question("\n", ("a", "b"), 0)]
+    if delimiter is None and not question.endswith("\n"):
         some = ", or nothing after a question that ends in whitespace (1)"
         assert evaluation.delimited(both, None) == said + some
 
@@ -346,8 +346,8 @@ def test_the_block_of_the_docs_for_lm_eval(tmp_path, monkeypatch, capsys):
     exec(code, names)
     model = names["model"]
     assert model.engine.adapters  # that of the run
-    own = accuracy(model.engine, model.tokenizer, questions(tmp_path, *quiz))
-    assert names["found"]["results"]["quiz"] == {"acc,none": own.summed}
+    ours = accuracy(model.engine, model.tokenizer, questions(tmp_path, *quiz))
+    assert names["found"]["results"]["quiz"] == {"acc,none": ours.summed}
     assert "acc,none" in capsys.readouterr().out
 
 
@@ -378,16 +378,16 @@ def test_lm_eval_takes_the_model(tmp_path):
     }
     path = DATA / "stories260K.gguf"
     model = evaluation.LM(path)
-    found = lm_eval.simple_evaluate(
+    theirs = lm_eval.simple_evaluate(
         model=model,
         tasks=[task],
         task_manager=TaskManager(include_defaults=False),
         bootstrap_iters=0,
     )
-    results = found["results"]["small"]
+    results = theirs["results"]["small"]
     quiz = questions(
         tmp_path, *({"question": r["q"], "choices": r["c"], "answer": r["a"]} for r in rows)
     )
-    own = accuracy(model.engine, model.tokenizer, quiz)
-    assert results["acc,none"] == own.summed == 2 / 3
-    assert results["acc_norm,none"] == own.normalized
+    ours = accuracy(model.engine, model.tokenizer, quiz)
+    assert results["acc,none"] == ours.summed == 2 / 3
+    assert results["acc_norm,none"] == ours.normalized

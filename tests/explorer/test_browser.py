@@ -51,8 +51,8 @@ def test_data_stay_data_whatever_names_say():
 def browser(tmp_path_factory):
     if why := absent():
         pytest.skip(why)
-    with opened(tmp_path_factory.mktemp("chromium")) as found:
-        yield found
+    with opened(tmp_path_factory.mktemp("chromium")) as chromium:
+        yield chromium
 
 
 @pytest.fixture

@@ -66,15 +66,15 @@ def test_numbers_are_those_that_download_gives(make, tmp_path, monkeypatch):
     numbers = numbered(session.tape)
     updated = [t for t in numbers if t.role in (Role.PARAMETER, Role.MOMENT)]
     before = {t: session.download(t) for t in updated}
-    found = recorded(session, numbers)
+    page = recorded(session, numbers)
     for tensor, values in before.items():
         assert session.download(tensor).tobytes() == values.tobytes(), "they are put back"
 
     def content(version):
-        tensor, text = found["versions"][version]
-        own = by_number[tensor]
-        return np.frombuffer(base64.b64decode(text), own.dtype.replace("32", "4")).reshape(
-            own.shape
+        tensor, text = page["versions"][version]
+        facts = by_number[tensor]
+        return np.frombuffer(base64.b64decode(text), facts.dtype.replace("32", "4")).reshape(
+            facts.shape
         )
 
     with monkeypatch.context() as patch:
@@ -86,10 +86,10 @@ def test_numbers_are_those_that_download_gives(make, tmp_path, monkeypatch):
     theirs = {t.name: t for t in other.tape.roots}
     by_number = {number: tensor for tensor, number in numbers.items()}
     last, seen = {}, set()
-    assert [each["node"] for each in found["nodes"]] == [
+    assert [each["node"] for each in page["nodes"]] == [
         i for i, node in enumerate(session.tape.nodes) if node.phase != "E"
     ]
-    for each in found["nodes"]:
+    for each in page["nodes"]:
         for number, version in each["before"].items():
             if int(number) not in last and by_number[int(number)].role is Role.PARAMETER:
                 name = by_number[int(number)].name
@@ -168,5 +168,5 @@ def test_a_number_to_follow_must_be_there(element, said):
 def test_a_number_to_follow():
     s = Tiny().s
     told = described(s.tape, {})
-    found = followed("w[3, 5]", numbered(s.tape))
-    assert told["tensors"][found["tensor"]]["name"] == "w" and found["index"] == [3, 5]
+    place = followed("w[3, 5]", numbered(s.tape))
+    assert told["tensors"][place["tensor"]]["name"] == "w" and place["index"] == [3, 5]

@@ -10,7 +10,7 @@ from toynn.generation.drawing import Reader, generate
 
 
 @pytest.mark.parametrize(
-    ("stops", "pieces", "shown", "found"),
+    ("stops", "pieces", "shown", "stopped_by"),
     [
         ([], ["ab", "c"], ["ab", "c"], False),
         (["bc"], ["ab", "c", "d"], ["a", "", ""], True),
@@ -21,10 +21,10 @@ from toynn.generation.drawing import Reader, generate
         (["\n\n"], ["a\n", "b\n", "\n"], ["a", "\nb", ""], True),
     ],
 )
-def test_what_may_become_a_stop_text_is_held_back(stops, pieces, shown, found):
+def test_what_may_become_a_stop_text_is_held_back(stops, pieces, shown, stopped_by):
     stop = Stops(stops)
     assert [stop.push(piece) for piece in pieces] == shown
-    assert stop.found == found
+    assert stop.found == stopped_by
 
 
 def test_what_was_held_back_comes_in_the_end():
@@ -50,15 +50,15 @@ def engine():
 
 def test_what_ends_a_completion(engine):
     tokenizer = ByteTokenizer()
-    found = complete(engine, tokenizer, "ab", 4, temperature=0)
-    assert (found.text, found.ended, found.prompt_tokens) == ("cdef", "length", 2)
-    found = complete(engine, tokenizer, "ab", 9, temperature=0, stop=["x", "ef"])
-    assert (found.text, found.ended) == ("cd", "stop")
-    assert "".join(chr(each.id) for each in found.drawn) == "cdef"
+    completion = complete(engine, tokenizer, "ab", 4, temperature=0)
+    assert (completion.text, completion.ended, completion.prompt_tokens) == ("cdef", "length", 2)
+    completion = complete(engine, tokenizer, "ab", 9, temperature=0, stop=["x", "ef"])
+    assert (completion.text, completion.ended) == ("cd", "stop")
+    assert "".join(chr(each.id) for each in completion.drawn) == "cdef"
     tokenizer.eog = frozenset(b"e")
-    found = complete(engine, tokenizer, [97], 9, temperature=0, log_probabilities=1)
-    assert (found.text, found.ended) == ("bcd", "token")
-    assert all(each.likeliest[0] == (each.id, each.log_probability) for each in found.drawn)
+    completion = complete(engine, tokenizer, [97], 9, temperature=0, log_probabilities=1)
+    assert (completion.text, completion.ended) == ("bcd", "token")
+    assert all(each.likeliest[0] == (each.id, each.log_probability) for each in completion.drawn)
 
 
 def test_ctrl_c_is_an_error_unless_it_is_not(engine):
@@ -68,9 +68,9 @@ def test_ctrl_c_is_an_error_unless_it_is_not(engine):
 
     with pytest.raises(KeyboardInterrupt):
         complete(engine, ByteTokenizer(), "ab", 4, temperature=0, show=stopped)
-    given = {"temperature": 0, "show": stopped, "interruptible": True}
-    found = complete(engine, ByteTokenizer(), "ab", 4, **given)
-    assert (found.text, found.ended) == ("cd", "interrupt")
+    options = {"temperature": 0, "show": stopped, "interruptible": True}
+    completion = complete(engine, ByteTokenizer(), "ab", 4, **options)
+    assert (completion.text, completion.ended) == ("cd", "interrupt")
 
 
 def test_a_reader_reads_what_is_new(engine):
@@ -135,7 +135,7 @@ def test_many_are_what_each_alone_is_in_their_order(engine, together, batch):
     assert together[0].most == min(batch, len(prompts))
     assert list(complete_all(engine, ByteTokenizer(), [])) == []
     nothing = complete_all(engine, ByteTokenizer(), ["a", "b"], 0)
-    assert [(found.text, found.ended) for found in nothing] == [("", "length")] * 2
+    assert [(each.text, each.ended) for each in nothing] == [("", "length")] * 2
 
 
 @pytest.mark.parametrize("batch", [1, 4, 9])
@@ -150,7 +150,7 @@ def test_several_of_each_prompt_have_seeds_of_their_own(engine, together, batch)
         engine, ByteTokenizer(), ["ab", "f"], batch=batch, samples=3, seed=3, **options
     )
     assert list(many) == alone
-    assert len({found.text for found in alone[:3]}) == 3
+    assert len({completion.text for completion in alone[:3]}) == 3
 
 
 def test_calls_of_about_a_length_need_the_same_room(engine, together):
@@ -182,9 +182,9 @@ def test_ctrl_c_ends_those_that_have_begun(engine, together, monkeypatch):
         return whole(self, pieces)
 
     monkeypatch.setattr(FakeBatch, "read", read)
-    given = {"temperature": 0, "batch": 2, "max_tokens": 5}
+    options = {"temperature": 0, "batch": 2, "max_tokens": 5}
     with pytest.raises(KeyboardInterrupt):
-        list(complete_all(engine, ByteTokenizer(), ["a", "b", "c"], **given))
+        list(complete_all(engine, ByteTokenizer(), ["a", "b", "c"], **options))
     reads.clear()
-    found = complete_all(engine, ByteTokenizer(), ["a", "b", "c"], interruptible=True, **given)
-    assert [(each.text, each.ended) for each in found] == [("bc", "interrupt"), ("cd", "interrupt")]
+    ended = complete_all(engine, ByteTokenizer(), ["a", "b", "c"], interruptible=True, **options)
+    assert [(each.text, each.ended) for each in ended] == [("bc", "interrupt"), ("cd", "interrupt")]

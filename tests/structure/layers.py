@@ -84,35 +84,35 @@ def imports(path):
 @cache
 def arrows():
     """(package, package that it imports) -> the modules that import, and what."""
-    found = defaultdict(list)
+    importing = defaultdict(list)
     for path in PYTHON + CYTHON:
         importer = module_name(path)
         for module in imports(path):
             pair = package_of(importer), package_of(module)
             if pair[0] != pair[1]:
-                found[pair].append((importer, module))
-    return dict(found)
+                importing[pair].append((importer, module))
+    return dict(importing)
 
 
-def upward(found):
+def upward(pairs):
     """Arrows that do not point to a row below, or come from or go to a package without a row."""
     return sorted(
         (one, other)
-        for one, other in found
+        for one, other in pairs
         if one not in ROW or other not in ROW or ROW[other] <= ROW[one]
     )
 
 
 def circles(graph):
     """Lists of nodes of which each imports the next, and the last the first: one per way back."""
-    state, trail, found = {}, [], []
+    state, trail, ways_back = {}, [], []
 
     def visit(node):
         state[node] = "open"
         trail.append(node)
         for other in sorted(graph.get(node, ())):
             if state.get(other) == "open":
-                found.append([*trail[trail.index(other) :], other])
+                ways_back.append([*trail[trail.index(other) :], other])
             elif other not in state:
                 visit(other)
         trail.pop()
@@ -121,7 +121,7 @@ def circles(graph):
     for node in sorted(graph):
         if node not in state:
             visit(node)
-    return found
+    return ways_back
 
 
 def graph_of(pairs):
@@ -132,18 +132,18 @@ def graph_of(pairs):
 
 
 def main():
-    found = arrows()
+    imports = arrows()
     print(f"packages {len(PACKAGES):4} of at most {MOST_PACKAGES}")
     print(f"layers   {len(LAYERS):4} of at most {MOST_LAYERS}")
-    print(f"arrows   {len(found):4} of at most {MOST_ARROWS}")
-    ways_back, upwards = circles(graph_of(found)), upward(found)
+    print(f"arrows   {len(imports):4} of at most {MOST_ARROWS}")
+    ways_back, upwards = circles(graph_of(imports)), upward(imports)
     print("circles     ", "; ".join(" -> ".join(circle) for circle in ways_back) or "none")
     print("upward      ", "; ".join(f"{one} -> {other}" for one, other in upwards) or "none")
     for layer in LAYERS:
         print(f"    {', '.join(sorted(layer))}")
-    for one, other in sorted(found, key=lambda pair: len(found[pair])):
+    for one, other in sorted(imports, key=lambda pair: len(imports[pair])):
         if "--arrows" in sys.argv:
-            behind = ", ".join(sorted({f"{who}: {what}" for who, what in found[one, other]}))
+            behind = ", ".join(sorted({f"{who}: {what}" for who, what in imports[one, other]}))
             print(f"{one} -> {other} ({behind})")
 
 

@@ -13,14 +13,14 @@ from tests import arm64, windows
 @pytest.fixture
 def told(monkeypatch):
     """What each CPU prints: its units, then digests."""
-    found = {cpu: f"{units}\nfloat32 1\n" for cpu, units in arm64.UNITS.items()}
+    printed = {cpu: f"{units}\nfloat32 1\n" for cpu, units in arm64.UNITS.items()}
 
     def finish(words, folder, settings, *, capture=False):
         cpu = next(c for c, e in arm64.CPUS.items() if e == settings["TOYNN_EMULATED"])
-        return SimpleNamespace(stdout=found[cpu] if capture else words, returncode=0)
+        return SimpleNamespace(stdout=printed[cpu] if capture else words, returncode=0)
 
     monkeypatch.setattr(arm64, "finish", finish)
-    return found
+    return printed
 
 
 def test_all_cpus_must_give_the_same_bits(told, tmp_path, capsys):
@@ -72,16 +72,16 @@ def cut(monkeypatch, tmp_path):
     """Commands that write: None, or how many parts they write before they are cut short."""
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    found = SimpleNamespace(at=None, ran=[])
+    stopped = SimpleNamespace(at=None, ran=[])
 
     def write(target, parts):
-        for part in parts[: found.at]:
+        for part in parts[: stopped.at]:
             (target / part).mkdir(parents=True, exist_ok=True)
-        if found.at is not None:
+        if stopped.at is not None:
             raise KeyboardInterrupt
 
     def run(words, folder, settings):
-        found.ran.append(words[0] if words[0] != sys.executable else "pip")
+        stopped.ran.append(words[0] if words[0] != sys.executable else "pip")
         if words[0] == "dpkg":
             write(Path(words[3]), [f"usr/bin/python{arm64.VERSION}", "usr/lib"])
         elif "--target" in words:
@@ -92,7 +92,7 @@ def cut(monkeypatch, tmp_path):
     archives = tmp_path / "apt/cache/archives"
     archives.mkdir(parents=True)
     (archives / "a.deb").touch()
-    return found
+    return stopped
 
 
 @pytest.mark.parametrize("command", ["dpkg", "pip"])

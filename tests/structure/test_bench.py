@@ -34,9 +34,9 @@ def machine(monkeypatch):
     """Two threads of round rates, in place of those of this machine."""
     one = Rates(100e9, 200e9, {SMALL: {"read": 90e9, "triad": 50e9}, LARGE: {"read": 10e9}})
     two = Rates(200e9, 400e9, {SMALL: {"read": 180e9, "triad": 100e9}, LARGE: {"read": 15e9}})
-    found = Limits(2, one, two)
-    monkeypatch.setattr(limits, "measure", lambda n_threads: found)
-    return found
+    measured = Limits(2, one, two)
+    monkeypatch.setattr(limits, "measure", lambda n_threads: measured)
+    return measured
 
 
 # -- The loops -------------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ def test_loops_refuse():
 
 
 def test_measuring():
-    found = limits.measure(2, 0.0, (2**16, 2**18))
-    for rates in (found.one, found.all):
+    measured = limits.measure(2, 0.0, (2**16, 2**18))
+    for rates in (measured.one, measured.all):
         assert rates.float32 > 0 and (rates.bfloat16 > 0) == loops.has_pairs()
         assert [*rates.memory] == [2**16, 2**18]
         assert all([*rates.memory[size]] == ["read", "update", "triad"] for size in rates.memory)
@@ -283,9 +283,9 @@ def test_a_launch_lasts_as_long_as_its_last_shares():
     """Serial 10, then a call whose shares take 40 and 20, on cores that are called in 1 + 2."""
     launch = Launch("op", 100, 10, (Call((40, 20)),))
     assert launch.work == 70
-    found = simulate(launch, 60, Machine(2, (1.0, 2.0)))
+    losses = simulate(launch, 60, Machine(2, (1.0, 2.0)))
     expected = {"ideal": 30, "serial": 5, "uneven": 10, "hand_over": 3, "growth": 5}
-    assert parts_of(found) == expected and found.time == 10 + 3 + 40
+    assert parts_of(losses) == expected and losses.time == 10 + 3 + 40
     slow = simulate(launch, 60, Machine(2, (1.0, 2.0), bandwidth=1e9))
     assert parts_of(slow) == expected | {"memory": 47} and slow.time == 100
     assert simulate(Launch("op", 0, 10), 10, Machine(5)).time == 10
@@ -309,10 +309,10 @@ def test_losses_of_ops_add_up_to_the_time():
         Launch("b", 0, 2),
         Launch("a", 0, 0, (Call((4, 4)),)),
     ]
-    found = by_op(four, one, Machine(4, (0.0, 0.0)))
-    assert [*found] == ["a", "b"]
-    assert [found["a"].time, found["b"].time] == [1 + 11 + 4, 2]
-    assert found["a"].ideal == 12 and found["a"].growth == 0.5
+    losses = by_op(four, one, Machine(4, (0.0, 0.0)))
+    assert [*losses] == ["a", "b"]
+    assert [losses["a"].time, losses["b"].time] == [1 + 11 + 4, 2]
+    assert losses["a"].ideal == 12 and losses["a"].growth == 0.5
     with pytest.raises(ValueError, match="argument 2 is longer"):
         by_op(four[:2], one, Machine(4))
 

@@ -55,14 +55,14 @@ def test_the_blocks_of_readme_run_first_as_they_stand(tmp_path):
     """In a clone each, with what a new user's shell has: what CI installs later hides nothing."""
     blocks = re.findall(r"```sh\n(python3 .*\n)```", (ROOT / "README.md").read_text())
     assert len(blocks) == 2 and all("\n" not in block.strip() for block in blocks)
-    _, found = ran(tmp_path)
+    _, lines = ran(tmp_path)
     expected = []
     for block, clone in zip(blocks, ("train", "test"), strict=True):
         expected.append(f"git clone --quiet . {clone}")
         commands = block.replace('"', "").strip().split(" && ")
         expected += [command.replace(".venv/bin/", "") for command in commands]
-    told = [re.sub(r" /\S*/(\w+)$", r" \1", line) for line in found if "python3 -" not in line[:9]]
-    venvs = [line for line in found if line == "python3 -m venv .venv"]
+    told = [re.sub(r" /\S*/(\w+)$", r" \1", line) for line in lines if "python3 -" not in line[:9]]
+    venvs = [line for line in lines if line == "python3 -m venv .venv"]
     assert told[: len(expected) - 2] == [line for line in expected if "venv" not in line]
     assert len(venvs) == 2
     for line, clone in zip(
@@ -77,18 +77,18 @@ def test_the_blocks_of_readme_run_first_as_they_stand(tmp_path):
 def test_what_the_suite_skipped_runs_when_packages_are_installed(tmp_path):
     """Before, it would find a compiler of which a part is there."""
     late = 'until grep -q stubtest "$HOME/ran"; do sleep 0.01; done; sleep 0.5'
-    done, found = ran(tmp_path, f'{{ {late}; echo installed >> "$HOME/ran"; }}')
+    done, lines = ran(tmp_path, f'{{ {late}; echo installed >> "$HOME/ran"; }}')
     assert done.returncode == 3, done.stderr
-    (linted,) = (n for n, line in enumerate(found) if line.startswith("stubtest"))
-    assert linted < found.index("installed") < found.index("pytest -q -n 2 tests/a/test_b.py")
+    (linted,) = (n for n, line in enumerate(lines) if line.startswith("stubtest"))
+    assert linted < lines.index("installed") < lines.index("pytest -q -n 2 tests/a/test_b.py")
 
 
 @needs_bash
 def test_packages_that_cannot_be_installed_end_the_run(tmp_path):
     """Else the steps of Metal and arm64 would be skipped, and nobody would know."""
-    done, found = ran(tmp_path, "{ echo no clang-19; exit 100; }")
+    done, lines = ran(tmp_path, "{ echo no clang-19; exit 100; }")
     assert done.returncode not in (0, 3) and "no clang-19" in done.stdout
-    assert [line for line in found if line.startswith("pytest")] == ["pytest -n 2"]
+    assert [line for line in lines if line.startswith("pytest")] == ["pytest -n 2"]
 
 
 def test_a_test_that_lacks_a_package_says_that_it_is_not_installed():

@@ -40,8 +40,8 @@ def test_no_switches_on_backends_outside_their_package():
     for path in PYTHON:
         if package_of(module_name(path)) == "backends":
             continue
-        found = [line for name, line in compared_names(tree_of(path)) if name == "backend"]
-        assert not found, f"{path.relative_to(PACKAGE)}:{found[0]} asks which backend it is"
+        lines = [line for name, line in compared_names(tree_of(path)) if name == "backend"]
+        assert not lines, f"{path.relative_to(PACKAGE)}:{lines[0]} asks which backend it is"
 
 
 def test_no_backend_is_imported_by_name():
@@ -98,8 +98,8 @@ def test_no_switches_on_architectures_outside_models():
         # Two kinds of tokenizers are called as architectures are.
         if package_of(module_name(path)) == "models" or path.parent.name == "tokenizer":
             continue
-        found = list(switches(tree_of(path), set(ARCHITECTURES)))
-        assert not found, f"{path.relative_to(PACKAGE)}:{found[0][0]} {found[0][1]}"
+        asked = list(switches(tree_of(path), set(ARCHITECTURES)))
+        assert not asked, f"{path.relative_to(PACKAGE)}:{asked[0][0]} {asked[0][1]}"
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def named_beside_links(page):
 
 
 def test_names_beside_links_are_found():
-    found = [(file.name, name) for page in PAGES for file, name in named_beside_links(page)]
-    assert ("linear.py", "linear") in found, "docs/kernels.md says so"
-    assert len(found) >= 5
+    named = [(file.name, name) for page in PAGES for file, name in named_beside_links(page)]
+    assert ("linear.py", "linear") in named, "docs/kernels.md says so"
+    assert len(named) >= 5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -102,8 +102,8 @@ def test_pages_have_one_figure_of_the_main_job():
         "docs/measured.md": r"^\| main job .*validation loss ([\d.]+)",
         "docs/tutorial-first.md": r"step 1500/1500 .* val ([\d.]+)",
     }
-    found = {re.search(p, (ROOT / page).read_text(), re.M)[1] for page, p in patterns.items()}
-    assert len(found) == 1, found
+    figures = {re.search(p, (ROOT / page).read_text(), re.M)[1] for page, p in patterns.items()}
+    assert len(figures) == 1, figures
 
 
 def test_the_example_of_readme_runs(tmp_path):
@@ -138,8 +138,8 @@ def test_the_tutorial_of_a_kernel_prints_what_it_shows(tmp_path):
     got = run("\n".join(python_blocks(page)), tmp_path).splitlines()
     assert len(got) == len(wanted) > 5
     assert float(got[0]) < 1e-6
-    found, by_difference = map(float, got[1].split())
-    assert abs(found - by_difference) < 1e-6 and wanted[1].startswith(f"{found:.5f}")
+    slope, by_difference = map(float, got[1].split())
+    assert abs(slope - by_difference) < 1e-6 and wanted[1].startswith(f"{slope:.5f}")
     assert got[2:] == wanted[2:]
 
 
@@ -303,8 +303,8 @@ def test_commands_of_a_page_are_understood(page):
 
 
 def test_commands_are_found():
-    found = [words for page in PAGES for words in commands(page)]
-    assert ["train", "gpt2"] in found and len(found) > 40
+    shown = [words for page in PAGES for words in commands(page)]
+    assert ["train", "gpt2"] in shown and len(shown) > 40
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -325,7 +325,7 @@ def flags():
         for _, each in _parsers(_parser(), "toynn")
         for flag, action in each._option_string_actions.items()
     }
-    return known | {also: {own} for also, own in ALSO.items()}
+    return known | {also: {ours} for also, ours in ALSO.items()}
 
 
 def rows_of_peers():
@@ -335,19 +335,19 @@ def rows_of_peers():
 
 
 def test_the_names_of_other_programs_are_those_that_errors_know():
-    found = rows_of_peers()
-    assert ("n_layer", "--layers") in found and len(found) > 80
+    peers = rows_of_peers()
+    assert ("n_layer", "--layers") in peers and len(peers) > 80
     known = flags()
-    for theirs, ours in found:
+    for theirs, ours in peers:
         name = theirs.split()[0]
         if ours.startswith("toynn"):
             name = name.removesuffix(".py")
-            own = COMMANDS.get(name, name)
-            assert f"{ours} ".startswith(f"toynn {own} "), (theirs, ours)
+            suggested = COMMANDS.get(name, name)
+            assert f"{ours} ".startswith(f"toynn {suggested} "), (theirs, ours)
         else:
             flag = "--" + name.lstrip("-").replace("_", "-")
-            own = f"--{FLAGS[flag[2:]]}" if flag[2:] in FLAGS else flag
-            assert own == ours or ours in known.get(own, ()), (theirs, ours)
+            suggested = f"--{FLAGS[flag[2:]]}" if flag[2:] in FLAGS else flag
+            assert suggested == ours or ours in known.get(suggested, ()), (theirs, ours)
 
 
 def test_the_site_lists_each_page_once():

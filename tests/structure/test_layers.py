@@ -18,16 +18,16 @@ from layers import (
 
 
 def test_packages_layers_and_arrows_are_few():
-    found = arrows()
+    imports = arrows()
     assert len(PACKAGES) <= MOST_PACKAGES, sorted(PACKAGES)
     assert len(LAYERS) <= MOST_LAYERS
-    assert len(found) <= MOST_ARROWS, "python -m tests.structure.layers --arrows lists them"
+    assert len(imports) <= MOST_ARROWS, "python -m tests.structure.layers --arrows lists them"
     assert ROW.keys() == PACKAGES, "every package has its row in LAYERS, once"
 
 
 def test_imports_point_down():
-    found = arrows()
-    wrong = {pair: found[pair] for pair in upward(found)}
+    imports = arrows()
+    wrong = {pair: imports[pair] for pair in upward(imports)}
     assert not wrong, f"not to a row below: {wrong}"
 
 

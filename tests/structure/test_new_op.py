@@ -28,13 +28,13 @@ PAGES = ("kernels", "beyond-gpt2", "fewer-bits")
 
 def entries_of(pattern, folder, suffix):
     """Return the entries that the files of a folder name, by op."""
-    found = defaultdict(set)
+    entries = defaultdict(set)
     for path in sorted((PACKAGE / folder).rglob(f"*.{suffix}")):
         for match in re.finditer(pattern, path.read_text(encoding="utf-8"), re.MULTILINE):
             groups = match.groups()
             op, entry = groups if len(groups) == 2 else (path.stem, groups[0])
-            found[op].add(entry)
-    return found
+            entries[op].add(entry)
+    return entries
 
 
 def entry_of(op, function, entries):

@@ -53,9 +53,9 @@ def unquoted(message):
 
 def flags(parser):
     """The flags of a parser and of its commands."""
-    found = set(parser._option_string_actions)
+    names = set(parser._option_string_actions)
     inner = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    return found.union(*(flags(each) for choices in inner for each in choices.values()))
+    return names.union(*(flags(each) for choices in inner for each in choices.values()))
 
 
 def test_every_flag_in_a_message_is_one():
@@ -145,7 +145,7 @@ def test_python_and_the_command_line_each_read_their_own(tmp_path, capsys, monke
     assert (
         "already exists; pass --overwrite to replace it" in said_there and "=True" not in said_there
     )
-    for given, words in (
+    for changed, words in (
         ({"steps": 0}, "steps: must be a whole number from 1"),
         ({"epochs": -1}, "epochs: must be a number above 0; got -1"),
         ({"steps": 1, "loss": "dpo2"}, "loss: must be one of sft, dpo, orpo, kto; got 'dpo2'"),
@@ -153,7 +153,7 @@ def test_python_and_the_command_line_each_read_their_own(tmp_path, capsys, monke
         ({"out": str(tmp_path)}, "already exists; name a new folder with out="),
     ):
         with pytest.raises(toynn.errors.ToynnError) as caught:
-            toynn.finetune(path, rows=[{"text": "a"}], **{"steps": 1, **given})
+            toynn.finetune(path, rows=[{"text": "a"}], **{"steps": 1, **changed})
         text = str(caught.value)
         assert words in text and "--" not in text
     with pytest.raises(ConfigError) as caught:
@@ -162,7 +162,7 @@ def test_python_and_the_command_line_each_read_their_own(tmp_path, capsys, monke
 
 
 def test_an_error_that_quotes_a_long_value_keeps_its_begin_and_end():
-    found = str(ConfigError(f"a.gguf: key: expected gpt2; got {'x' * 10**5}: name another file"))
-    assert len(found) < 1000
-    assert found.startswith("a.gguf: key: expected gpt2; got x")
-    assert found.endswith("x: name another file")
+    message = str(ConfigError(f"a.gguf: key: expected gpt2; got {'x' * 10**5}: name another file"))
+    assert len(message) < 1000
+    assert message.startswith("a.gguf: key: expected gpt2; got x")
+    assert message.endswith("x: name another file")

@@ -69,8 +69,8 @@ def trespasses(text, folder, *, cython=False):
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_what_is_private_stays_in_its_package(path):
     folder = ".".join(path.parent.relative_to(PACKAGE.parent).parts)
-    found = list(trespasses(path.read_text(), folder, cython=path.suffix in (".pyx", ".pxd")))
-    assert not found, f"{found[0]} is private to its folder: make it public, or do without"
+    private = list(trespasses(path.read_text(), folder, cython=path.suffix in (".pyx", ".pxd")))
+    assert not private, f"{private[0]} is private to its folder: make it public, or do without"
 
 
 @pytest.mark.parametrize(

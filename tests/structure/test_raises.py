@@ -54,10 +54,10 @@ def silent(text):
     private = {each.name: each for _, each in functions if each.name.startswith("_")}
 
     def all_raised(function, seen):
-        found = set(raised(function))
+        kinds = set(raised(function))
         for name in set(called(function)) & private.keys() - seen:
-            found |= all_raised(private[name], seen | {name})
-        return found
+            kinds |= all_raised(private[name], seen | {name})
+        return kinds
 
     for owner, function in functions:
         hidden = function.name.startswith("_") and function.name not in SPECIAL
@@ -73,11 +73,11 @@ def silent(text):
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_who_raises_says_what(path):
-    found = [
+    functions = [
         f"{path.relative_to(PACKAGE)}:{line}: {name} raises {', '.join(kinds)}"
         for line, name, kinds in silent(path.read_text())
     ]
-    assert not found, "its docstring does not name what it raises:\n" + "\n".join(found)
+    assert not functions, "its docstring does not name what it raises:\n" + "\n".join(functions)
 
 
 def test_a_silent_function_is_seen():
@@ -105,7 +105,7 @@ class File:
     def _refuse(self):
         raise DataError("no")
 '''
-    assert [found[1:] for found in silent(text)] == [
+    assert [function[1:] for function in silent(text)] == [
         ("open", ["DataError"]),
         ("write", ["GGUFError"]),
     ]

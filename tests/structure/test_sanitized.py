@@ -13,15 +13,15 @@ PARALLEL = "toynn/_kernels/base/_parallel.pxd"
 @pytest.fixture
 def ran(monkeypatch):
     """Commands, each with what the environment has beside the usual."""
-    found = []
+    commands = []
 
-    def run(words, **given):
-        new = dict(set(given.get("env", {}).items()) - set(sanitized.os.environ.items()))
-        found.append((list(map(str, words)), new))
+    def run(words, **options):
+        new = dict(set(options.get("env", {}).items()) - set(sanitized.os.environ.items()))
+        commands.append((list(map(str, words)), new))
         return SimpleNamespace(stdout=f"{words[-1].partition('=')[2]}\n", returncode=0)
 
     monkeypatch.setattr(sanitized.subprocess, "run", run)
-    return found
+    return commands
 
 
 @pytest.mark.parametrize("flags", [[], ["--plant"]])
@@ -31,20 +31,20 @@ def test_the_build_of_tsan_is_that_of_the_sources_but_for_a_planted_race(
     words = ["tsan", "--build", str(tmp_path / "build"), *flags, "-k", "some"]
     monkeypatch.setattr(sys, "argv", words)
     assert tsan.main() == 0
-    own = (sanitized.ROOT / PARALLEL).read_text()
+    source = (sanitized.ROOT / PARALLEL).read_text()
     built = (tmp_path / ("build-planted" if flags else "build") / PARALLEL).read_text()
-    assert (built != own) == bool(flags)
-    assert built.replace("m, fixed)\n", f"m, {tsan.STRETCH})\n") == own
+    assert (built != source) == bool(flags)
+    assert built.replace("m, fixed)\n", f"m, {tsan.STRETCH})\n") == source
     assert ran[1][1] == {"TOYNN_SANITIZE": "thread", "TOYNN_LEVELS": "generic"}
     assert ran[-1][0][:2] == ["setarch", "-R"] and ran[-1][0][-2:] == ["-k", "some"]
     assert "libtsan.so" in ran[-1][1]["LD_PRELOAD"]
 
 
-@pytest.mark.parametrize("found", [None, "/usr/bin/setarch"])
-def test_tsan_says_where_addresses_cannot_stay(found, tmp_path, monkeypatch):
+@pytest.mark.parametrize("setarch", [None, "/usr/bin/setarch"])
+def test_tsan_says_where_addresses_cannot_stay(setarch, tmp_path, monkeypatch):
     """The program is not there, or the system refuses it: nothing is built."""
     monkeypatch.setattr(sys, "argv", ["tsan", "--build", str(tmp_path / "build")])
-    monkeypatch.setattr(sanitized.shutil, "which", lambda name: found)
+    monkeypatch.setattr(sanitized.shutil, "which", lambda name: setarch)
     monkeypatch.setattr(sanitized.subprocess, "run", lambda *a, **k: SimpleNamespace(returncode=1))
     with pytest.raises(SystemExit, match="needs setarch -R"):
         tsan.main()

@@ -96,8 +96,8 @@ def _question(where: str, line: bytes) -> Question:
         raise DataError(f"{where}: not JSON: {error}") from error
     keys = ("question", "choices", "answer")
     if not isinstance(row, dict) or any(key not in row for key in keys):
-        found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-        raise DataError(f"{where}: expected an object with {', '.join(keys)}; got {found}")
+        got = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+        raise DataError(f"{where}: expected an object with {', '.join(keys)}; got {got}")
     question, choices = row["question"], row["choices"]
     texts = isinstance(choices, list) and all(isinstance(c, str) and c for c in choices)
     if not isinstance(question, str) or not texts or len(choices) < 2:
@@ -150,8 +150,8 @@ def log_likelihood(
         )
     cut = max(len(whole) - 1 - engine.context, 0)
     ids, answers = whole[cut:-1], np.array(whole[split:])
-    found, likeliest = losses(read(engine, ids)[split - 1 - cut :], answers)
-    return -float(found.sum()), bool(likeliest.all())
+    nats, likeliest = losses(read(engine, ids)[split - 1 - cut :], answers)
+    return -float(nats.sum()), bool(likeliest.all())
 
 
 def beginning(tokenizer: Encoder) -> int:
@@ -172,18 +172,20 @@ def _encoded(tokenizer: Encoder, text: str, *, special: bool = True) -> list[int
     return ids
 
 
-def delimiter_of(question: str, given: str | None) -> str:
+def delimiter_of(question: str, delimiter: str | None) -> str:
     """Return the delimiter between a question and its choices: the given one, or the default."""
-    if given is not None:
-        return given
+    if delimiter is not None:
+        return delimiter
     return "" if question[-1:].isspace() else SPACE
 
 
-def delimited(questions: Sequence[Question], given: str | None) -> str:
+def delimited(questions: Sequence[Question], delimiter: str | None) -> str:
     """Return words that say how questions and choices are joined."""
-    bare = sum(not delimiter_of(each.question, given) for each in questions)
-    between = f"with {json.dumps(SPACE if given is None else given, ensure_ascii=False)} between"
-    if given is not None or not bare:
+    bare = sum(not delimiter_of(each.question, delimiter) for each in questions)
+    between = (
+        f"with {json.dumps(SPACE if delimiter is None else delimiter, ensure_ascii=False)} between"
+    )
+    if delimiter is not None or not bare:
         return between
     if bare == len(questions):
         return "with nothing between: all questions end in whitespace"

@@ -106,10 +106,10 @@ def _compared(
     progress: Progress,
     ends: Collection[int] = (),
 ) -> Divergence:
-    """Compare models over texts; each is given by its ids, its valid rows, and their labels."""
+    """Compare models over texts: ids, labelled rows, and the labels of these rows."""
     kl: list[Floats] = []
-    own: list[Floats] = []
-    others: list[Floats] = []
+    ours: list[Floats] = []
+    bases: list[Floats] = []
     same: list[NDArray[np.bool_]] = []
     wanted: list[NDArray[np.int32]] = []
     for done, (ids, counts, answers) in enumerate(texts, 1):
@@ -123,21 +123,21 @@ def _compared(
             wanted.append(answers[rows])
             at = np.arange(len(wanted[-1]))
             kl.append((np.exp(log_p) * (log_p - log_q)).sum(axis=1))
-            own.append(-log_q[at, wanted[-1]])
-            others.append(-log_p[at, wanted[-1]])
+            ours.append(-log_q[at, wanted[-1]])
+            bases.append(-log_p[at, wanted[-1]])
             same.append(log_q.argmax(axis=1) == log_p.argmax(axis=1))
         progress(done, count)
     mean = score(kl)
     share = float(np.concatenate(same).mean())
-    delta = np.exp(-np.concatenate(own)) - np.exp(-np.concatenate(others))
+    delta = np.exp(-np.concatenate(ours)) - np.exp(-np.concatenate(bases))
     return Divergence(
-        score(own),
-        score(others),
+        score(ours),
+        score(bases),
         mean.loss,
         mean.error,
         max(float(some.max()) for some in kl),
         share,
         sqrt(share * (1 - share) / max(mean.tokens - 1, 1)),
         sqrt(float((delta * delta).mean())),
-        *(stop_and_rest(own, wanted, ends) if ends else ()),
+        *(stop_and_rest(ours, wanted, ends) if ends else ()),
     )

@@ -40,8 +40,8 @@ class Requests:
         super().__init__()
         with bases.open(model) as file:
             self.tokenizer = Tokenizer.for_model(file, tokenizer)
-            found = None if adapter is None else adapters.load(adapter, file)
-            self.engine = engines.frozen(file, found)
+            loaded = None if adapter is None else adapters.load(adapter, file)
+            self.engine = engines.frozen(file, loaded)
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Return log p of each (context, continuation), and whether greedy decoding gives it."""
@@ -78,7 +78,7 @@ class Requests:
         room = int(options.get("max_gen_toks", MAX_TOKENS))
         ids = self.tokenizer.encode(context) or [beginning(self.tokenizer)]
         ids = ids[-max(self.engine.context - room, self.engine.context // 2, 1) :]
-        found = complete(
+        completion = complete(
             self.engine,
             self.tokenizer,
             ids,
@@ -87,7 +87,7 @@ class Requests:
             top_p=float(options.get("top_p", 1.0)),
             stop=ends,
         )
-        return found.text
+        return completion.text
 
 
 @cache

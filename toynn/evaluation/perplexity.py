@@ -67,10 +67,10 @@ class TextScore(NamedTuple):
     every: Score
 
 
-def score(found: Iterable[Floats]) -> Score:
+def score(nats: Iterable[Floats]) -> Score:
     """Return the score of losses. Raises DataError if there are none."""
     count, total, squares = 0, 0.0, 0.0
-    for some in found:
+    for some in nats:
         count += len(some)
         total += float(some.sum())
         squares += float((some * some).sum())
@@ -160,10 +160,10 @@ def example_scores(
 
 
 def stop_and_rest(
-    found: Sequence[Floats], answers: Sequence[NDArray[np.int32]], ends: Collection[int]
+    nats: Sequence[Floats], answers: Sequence[NDArray[np.int32]], ends: Collection[int]
 ) -> tuple[Score | None, Score | None]:
     """Return the scores of the losses whose labels are in ``ends``, and of the others."""
-    pairs = [(some, np.isin(a, list(ends))) for some, a in zip(found, answers, strict=True)]
+    pairs = [(some, np.isin(a, list(ends))) for some, a in zip(nats, answers, strict=True)]
     parts = [[some[e] for some, e in pairs], [some[~e] for some, e in pairs]]
     stop, rest = (score(part) if any(map(len, part)) else None for part in parts)
     return stop, rest

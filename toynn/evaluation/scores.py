@@ -72,10 +72,10 @@ def log_probabilities(logits: NDArray[np.float32]) -> Iterator[tuple[slice, Floa
 
 def losses(logits: NDArray[np.float32], labels: NDArray[Any]) -> tuple[Floats, NDArray[np.bool_]]:
     """Return -log p (N,) of each row's label, and whether it is the likeliest token."""
-    found = np.empty(len(labels))
+    nats = np.empty(len(labels))
     likeliest = np.empty(len(labels), np.bool_)
     for rows, log_p in log_probabilities(logits):
         wanted = labels[rows]
-        found[rows] = -log_p[np.arange(len(wanted)), wanted]
+        nats[rows] = -log_p[np.arange(len(wanted)), wanted]
         likeliest[rows] = log_p.argmax(axis=1) == wanted
-    return found, likeliest
+    return nats, likeliest

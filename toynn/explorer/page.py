@@ -65,13 +65,13 @@ class Page:
         )
 
 
-def write(found: Any, path: str | PathLike[str], **more: Any) -> Path:
+def write(recorder: Any, path: str | PathLike[str], **more: Any) -> Path:
     """Write the page of a session, recipe or engine; ``more`` are arguments of ``page``."""
-    return page(found, **more).write(path)
+    return page(recorder, **more).write(path)
 
 
 def page(
-    found: Any,
+    recorder: Any,
     *,
     title: str = "a training step",
     values: bool = False,
@@ -99,7 +99,7 @@ def page(
     Raises ConfigError for ``values`` of too large a step, and if the number to follow does not
     exist. Raises LifecycleError for a closed session, and for ``values`` of a step that cannot run.
     """
-    session = _session_of(found)
+    session = _session_of(recorder)
     tape = session.tape
     numbers = numbered(tape)
     data: dict[str, Any] = {"title": title, "tapes": [_told(session) | {"name": "as it is"}]}
@@ -131,26 +131,26 @@ def page(
     )
 
 
-def _session_of(found: Any) -> Any:
+def _session_of(recorder: Any) -> Any:
     """Return the session of a recipe or an engine, or itself."""
-    return getattr(getattr(found, "engine", found), "session", found)
+    return getattr(getattr(recorder, "engine", recorder), "session", recorder)
 
 
 def _told(session: Any) -> dict[str, Any]:
     """Return a session's tape as data, with the tensors' places and the session's memory."""
     memory = session.memory()
-    found = described(session.tape, session.places())
-    return found | {"memory": asdict(memory) | {"peak": memory.peak}}
+    tape = described(session.tape, session.places())
+    return tape | {"memory": asdict(memory) | {"peak": memory.peak}}
 
 
-def _slim(told: dict[str, Any]) -> dict[str, Any]:
+def _slim(tape: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a tape that the memory view needs: its nodes, and the arena's tensors."""
-    boxes = [t for t in told["tensors"] if "base" not in t and t.get("buffer") == "arena"]
+    boxes = [t for t in tape["tensors"] if "base" not in t and t.get("buffer") == "arena"]
     cut = {
-        "nodes": [{key: node[key] for key in NODE} for node in told["nodes"]],
+        "nodes": [{key: node[key] for key in NODE} for node in tape["nodes"]],
         "tensors": [{key: tensor[key] for key in TENSOR} for tensor in boxes],
     }
-    return {**told, **cut, "flops": sum(node["flops"] for node in told["nodes"])}
+    return {**tape, **cut, "flops": sum(node["flops"] for node in tape["nodes"])}
 
 
 def _embedded(data: Any) -> str:

@@ -58,11 +58,11 @@ def recorded(session: Any, numbers: dict[Tensor, int]) -> dict[str, Any]:
             written.update(roots)
         else:  # before it is written, an activation's memory holds other tensors
             roots = {t: None for t in roots if t.role is not Role.ACTIVATION or t in written}
-        found = {str(numbers[root]): version_of(root, read(root)) for root in roots}
+        shown = {str(numbers[root]): version_of(root, read(root)) for root in roots}
         if done:
-            nodes[-1]["after"] = found
+            nodes[-1]["after"] = shown
         else:
-            nodes.append({"node": i, "before": found})
+            nodes.append({"node": i, "before": shown})
 
     with unchanged(session):
         if session.pending:
@@ -93,10 +93,10 @@ def followed(element: str, numbers: dict[Tensor, int]) -> dict[str, Any]:
 
     Raises ConfigError if the tape has no such tensor, or the tensor no such index.
     """
-    found = _ELEMENT.fullmatch(element.strip())
-    if found is None:
+    match = _ELEMENT.fullmatch(element.strip())
+    if match is None:
         raise ConfigError(f"follow: expected a weight and an index, w[3,5]; got {element!r}")
-    name, index = found["name"], tuple(map(int, found["index"].split(",")))
+    name, index = match["name"], tuple(map(int, match["index"].split(",")))
     tensor = next((t for t in numbers if t.name == name and t.base is None), None)
     if tensor is None:
         weights = [t.name for t in numbers if t.role is Role.PARAMETER]

@@ -119,10 +119,10 @@ class BatchReader:
                 self._decoder.rewind(number)
                 self._ids[number], known = [], 0
             pieces[number] = ids[known : known + self._decoder.chunk]
-        found = self._decoder.read(pieces) if pieces else {}
+        logits = self._decoder.read(pieces) if pieces else {}
         for number, piece in pieces.items():
             self._ids[number] += piece
-        return {n: found[n] for n, ids in wanted.items() if len(self._ids[n]) == len(ids)}
+        return {n: logits[n] for n, ids in wanted.items() if len(self._ids[n]) == len(ids)}
 
 
 class Drawn(NamedTuple):

@@ -105,8 +105,8 @@ class Sampling:
             return logits
         ids = np.unique(np.asarray(before[-self.repeat_last_n :]))
         logits, penalty = logits.copy(), np.float32(self.repeat_penalty)
-        found = logits[ids]
-        logits[ids] = np.where(found > 0, found / penalty, found * penalty)
+        recent = logits[ids]
+        logits[ids] = np.where(recent > 0, recent / penalty, recent * penalty)
         return logits
 
     def distribution(

@@ -13,7 +13,7 @@ __all__ = ["commands"]
 def commands(record: Record) -> Iterator[tuple[str, str]]:
     """Yield what can be done next, each with its command."""
     folder = record.path
-    run, train = _quoted(folder), record.table("train")
+    run, train = in_shell(folder), record.table("train")
     by_command = record.recipe is not None and (folder / CONFIG).is_file()
     if by_command and any(folder.glob("checkpoint-*/complete.json")):
         if record.planned is None or record.steps < record.planned:
@@ -31,15 +31,15 @@ def commands(record: Record) -> Iterator[tuple[str, str]]:
     elif (folder / "model.safetensors").exists():
         yield "ask it about a picture", f"toynn predict --model {run} picture.png"
     if by_command:
-        again = f"toynn train --config {_quoted(folder / CONFIG)} --out NEW"
+        again = f"toynn train --config {in_shell(folder / CONFIG)} --out NEW"
         yield "run it again; typed flags take precedence over the file's", again
     if (folder / METRICS).exists():
         yield "compare its curves with those of another run", f"toynn plot {run} OTHER"
 
 
 def _with_adapter(model: Any, run: str, folder: Path) -> Iterator[tuple[str, str]]:
-    base = _quoted(model) if isinstance(model, str) else "base.gguf"
-    adapter = _quoted(folder / "adapter.gguf")
+    base = in_shell(model) if isinstance(model, str) else "base.gguf"
+    adapter = in_shell(folder / "adapter.gguf")
     both = f"--model {base} --adapter {run}"
     yield "let it write", f'toynn generate {both} --prompt "..."'
     file = base
@@ -50,7 +50,3 @@ def _with_adapter(model: Any, run: str, folder: Path) -> Iterator[tuple[str, str
     yield "compare it with its base", f"toynn eval {both} --against {base} --data FILE"
     yield "write it for PEFT", f"toynn export {both} --to peft --out FOLDER"
     yield "merge it into the base", f"toynn fuse {both} --out merged.gguf"
-
-
-def _quoted(path: object) -> str:
-    return in_shell(path)

@@ -98,10 +98,10 @@ def _top(record: Record, name: str) -> Markup:
     sessions = record.notes.get("sessions") or [{}]
     started = f", begun {sessions[0]['started']}" if "started" in sessions[0] else ""
     of = f" of {record.planned:,}" if record.planned is not None else ""
-    told = tag("p", f"{what}{started}. {record.steps:,}{of} steps. ", class_="soft")
+    begun = tag("p", f"{what}{started}. {record.steps:,}{of} steps. ", class_="soft")
     return join(
         tag("h1", name),
-        told,
+        begun,
         tag("p", tag("span", state, class_=f"state {kind}")),
         tag("div", *_tiles(record), class_="tiles"),
     )
@@ -133,24 +133,24 @@ def _tiles(record: Record) -> Iterator[Markup]:
 
 def _curves(record: Record) -> Markup | None:
     """Return the charts: losses, other metrics, learning rate, gradient norm, speed."""
-    found: dict[str, dict[str, Series]] = {family: {} for family in FIRST}
+    families: dict[str, dict[str, Series]] = {family: {} for family in FIRST}
     for each in map(series, record.names()):
         known = each.held_out or "/" in each.family or each.family in FIRST + LAST
         if known:
             label = "validation" if each.held_out else LABELS.get(each.family, "training")
-            found.setdefault(each.family, {})[label] = each
+            families.setdefault(each.family, {})[label] = each
     commonest = record.notes.get("commonest")
     levels = {"train_loss": record.table("baselines")}
     levels["accuracy"] = {} if commonest is None else {"always the commonest class": commonest}
     charts = []
-    for family in (*(each for each in found if each not in LAST), *LAST):
+    for family in (*(each for each in families if each not in LAST), *LAST):
         curves = {
             label: points
-            for label in sorted(found.get(family, ()))
-            if (points := record.numbers(found[family][label].field))
+            for label in sorted(families.get(family, ()))
+            if (points := record.numbers(families[family][label].field))
         }
         if curves:
-            title = next(iter(found[family].values())).plain
+            title = next(iter(families[family].values())).plain
             charts.append(chart(title, curves, levels.get(family)))
     return join(tag("div", *charts, class_="charts"), *_explained(record))
 

@@ -94,15 +94,15 @@ class Record:
 
     def names(self) -> list[str]:
         """Return the fields that have numbers, in the order of their first report."""
-        found: dict[str, None] = {}
+        fields: dict[str, None] = {}
         for report in self.reports:
-            found |= {key: None for key, value in report.items() if _is_number(value)}
-        return list(found)
+            fields |= {key: None for key, value in report.items() if _is_number(value)}
+        return list(fields)
 
     def table(self, name: str) -> dict[str, Any]:
         """Return a table of config.toml, or an object of run.json; without it, an empty dict."""
-        found = self.config.get(name, self.notes.get(name))
-        return dict(found) if isinstance(found, Mapping) else {}
+        entries = self.config.get(name, self.notes.get(name))
+        return dict(entries) if isinstance(entries, Mapping) else {}
 
     @property
     def recipe(self) -> str | None:
@@ -118,9 +118,9 @@ class Record:
     @property
     def planned(self) -> int | None:
         """Number of steps planned; None if unknown."""
-        said = (self.table("run"), self.table("train"), self.notes)
-        found = (table["steps"] for table in said if isinstance(table.get("steps"), int))
-        return next(found, None)
+        tables = (self.table("run"), self.table("train"), self.notes)
+        counts = (table["steps"] for table in tables if isinstance(table.get("steps"), int))
+        return next(counts, None)
 
     @property
     def seconds(self) -> float | None:
@@ -131,12 +131,12 @@ class Record:
     @property
     def state(self) -> tuple[bool, str]:
         """Whether all is well, and how the run ended, as far as its folder tells."""
-        said = str(self.notes.get("state"))
-        if said not in STATES:  # the run was killed, or is older than the notes
+        state = str(self.notes.get("state"))
+        if state not in STATES:  # the run was killed, or is older than the notes
             is_whole = self.planned is not None and self.steps >= self.planned
             return (True, "done") if is_whole else (False, "running, or stopped before its end")
         why = self.notes.get("why")
-        return said in ("done", "early"), STATES[said] + (f": {why}" if why else "")
+        return state in ("done", "early"), STATES[state] + (f": {why}" if why else "")
 
     @property
     def metric(self) -> str:
@@ -161,15 +161,15 @@ class Record:
 
 def lines_of(content: bytes) -> list[dict[str, Any]]:
     """Return the objects among lines of JSON; other lines are left out."""
-    found = []
+    objects = []
     for line in content.splitlines():
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
-            found.append(value)
-    return found
+            objects.append(value)
+    return objects
 
 
 def _bytes(path: Path) -> bytes:

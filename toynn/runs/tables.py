@@ -44,7 +44,7 @@ def what_was_run(record: Record) -> Markup:
         begun = f"{session['started']}, from step {session['from']:,}"
         command = session.get("command") or "a script, by toynn.train.Trainer"
         parts += [tag("p", begun, class_="soft"), tag("pre", command)]
-    said = [tag("p", line, class_="soft") for line in record.notes.get("said") or ()]
+    remarks = [tag("p", line, class_="soft") for line in record.notes.get("said") or ()]
     data = dict(record.table("data"))
     classes = data.pop("classes", None)
     if isinstance(classes, list):
@@ -60,14 +60,14 @@ def what_was_run(record: Record) -> Markup:
         "Model": record.table("model"),
         "Flags": flags,
     }
-    found = (_pairs(title, entries) for title, entries in cards.items())
-    return join(*parts, *said, tag("div", *found, class_="cards"))
+    filled = (_pairs(title, entries) for title, entries in cards.items())
+    return join(*parts, *remarks, tag("div", *filled, class_="cards"))
 
 
 def memory(record: Record) -> Markup | None:
     """Return bytes by purpose, as bars."""
-    found = record.table("memory")
-    counts = {MEMORY[key]: found[key] for key in MEMORY if found.get(key)}
+    sizes = record.table("memory")
+    counts = {MEMORY[key]: sizes[key] for key in MEMORY if sizes.get(key)}
     if not counts:
         return None
     largest = max(counts.values())
@@ -75,7 +75,7 @@ def memory(record: Record) -> Markup | None:
         (what, _bar(count / largest), size(count)) for what, count in counts.items()
     ]
     note = "Mapped bytes are read from the file as needed; they are not memory of the process."
-    more = tag("p", note, class_="soft") if found.get("mapped") else None
+    more = tag("p", note, class_="soft") if sizes.get("mapped") else None
     return join(table((), rows, words=2), more)
 
 
@@ -110,10 +110,10 @@ def _bar(share: float) -> Markup:
 
 def confusion(record: Record) -> Markup | None:
     """Return the confusion matrix of held-out pictures; for many classes, a list of mistakes."""
-    found = record.table("confusion")
-    if not found:
+    matrix = record.table("confusion")
+    if not matrix:
         return None
-    names, counts = found["classes"], found["counts"]
+    names, counts = matrix["classes"], matrix["counts"]
     if len(names) > CLASSES:
         wrong = sorted(
             (
@@ -155,5 +155,5 @@ def pictures(record: Record) -> Markup | None:
         kind = "good" if right else "bad"
         shown.append(tag("div", image, tag("span", picture["class"] + said, class_=kind)))
     note = "The first mistakes, if there are any, and then some that are right."
-    told = tag("p", note, class_="soft")
-    return join(told, tag("div", *shown, class_="pictures")) if shown else None
+    lead = tag("p", note, class_="soft")
+    return join(lead, tag("div", *shown, class_="pictures")) if shown else None
