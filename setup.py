@@ -77,7 +77,7 @@ ONCE = ("codebooks", "cpu", "invoke", "pool")
 
 # The modules of a level that does not have all; it uses the rest from the level below.
 TILED = ["experts", "grad_norm", "limits", "matmul", "prepacked"]
-ONLY = {"amx": TILED, "neon": [*TILED, "attention", "cached_attention"]}
+ONLY = {"amx": [*TILED, "attention"], "neon": [*TILED, "attention", "cached_attention"]}
 ONLY_LINKED = {"amx": ["gemm_amx"]}
 BELOW = {"amx": "avx512", "neon": "generic"}
 

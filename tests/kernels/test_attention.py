@@ -120,16 +120,17 @@ def starts(lengths, before=0):
 @pytest.mark.parametrize("precision", ["highest", "medium"])
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
 @pytest.mark.parametrize("limits", [{}, {"causal": 0}, {"causal": 0, "window": 30}])
-def test_a_segment_gives_the_bits_of_a_sequence_of_its_own(precision, limits, n_threads):
+@pytest.mark.parametrize("lengths", [LENGTHS, (70, 10), (100, 40, 4)], ids=str)
+def test_a_segment_gives_the_bits_of_a_sequence_of_its_own(lengths, precision, limits, n_threads):
     """Wherever it begins: so what a batch gives does not depend on how it was packed."""
-    rows, KV = sum(LENGTHS), 1
+    rows, KV = sum(lengths), 1
     options = {"precision": precision, "n_threads": n_threads, **limits}
     q, do = normal(2, rows, H * D)
     k, v = normal(2, rows, KV * D)
-    packed = backward(q, k, v, do, starts(LENGTHS), 1, **options)
+    packed = backward(q, k, v, do, starts(lengths), 1, **options)
     alone = [
         backward(*(x[i:end] for x in (q, k, v, do)), None, 1, **options)
-        for i, end in pairwise(np.cumsum([0, *LENGTHS]))
+        for i, end in pairwise(np.cumsum([0, *lengths]))
     ]
     for got, *expected in zip(packed, *alone, strict=True):
         assert got.tobytes() == np.concatenate(expected).tobytes()

@@ -4,8 +4,9 @@
     dgate = dy u gelu'(g)                v = sqrt(8 / pi) (g + 0.044715 g^3)
     dup   = dy gelu(g)                   gelu'(g) = s + g s (1 - s) v'
 
-GELU's tanh form, or exact: gelu(g) = g P(g), as in gelu.pyx. n elements; g is gate, u is up. float32, C-contiguous. dgate and
-dup are overwritten. In place: y, dgate and dup may each be one of the inputs, but not the same one.
+GELU's tanh form, or exact: gelu(g) = g P(g), as in gelu.pyx. n elements; g is gate, u is up.
+float32, C-contiguous. dgate and dup are overwritten. In place: y, dgate and dup may each be one of
+the inputs, but not the same one.
 Source: Shazeer 2020, arXiv:2002.05202, section 2.
 """
 from toynn._kernels.activations._gelu cimport gelu_exact, gelu_tanh, slope_exact, slope_tanh

@@ -6,17 +6,18 @@ cache are transposed within blocks: cached_attention.pyx says how, and why.
 """
 from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, logf
+from libc.string cimport memset
 
 from toynn._kernels.base._common cimport LANES, exp_, tanh_
 from toynn._kernels.attention._visible cimport (
     BLOCK, WIDTH, Block, Sizes, block_size, first_key, key_blocks, strip_end, strip_size,
     visible_begin, visible_end,
 )
-from toynn._kernels.gemm._gemm cimport multiply
+from toynn._kernels.gemm._gemm cimport multiply_kept
 from toynn._kernels.gemm._loops cimport multiply_panels
 from toynn._kernels.gemm._product cimport (
-    KC, NR, Operand, V, aligned, blocks_of, floats_at, pack, pack_as, panel_floats, panel_start,
-    steps,
+    FLOATS, Form, KC, NR, Operand, V, aligned, blocks_of, floats_at, pack, pack_as, panel_floats,
+    panel_start, steps,
 )
 
 cdef extern from "gemm.h" nogil:
@@ -40,45 +41,107 @@ cdef inline void _scale_row(float* x, float factor, Py_ssize_t n) noexcept nogil
         x[c] *= factor
 
 
+cdef struct Rows:    # q, k, v or do of one head, from row 0 of a sequence on
+    const float* x
+    Py_ssize_t ld, width
+
+cdef struct Panels:  # a side of products, packed once for several of them; NULL: it is not
+    const float* at
+    Py_ssize_t step  # floats from one panel to the next
+
+cdef struct Kept:    # a block of rows
+    Panels along   # sums run along the rows: scores, and do . v
+    Panels across  # sums run over the rows: o, dq, dk, dv
+
+
+cdef inline const Form* _form(const Sizes* s) noexcept nogil:
+    return FLOATS if s.rounded == NULL else s.rounded
+
+
+cdef inline Panels _keep(float** room, const Sizes* s, Operand side, Py_ssize_t K) noexcept nogil:
+    """Pack all K terms of a side (up to KC), and take the room that this needs."""
+    cdef float* y = room[0]
+    pack_as(&side, _form(s))
+    pack(y, &side, 0, side.panels, 0, K)
+    room[0] += side.panels * panel_floats(&side, K)
+    return Panels(y, panel_floats(&side, K))
+
+
+cdef inline Panels keep_along(
+    float** room, const Sizes* s, const Rows* y, Py_ssize_t i, Py_ssize_t n, bint is_a
+) noexcept nogil:
+    """Pack n rows from row i on, as rows of scores if is_a, else as columns of scores."""
+    return _keep(room, s, floats_at(y.x + i * y.ld, n, y.ld, 1, is_a), y.width)
+
+
+cdef inline Panels keep_across(
+    float** room, const Sizes* s, const Rows* y, Py_ssize_t i, Py_ssize_t n
+) noexcept nogil:
+    """Pack n rows from row i on, as terms of sums."""
+    return _keep(room, s, floats_at(y.x + i * y.ld, y.width, 1, y.ld, False), n)
+
+
+cdef inline Py_ssize_t kept_floats(const Sizes* s, Py_ssize_t width) noexcept nogil:
+    """The most floats that a block of rows of this width takes, packed along and across."""
+    cdef Operand a = floats_at(NULL, WIDTH, width, 1, True)
+    cdef Operand b = floats_at(NULL, WIDTH, width, 1, False)
+    cdef Operand across = floats_at(NULL, width, 1, width, False)
+    pack_as(&a, _form(s))
+    pack_as(&b, _form(s))
+    pack_as(&across, _form(s))
+    return across.panels * panel_floats(&across, WIDTH) + max(
+        a.panels * panel_floats(&a, width), b.panels * panel_floats(&b, width)
+    )
+
+
 cdef inline void _multiply_packed(
-    float* y, Py_ssize_t ldy, const Operand* a, const Operand* b, Py_ssize_t K, bint add
+    float* y, Py_ssize_t ldy, const Operand* a, const float* a_kept, const Operand* b,
+    const Panels* b_kept, Py_ssize_t K, bint add,
 ) noexcept nogil:
     """y (+)= a b, both packed; the rows of a (at most WIDTH) all at once."""
     cdef float a_buffer[WIDTH * KC]  # pairs take half of this; the last panel is a whole one
     cdef float b_buffer[NR * KC]
     cdef float* a_packed = aligned(a_buffer)
     cdef float* b_packed = aligned(b_buffer)
+    cdef const float* a_panels = a_packed if a_kept == NULL else a_kept
+    cdef const float* b_panel = b_packed
     cdef Py_ssize_t t, p, q, k, kc, row, rows, step
     for t in range(blocks_of(K, KC)):
         k = t * KC
         kc = min(KC, K - k)
         step = panel_floats(a, kc)
-        pack(a_packed, a, 0, a.panels, k, kc)
+        if a_kept == NULL:
+            pack(a_packed, a, 0, a.panels, k, kc)
         for q in range(b.panels):
-            pack(b_packed, b, q, q + 1, k, kc)
+            if b_kept.at != NULL:
+                b_panel = b_kept.at + q * b_kept.step
+            else:
+                pack(b_packed, b, q, q + 1, k, kc)
             for p in range(a.panels):
                 row = panel_start(a, p)
                 rows = panel_start(a, p + 1) - row
                 multiply_panels(
-                    a.form, y + row * ldy + q * NR, ldy, a_packed + p * step, b_packed, rows,
+                    a.form, y + row * ldy + q * NR, ldy, a_panels + p * step, b_panel, rows,
                     min(NR, b.size - q * NR), steps(a, kc), add or t > 0,
                 )
 
 
 cdef inline void _multiply(
-    float* y, Py_ssize_t ldy, const Sizes* s, Operand a, Operand b, Py_ssize_t K, bint add
+    float* y, Py_ssize_t ldy, const Sizes* s, Operand a, const float* a_kept, Operand b,
+    const Panels* b_kept, Py_ssize_t K, bint add,
 ) noexcept nogil:
+    """y (+)= a b; the panels of a are packed already, unless NULL; likewise those of b."""
     if s.rounded == NULL:
-        multiply(y, ldy, &a, &b, K, add)
+        multiply_kept(y, ldy, &a, a_kept, &b, b_kept.at, b_kept.step, K, add)
         return
     pack_as(&a, s.rounded)
     pack_as(&b, s.rounded)
-    _multiply_packed(y, ldy, &a, &b, K, add)
+    _multiply_packed(y, ldy, &a, a_kept, &b, b_kept, K, add)
 
 
 cdef inline void _products_of_rows(
-    float* p, const Sizes* s, const Block* b, const float* x, Py_ssize_t ldx, const float* y,
-    Py_ssize_t ldy, Py_ssize_t width,
+    float* p, const Sizes* s, const Block* b, const float* x, Py_ssize_t ldx, const Panels* x_kept,
+    const float* y, Py_ssize_t ldy, const Panels* y_kept, Py_ssize_t width,
 ) noexcept nogil:
     """p = x . y for the block's rows of x (one per query) and of y (one per key)."""
     cdef Py_ssize_t strip = strip_size(s, b), t, first, n
@@ -91,12 +154,15 @@ cdef inline void _products_of_rows(
             y + b.j * ldy, strip_end(s, b, first), 1 if s.cached else ldy,
             BLOCK if s.cached else 1, False,
         )
-        _multiply(p + first * WIDTH, WIDTH, s, queries, keys, width, False)
+        _multiply(
+            p + first * WIDTH, WIDTH, s, queries, x_kept.at if n == b.rows else NULL, keys, y_kept,
+            width, False,
+        )
 
 
 cdef inline void _add_rows(
     float* y, Py_ssize_t ldy, const Sizes* s, const Block* b, const float* p, const float* x,
-    Py_ssize_t ldx, Py_ssize_t width, bint shared, bint add,
+    Py_ssize_t ldx, const Panels* x_kept, Py_ssize_t width, bint shared, bint add,
 ) noexcept nogil:
     """y (+)= p x: add to each query what its visible keys give. shared: x is a cache of keys."""
     cdef Py_ssize_t strip = strip_size(s, b), t, first
@@ -107,17 +173,19 @@ cdef inline void _add_rows(
         first = t * strip
         weights = floats_at(p + first * WIDTH, min(strip, b.rows - first), WIDTH, 1, True)
         _multiply(
-            y + (b.i + first) * ldy, ldy, s, weights, keys, strip_end(s, b, first), add
+            y + (b.i + first) * ldy, ldy, s, weights, NULL, keys, x_kept, strip_end(s, b, first),
+            add,
         )
 
 
 cdef inline void _add_columns(
     float* y, Py_ssize_t ldy, const Sizes* s, const Block* b, const float* p, const float* x,
-    Py_ssize_t ldx, Py_ssize_t width, bint add,
+    Py_ssize_t ldx, const Panels* x_kept, Py_ssize_t width, bint add,
 ) noexcept nogil:
     """y (+)= p^T x: add to each key what the queries that see it give."""
     cdef Py_ssize_t strip = strip_size(s, b), t, first, above
     cdef Operand weights, queries
+    cdef Panels none = Panels(NULL, 0)
     for t in range(blocks_of(b.columns, strip)):
         first = t * strip
         above = max(0, b.j + first - s.past - b.i) if s.causal else 0  # rows that see no such key
@@ -125,7 +193,10 @@ cdef inline void _add_columns(
             p + above * WIDTH + first, min(strip, b.columns - first), 1, WIDTH, True
         )
         queries = floats_at(x + (b.i + above) * ldx, width, 1, ldx, False)
-        _multiply(y + (b.j + first) * ldy, ldy, s, weights, queries, b.rows - above, add)
+        _multiply(
+            y + (b.j + first) * ldy, ldy, s, weights, NULL, queries,
+            x_kept if above == 0 else &none, b.rows - above, add,
+        )
 
 
 cdef inline void _cap_scores(float* p, float* slope, int n, float scale, float cap) noexcept nogil:
@@ -182,77 +253,126 @@ cdef inline void _by_lane(float* y, const float* x, Py_ssize_t rows) noexcept no
         transpose(y + r * V, WIDTH, x + r * V * V, V, rows - r * V)
 
 
+cdef struct Unit:  # a block of queries of one head, while blocks of keys pass by
+    float* o
+    float* lse
+    const float* q
+    const float* sink
+    Py_ssize_t i
+    Kept kept
+    float most[WIDTH]   # running maximum of the scaled scores of a row
+    float total[WIDTH]  # running sum of exp(score - most)
+
+
+cdef inline Py_ssize_t keys_of(const Sizes* s, Py_ssize_t i) noexcept nogil:
+    """The key after the last one that any query of the block at i sees."""
+    return s.past + i + block_size(s, i, s.T) if s.causal else s.S
+
+
+cdef inline Py_ssize_t blocks_seen(const Sizes* s, Py_ssize_t i) noexcept nogil:
+    """The block of keys after the last one that any query of the block at i sees."""
+    return key_blocks(s, i, block_size(s, i, s.T))
+
+
+cdef inline bint _masked(const Sizes* s) noexcept nogil:
+    return s.window > 0 or s.hidden > 0
+
+
+cdef inline void begin_unit(Unit* u, const Sizes* s) noexcept nogil:
+    """Begin without keys."""
+    cdef Py_ssize_t r
+    for r in range(WIDTH):
+        # A row may see none of the first keys that other rows see. With -FLT_MAX no difference of
+        # two infinities arises then, and its first visible key multiplies what came before by 0.
+        u.most[r] = -FLT_MAX if _masked(s) else <float>-INFINITY
+        u.total[r] = 0
+        if u.sink != NULL:
+            u.most[r] = u.sink[0]
+            u.total[r] = 1
+
+
+cdef inline void add_keys(
+    Unit* u, const Sizes* s, const float* k, const float* v, const Kept* k_kept,
+    const Kept* v_kept, Py_ssize_t j,
+) noexcept nogil:
+    """Add to a block of queries what the block of keys at j gives."""
+    cdef float p[WIDTH * WIDTH]
+    cdef float lanes[WIDTH * V]    # partial maxima or sums of each row
+    cdef float by_lane[V * WIDTH]
+    cdef float factor[WIDTH]  # by which total and o shrink when the maximum grows
+    cdef float slope[WIDTH]   # not used
+    cdef Py_ssize_t i = u.i, r, n, lane, rows = block_size(s, i, s.T)
+    cdef Block b = Block(i, rows, j, block_size(s, j, keys_of(s, i)))
+    cdef bint first = j <= first_key(s, i)
+    cdef float x, scale
+    cdef float* row
+    _products_of_rows(p, s, &b, u.q, s.ldq, &u.kept.along, k, s.ldk, &k_kept.along, s.D)
+    for r in range(rows):
+        row = p + r * WIDTH
+        n = strip_end(s, &b, r)
+        scale = s.scale
+        if s.cap > 0:
+            _cap_scores(row, slope, n, s.scale, s.cap)
+            scale = 1
+        _scale_scores(row, visible_end(s, &b, r), n, scale)
+        if _masked(s):
+            _hide(row, visible_begin(s, &b, r), <float>-INFINITY)
+        lanes_max(lanes + r * V, row, _whole(n))
+    _by_lane(by_lane, lanes, rows)
+    for r in range(_whole(rows)):
+        x = u.most[r]
+        for lane in range(V):
+            x = by_lane[lane * WIDTH + r] if by_lane[lane * WIDTH + r] > x else x
+        factor[r] = exp_(u.most[r] - x)
+        u.most[r] = x
+    for r in range(rows):
+        row = p + r * WIDTH
+        n = strip_end(s, &b, r)
+        _weights(row, visible_end(s, &b, r), n, 1, u.most[r])
+        lanes_sum(lanes + r * V, row, _whole(n))
+    _by_lane(by_lane, lanes, rows)
+    for r in range(_whole(rows)):
+        x = 0
+        for lane in range(V):
+            x += by_lane[lane * WIDTH + r]
+        u.total[r] = u.total[r] * factor[r] + x
+    if not first:
+        for r in range(rows):
+            _scale_row(u.o + (i + r) * s.ldo, factor[r], s.E)
+    _add_rows(
+        u.o, s.ldo, s, &b, p, v, s.ldv, &v_kept.across, s.E, s.shared, not first
+    )
+
+
+cdef inline void end_unit(Unit* u, const Sizes* s) noexcept nogil:
+    """Divide by the sums: o and lse of the block are complete."""
+    cdef Py_ssize_t r
+    for r in range(block_size(s, u.i, s.T)):
+        _scale_row(u.o + (u.i + r) * s.ldo, 1 / u.total[r], s.E)
+        u.lse[u.i + r] = u.most[r] + logf(u.total[r])
+
+
 cdef inline void forward_block(
     float* o, float* lse, const float* q, const float* k, const float* v, const Sizes* s,
     Py_ssize_t i,
 ) noexcept nogil:
     """Overwrite o and lse of the block of queries that begins at i, from all keys."""
-    cdef float p[WIDTH * WIDTH]
-    cdef float lanes[WIDTH * V]    # partial maxima or sums of each row
-    cdef float by_lane[V * WIDTH]
-    cdef float most[WIDTH]    # running maximum of the scaled scores of a row
-    cdef float total[WIDTH]   # running sum of exp(score - most)
-    cdef float factor[WIDTH]  # by which total and o shrink when the maximum grows
-    cdef float slope[WIDTH]   # not used
-    cdef Py_ssize_t r, t, n, lane, rows = block_size(s, i, s.T)
-    cdef Py_ssize_t keys = s.past + i + rows if s.causal else s.S, begin = first_key(s, i)
-    cdef Block b
-    cdef bint masked = s.window > 0 or s.hidden > 0
-    cdef float x, scale
-    cdef float* row
-    for r in range(WIDTH):
-        # A row may see none of the first keys that other rows see. With -FLT_MAX no difference of
-        # two infinities arises then, and its first visible key multiplies what came before by 0.
-        most[r] = -FLT_MAX if masked else <float>-INFINITY
-        total[r] = 0
-        if s.sink != NULL:
-            most[r] = s.sink[0]
-            total[r] = 1
-    for t in range(begin // BLOCK, key_blocks(s, i, rows)):
-        b = Block(i, rows, t * BLOCK, block_size(s, t * BLOCK, keys))
-        _products_of_rows(p, s, &b, q, s.ldq, k, s.ldk, s.D)
-        for r in range(rows):
-            row = p + r * WIDTH
-            n = strip_end(s, &b, r)
-            scale = s.scale
-            if s.cap > 0:
-                _cap_scores(row, slope, n, s.scale, s.cap)
-                scale = 1
-            _scale_scores(row, visible_end(s, &b, r), n, scale)
-            if masked:
-                _hide(row, visible_begin(s, &b, r), <float>-INFINITY)
-            lanes_max(lanes + r * V, row, _whole(n))
-        _by_lane(by_lane, lanes, rows)
-        for r in range(_whole(rows)):
-            x = most[r]
-            for lane in range(V):
-                x = by_lane[lane * WIDTH + r] if by_lane[lane * WIDTH + r] > x else x
-            factor[r] = exp_(most[r] - x)
-            most[r] = x
-        for r in range(rows):
-            row = p + r * WIDTH
-            n = strip_end(s, &b, r)
-            _weights(row, visible_end(s, &b, r), n, 1, most[r])
-            lanes_sum(lanes + r * V, row, _whole(n))
-        _by_lane(by_lane, lanes, rows)
-        for r in range(_whole(rows)):
-            x = 0
-            for lane in range(V):
-                x += by_lane[lane * WIDTH + r]
-            total[r] = total[r] * factor[r] + x
-        if b.j > begin:
-            for r in range(rows):
-                _scale_row(o + (i + r) * s.ldo, factor[r], s.E)
-        _add_rows(o, s.ldo, s, &b, p, v, s.ldv, s.E, s.shared, b.j > begin)
-    for r in range(rows):
-        _scale_row(o + (i + r) * s.ldo, 1 / total[r], s.E)
-        lse[i + r] = most[r] + logf(total[r])
+    cdef Unit u
+    cdef Kept none
+    cdef Py_ssize_t t
+    memset(&none, 0, sizeof(Kept))
+    u.o, u.lse, u.q, u.sink, u.i, u.kept = o, lse, q, s.sink, i, none
+    begin_unit(&u, s)
+    for t in range(first_key(s, i) // BLOCK, blocks_seen(s, i)):
+        add_keys(&u, s, k, v, &none, &none, t * BLOCK)
+    end_unit(&u, s)
 
 
 cdef inline void backward_block(
     float* dq, float* dk, float* dv, const float* delta, const float* do, const float* lse,
-    const float* q, const float* k, const float* v, const Sizes* s,
-    Py_ssize_t i, Py_ssize_t j, bint add_to_keys,
+    const float* q, const float* k, const float* v, const Kept* q_kept, const Kept* k_kept,
+    const Kept* v_kept, const Kept* do_kept, const Sizes* s, Py_ssize_t i, Py_ssize_t j,
+    bint add_to_keys,
 ) noexcept nogil:
     """Add to dq, dk and dv what queries i .. and keys j .. give.
 
@@ -267,9 +387,11 @@ cdef inline void backward_block(
     cdef bint scored = dq != NULL or dk != NULL  # dv needs only the weights
     cdef float* p
     cdef float* ds
-    _products_of_rows(scores, s, &b, q, s.ldq, k, s.ldk, s.D)
+    _products_of_rows(scores, s, &b, q, s.ldq, &q_kept.along, k, s.ldk, &k_kept.along, s.D)
     if scored:
-        _products_of_rows(gradients, s, &b, do, s.ldo, v, s.ldv, s.E)  # do . v, then ds
+        _products_of_rows(  # do . v, then ds
+            gradients, s, &b, do, s.ldo, &do_kept.along, v, s.ldv, &v_kept.along, s.E
+        )
     for r in range(b.rows):
         p, ds = scores + r * WIDTH, gradients + r * WIDTH
         begin = visible_begin(s, &b, r)
@@ -284,8 +406,14 @@ cdef inline void backward_block(
                 _multiply_rows(ds, slope, n)
             _hide(ds, begin, 0)
     if dv != NULL:  # dv += p^T do
-        _add_columns(dv, s.ldv, s, &b, scores, do, s.ldo, s.E, add_to_keys)
+        _add_columns(
+            dv, s.ldv, s, &b, scores, do, s.ldo, &do_kept.across, s.E, add_to_keys
+        )
     if dk != NULL:  # dk += ds^T q
-        _add_columns(dk, s.ldk, s, &b, gradients, q, s.ldq, s.D, add_to_keys)
+        _add_columns(
+            dk, s.ldk, s, &b, gradients, q, s.ldq, &q_kept.across, s.D, add_to_keys
+        )
     if dq != NULL:  # dq += ds k
-        _add_rows(dq, s.ldq, s, &b, gradients, k, s.ldk, s.D, False, j > first_key(s, i))
+        _add_rows(
+            dq, s.ldq, s, &b, gradients, k, s.ldk, &k_kept.across, s.D, False, j > first_key(s, i)
+        )

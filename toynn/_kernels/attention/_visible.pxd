@@ -27,7 +27,8 @@ then hidden; a blank is not computed:
 
 Queries from 16 on begin at the second column of blocks: first_key is 8 for them. Without a window
 all keys before the diagonal are #. Without causal all are #, or with a window also the keys as far
-on the other side (a row sees W - 1 keys on each side, and its own); a last block may be TAIL longer.
+on the other side: a row sees W - 1 keys on each side, and its own. A last block may then be TAIL
+longer.
 
 Examples are like separate sequences: blocks begin where examples start. Examples of 5 and 11 rows
 have their blocks at rows 0, 5 and 13:

@@ -14,7 +14,7 @@
                  dz[h] = - sum_bi exp(z[h] - lse[i]) delta[i]      (backward_sinks)
 
 Read bench/rungs/attention.c first: one head in plain C, then with an online softmax, in blocks and
-in packed segments. Then read forward_block and backward_block in _attention.pxd, which are the
+in packed segments. Then read add_keys and backward_block in _attention.pxd, which are the
 mathematics, and _visible.pxd. This file deals blocks to threads.
 
 There are B sequences of T rows, and H heads. q and k have D columns per head, v and o have E. Each
@@ -31,20 +31,26 @@ example has the same bits, and the same cost, as a separate sequence. Blocks of 
 hides from all queries of a block are skipped, so that time is linear in T.
 
 Precision "medium" rounds both factors of each product, also p and ds, to bfloat16. The CPU must
-multiply pairs, and the example have more than SHORT rows. Sums, maxima and exp stay float32.
+multiply pairs or tiles, and the example have more than SHORT rows. Sums, maxima and exp stay
+float32.
 Sources: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2; windows: Beltagy et al.
 2020, arXiv:2004.05150; the cap: Gemma Team 2024, arXiv:2408.00118, section 2; sinks: Xiao et al.
 2023, arXiv:2309.17453, and OpenAI 2025, arXiv:2508.10925, section 2.
 """
 from libc.string cimport memset
 
-from toynn._kernels.attention._attention cimport backward_block, forward_block
+from toynn._kernels.attention._attention cimport (
+    Kept, Rows, Unit, add_keys, backward_block, begin_unit, blocks_seen, end_unit, keep_across,
+    keep_along, kept_floats, keys_of,
+)
 from toynn._kernels.attention._visible cimport (
-    BLOCK, Sizes, block_count, block_size, first_key, key_blocks,
+    BLOCK, Sizes, block_count, block_size, first_key,
 )
 from toynn._kernels.base._common cimport dot_, exp_
-from toynn._kernels.gemm._product cimport PAIRS, Form
-from toynn._kernels.base._parallel cimport parallel_each, parallel_for, part_fn
+from toynn._kernels.gemm._product cimport (
+    HAS_TILES, KC, PAIRS, Form, aligned, blocks_of, form_of_parts,
+)
+from toynn._kernels.base._parallel cimport deal_rooms, parallel_for, part_fn, room_fn
 from toynn._kernels.args.attention cimport Backward, BackwardSinks, Forward
 from toynn._kernels.base.entry cimport entry
 
@@ -52,12 +58,18 @@ from toynn._kernels.base._check import attention_fits
 from toynn._kernels.base.cpu import gains_by_pairs
 
 cdef enum:
+    LINE = 64        # bytes
+    UNITS = 8        # blocks of queries for which a block of keys is packed once
+    KEYS = 4         # blocks of keys for which a block of queries is packed once, backward
+    MANY = 2 * BLOCK  # from more keys on, packing queries pays
+    DEALT = 3        # tasks for each thread, at the least, if there are so many
     SMALL = 1 << 19  # up to this many multiplications per product, waking threads does not pay
     SHORT = 32       # up to this many rows, packing pairs costs more than it saves
     SPLIT = 2        # threads for each head of keys from which backward computes scores twice
     MEDIUM = 2       # in toynn.numerics.precision.PRECISIONS
 
-cdef const Form* _rounded = PAIRS if gains_by_pairs() else NULL  # in "medium"
+# In "medium".
+cdef const Form* _rounded = form_of_parts(1) if HAS_TILES else PAIRS if gains_by_pairs() else NULL
 
 
 ctypedef fused Args:
@@ -88,6 +100,17 @@ cdef inline Py_ssize_t _start(const int* first, Py_ssize_t row, Py_ssize_t i) no
     return first[row + i] - row if first != NULL else 0
 
 
+cdef inline void begin(const Sizes* s) noexcept nogil:
+    """What a thread does before it multiplies in a form, and after it: ``end``."""
+    if s.rounded != NULL and s.rounded.begin != NULL:
+        s.rounded.begin()
+
+
+cdef inline void end(const Sizes* s) noexcept nogil:
+    if s.rounded != NULL and s.rounded.end != NULL:
+        s.rounded.end()
+
+
 cdef inline Sizes _example(
     const Sizes* s, const int* first, Py_ssize_t row, Py_ssize_t i, Py_ssize_t end
 ) noexcept nogil:
@@ -102,6 +125,11 @@ cdef inline Sizes _example(
     if one.T <= SHORT:
         one.rounded = NULL
     return one
+
+
+cdef inline Py_ssize_t _stretches(const Sizes* s, const int* first) noexcept nogil:
+    """Stretches of BLOCK rows in which blocks begin. Examples may begin in the last few rows."""
+    return block_count(s, s.T) if first == NULL else blocks_of(s.T, BLOCK)
 
 
 cdef inline bint _begins(
@@ -123,92 +151,201 @@ cdef inline float* _from(float* x, Py_ssize_t offset) noexcept nogil:
     return x + offset if x != NULL else NULL
 
 
-cdef inline void _backward_pair(
-    Backward* a, const Sizes* s, const Sizes* one, Py_ssize_t batch, Py_ssize_t h,
-    Py_ssize_t start, Py_ssize_t i, Py_ssize_t j, bint queries, bint keys, bint add_to_keys,
+cdef inline bint _keeps(const Sizes* s) noexcept nogil:
+    """Whether a block can be packed once for all products that read it."""
+    return s.D <= KC and s.E <= KC
+
+
+cdef inline Py_ssize_t _side_floats(const Sizes* s) noexcept nogil:
+    """The most floats that a block of any of q, k, v, do takes, packed both ways."""
+    return kept_floats(s, max(s.D, s.E)) if _keeps(s) else 0
+
+
+# -- Forward ---------------------------------------------------------------------------------------
+# A task is up to UNITS blocks of queries, which share blocks of keys and values.
+
+
+cdef struct Cut:
+    Py_ssize_t heads, stretches  # heads that share k and v, and stretches of BLOCK rows, of a task
+    Py_ssize_t splits, runs      # tasks for each head of k and v: along heads, along rows
+
+
+cdef inline Cut _cut(const Sizes* s, Py_ssize_t stretches, int n_threads) noexcept nogil:
+    """Smaller tasks if some threads would have none."""
+    cdef Py_ssize_t group = s.H // s.KV
+    cdef Cut c = Cut(min(group, <Py_ssize_t>UNITS), max(1, UNITS // group), 0, 0)
+    if n_threads > 1 and s.B * s.KV * blocks_of(stretches, c.stretches) < DEALT * n_threads:
+        c.stretches = 1
+    if n_threads > 1 and s.B * s.KV * stretches < DEALT * n_threads:
+        c.heads = 1
+    c.splits, c.runs = blocks_of(group, c.heads), blocks_of(stretches, c.stretches)
+    return c
+
+
+cdef inline Py_ssize_t _forward_room(const Sizes* s) noexcept nogil:
+    """Bytes of scratch memory of a thread: its units, their queries, a block of keys and values."""
+    return UNITS * sizeof(Unit) + (UNITS + 2) * _side_floats(s) * sizeof(float) + 2 * LINE
+
+
+cdef inline void _forward_units(
+    Forward* a, const Sizes* s, Unit* units, Py_ssize_t n, Py_ssize_t row, Py_ssize_t kv,
+    float* free,
 ) noexcept nogil:
-    """What a block of queries and one of keys add: to dq if ``queries``, to dk, dv if ``keys``.
-
-    ``one`` is the example that begins at ``start``; i and j count its blocks.
-    """
-    cdef Py_ssize_t row = batch * s.T + start, kv = h * s.KV // s.H
-    cdef Py_ssize_t at_k = row * s.ldk + kv * s.D, at_v = row * s.ldv + kv * s.E
-    cdef Py_ssize_t at_q = row * s.ldq + h * s.D, at_o = row * s.ldo + h * s.E
-    cdef Py_ssize_t at_t = (batch * s.H + h) * s.T + start
-    backward_block(
-        _from(a.dq if queries else NULL, at_q), _from(a.dk if keys else NULL, at_k),
-        _from(a.dv if keys else NULL, at_v), _from(a.delta, at_t), a.do + at_o, a.lse + at_t,
-        a.q + at_q, a.k + at_k, a.v + at_v, one, i * BLOCK, j * BLOCK, add_to_keys,
-    )
-
-
-cdef inline void _backward_keys(
-    Backward* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv, Py_ssize_t start, Py_ssize_t j,
-    bint queries,
-) noexcept nogil:
-    """dk and dv of block j of keys of an example; with ``queries`` also what it adds to dq."""
-    cdef Sizes one = _example(s, a.first, batch * s.T, start, s.T)
-    cdef Py_ssize_t group = s.H // s.KV, blocks = block_count(&one, one.T), g, i
-    cdef Py_ssize_t i0 = j if s.causal else first_key(&one, j * BLOCK) // BLOCK
-    for g in range(group):
-        for i in range(i0, blocks):
-            if first_key(&one, i * BLOCK) > j * BLOCK:
-                break  # later queries do not see these keys either
-            _backward_pair(
-                a, s, &one, batch, kv * group + g, start, i, j, queries, True, g > 0 or i > i0
-            )
+    """Compute n blocks of queries of an example, which begins at ``row``, in order."""
+    cdef Rows k = Rows(a.k + row * s.ldk + kv * s.D, s.ldk, s.D), q
+    cdef Rows v = Rows(a.v + row * s.ldv + kv * s.E, s.ldv, s.E)
+    cdef Kept k_kept, v_kept, none
+    cdef Py_ssize_t end = keys_of(s, units[n - 1].i), t, x, j, rows
+    cdef float* room
+    cdef Unit* u
+    memset(&none, 0, sizeof(Kept))
+    for x in range(n):
+        u = units + x
+        u.kept = none
+        q = Rows(u.q, s.ldq, s.D)
+        if _keeps(s) and keys_of(s, u.i) - first_key(s, u.i) > MANY:
+            u.kept.along = keep_along(&free, s, &q, u.i, block_size(s, u.i, s.T), True)
+        begin_unit(u, s)
+    for t in range(first_key(s, units[0].i) // BLOCK, blocks_seen(s, units[n - 1].i)):
+        j = t * BLOCK
+        k_kept, v_kept, room = none, none, free
+        if _keeps(s) and n > 1:
+            rows = block_size(s, j, end)
+            k_kept.along = keep_along(&room, s, &k, j, rows, False)
+            v_kept.across = keep_across(&room, s, &v, j, rows)
+        for x in range(n):
+            u = units + x
+            if first_key(s, u.i) <= j and t < blocks_seen(s, u.i):
+                add_keys(u, s, k.x, v.x, &k_kept, &v_kept, j)
+    for x in range(n):
+        end_unit(units + x, s)
 
 
-cdef inline void _backward_queries(
-    Backward* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t h, Py_ssize_t start, Py_ssize_t i
-) noexcept nogil:
-    """dq of block i of queries of an example: the sums of _backward_keys, in the same order."""
-    cdef Sizes one = _example(s, a.first, batch * s.T, start, s.T)
-    cdef Py_ssize_t rows = block_size(&one, i * BLOCK, one.T), j
-    for j in range(first_key(&one, i * BLOCK) // BLOCK, key_blocks(&one, i * BLOCK, rows)):
-        _backward_pair(a, s, &one, batch, h, start, i, j, True, False, True)
+cdef inline Py_ssize_t _begins_in(const int* first, const Sizes* s, Py_ssize_t t) noexcept nogil:
+    """Rows of stretch t at which blocks may begin: only the first one without examples."""
+    return min(<Py_ssize_t>BLOCK, s.T - t * BLOCK) if first != NULL else 1
 
 
-cdef inline void _forward_block(
-    Forward* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t h, Py_ssize_t i
-) noexcept nogil:
-    """Compute the block of queries that begins at row i of a sequence."""
-    cdef Py_ssize_t kv = h * s.KV // s.H, start = _start(a.first, batch * s.T, i)
-    cdef Py_ssize_t row = batch * s.T + start
-    cdef Sizes one
-    if s.causal:  # later rows do not count
-        one = _example(s, a.first, batch * s.T, i, i + BLOCK)
-    else:
-        one = _example(s, a.first, batch * s.T, start, s.T)
-    if a.sinks != NULL:
-        one.sink = a.sinks + h
-    forward_block(
-        a.o + row * s.ldo + h * s.E, a.lse + (batch * s.H + h) * s.T + start,
-        a.q + row * s.ldq + h * s.D, a.k + row * s.ldk + kv * s.D, a.v + row * s.ldv + kv * s.E,
-        &one, i - start,
-    )
-
-
-cdef void _forward_stretches(Forward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Compute the blocks of queries that begin in given stretches of BLOCK rows.
-
-    Stretches are counted through sequences and heads.
-    """
-    cdef Sizes s = _sizes(a)
-    cdef Py_ssize_t stretches = block_count(&s, s.T), n, i, r, batch, rows
-    for n in range(begin, end):
-        batch = n // stretches // s.H
-        i = n % stretches * BLOCK
-        rows = min(BLOCK, s.T - i) if a.first != NULL else 1
-        for r in range(i, i + rows):
-            if _begins(&s, a.first, batch * s.T, r):
-                _forward_block(a, &s, batch, n // stretches % s.H, r)
+cdef void _forward_task(Forward* a, void* room, Py_ssize_t n) noexcept nogil:
+    """Compute the blocks of queries that begin in the stretches of a task: the last ones first."""
+    cdef Sizes s = _sizes(a), one
+    cdef Cut c = _cut(&s, _stretches(&s, a.first), a.n_threads)
+    cdef Py_ssize_t heads = s.B * s.KV * c.splits, run = c.runs - 1 - n // heads
+    cdef Py_ssize_t batch = n % heads // c.splits // s.KV, kv = n // c.splits % s.KV
+    cdef Py_ssize_t h0 = kv * s.H // s.KV + n % c.splits * c.heads
+    cdef Py_ssize_t h1 = min(h0 + c.heads, (kv + 1) * s.H // s.KV)
+    cdef Unit* units = <Unit*>aligned(room)
+    cdef Unit* u
+    cdef float* free = aligned(units + UNITS)
+    cdef Py_ssize_t start = -1, count = 0, t, i, own, h, row
+    begin(&s)
+    for t in range(run * c.stretches, min((run + 1) * c.stretches, _stretches(&s, a.first))):
+        for i in range(t * BLOCK, t * BLOCK + _begins_in(a.first, &s, t)):
+            if not _begins(&s, a.first, batch * s.T, i):
+                continue
+            own = _start(a.first, batch * s.T, i)
+            if count and (own != start or count + h1 - h0 > UNITS):
+                _forward_units(a, &one, units, count, batch * s.T + start, kv, free)
+                count = 0
+            start, row = own, batch * s.T + own
+            if s.causal:  # later rows do not count
+                one = _example(&s, a.first, batch * s.T, i, i + BLOCK)
+            else:
+                one = _example(&s, a.first, batch * s.T, start, s.T)
+            for h in range(h0, h1):
+                u = units + count
+                u.o, u.q = a.o + row * s.ldo + h * s.E, a.q + row * s.ldq + h * s.D
+                u.lse = a.lse + (batch * s.H + h) * s.T + start
+                u.sink = a.sinks + h if a.sinks != NULL else NULL
+                u.i = i - start
+                count += 1
+    if count:
+        _forward_units(a, &one, units, count, batch * s.T + start, kv, free)
+    end(&s)
 
 
 cdef void _forward(Forward* a) noexcept nogil:
     cdef Sizes s = _sizes(a)
     cdef Forward few = _on_few_threads(a, &s)
-    parallel_for(<part_fn>_forward_stretches, &few, s.B * s.H * block_count(&s, s.T))
+    cdef Cut c = _cut(&s, _stretches(&s, a.first), few.n_threads)
+    deal_rooms(
+        <room_fn>_forward_task, &few, s.B * s.KV * c.splits * c.runs, few.n_threads, a.workspace,
+        _forward_room(&s),
+    )
+
+
+cdef Py_ssize_t _forward_scratch(Forward* a) noexcept nogil:
+    cdef Sizes s = _sizes(a)
+    return a.n_threads * _forward_room(&s)
+
+
+# -- Backward --------------------------------------------------------------------------------------
+# An area is KEYS blocks of keys against all blocks of queries that see them, or a part of it.
+
+
+cdef inline Py_ssize_t _backward_room(const Sizes* s) noexcept nogil:
+    """Bytes of scratch memory of a thread: KEYS blocks of keys and values, a block of queries."""
+    return (2 * KEYS + 2) * _side_floats(s) * sizeof(float) + LINE
+
+
+cdef inline Py_ssize_t _first_query(const Sizes* s, Py_ssize_t j) noexcept nogil:
+    """The first block of queries that see keys of block j."""
+    return j if s.causal else first_key(s, j * BLOCK) // BLOCK
+
+
+cdef inline void _backward_area(
+    Backward* a, const Sizes* s, void* room, Py_ssize_t batch, Py_ssize_t start, Py_ssize_t h0,
+    Py_ssize_t h1, Py_ssize_t i0, Py_ssize_t i1, Py_ssize_t j0, Py_ssize_t j1, bint queries,
+    bint keys,
+) noexcept nogil:
+    """Add what blocks i0 .. i1 - 1 of queries of some heads and blocks j0 .. j1 - 1 of keys give.
+
+    To dq if ``queries``, to dk and dv if ``keys``. s are the sizes of the example that begins at
+    ``start``. Heads h0 .. h1 - 1 share k and v.
+    """
+    cdef Py_ssize_t row = batch * a.T + start, kv = h0 * a.KV // a.H, group = a.H // a.KV
+    cdef Rows k = Rows(a.k + row * s.ldk + kv * s.D, s.ldk, s.D), q, do
+    cdef Rows v = Rows(a.v + row * s.ldv + kv * s.E, s.ldv, s.E)
+    cdef float* dk = _from(a.dk if keys else NULL, row * s.ldk + kv * s.D)
+    cdef float* dv = _from(a.dv if keys else NULL, row * s.ldv + kv * s.E)
+    cdef float* free = aligned(room)
+    cdef float* own
+    cdef Kept k_kept[KEYS]
+    cdef Kept v_kept[KEYS]
+    cdef Kept q_kept, do_kept
+    cdef Py_ssize_t i, j, h, rows, at, first, last
+    memset(k_kept, 0, sizeof(k_kept))
+    memset(v_kept, 0, sizeof(v_kept))
+    if _keeps(s) and (h1 - h0) * (i1 - i0) > 1:
+        for j in range(j0, j1):
+            rows = block_size(s, j * BLOCK, s.T)
+            k_kept[j - j0].along = keep_along(&free, s, &k, j * BLOCK, rows, False)
+            v_kept[j - j0].along = keep_along(&free, s, &v, j * BLOCK, rows, False)
+            if queries:
+                k_kept[j - j0].across = keep_across(&free, s, &k, j * BLOCK, rows)
+    for h in range(h0, h1):
+        q = Rows(a.q + row * s.ldq + h * s.D, s.ldq, s.D)
+        do = Rows(a.do + row * s.ldo + h * s.E, s.ldo, s.E)
+        at = (batch * a.H + h) * a.T + start
+        for i in range(i0, i1):
+            first = max(j0, first_key(s, i * BLOCK) // BLOCK)
+            last = min(j1, blocks_seen(s, i * BLOCK))
+            memset(&q_kept, 0, sizeof(Kept))
+            do_kept, own = q_kept, free
+            if _keeps(s) and last - first > 1:
+                rows = block_size(s, i * BLOCK, s.T)
+                q_kept.along = keep_along(&own, s, &q, i * BLOCK, rows, True)
+                do_kept.along = keep_along(&own, s, &do, i * BLOCK, rows, True)
+                if keys:
+                    q_kept.across = keep_across(&own, s, &q, i * BLOCK, rows)
+                    do_kept.across = keep_across(&own, s, &do, i * BLOCK, rows)
+            for j in range(first, last):
+                backward_block(
+                    _from(a.dq if queries else NULL, row * s.ldq + h * s.D), dk, dv,
+                    _from(a.delta, at), do.x, a.lse + at, q.x, k.x, v.x, &q_kept, &k_kept[j - j0],
+                    &v_kept[j - j0], &do_kept, s, i * BLOCK, j * BLOCK,
+                    h % group > 0 or i > _first_query(s, j),
+                )
 
 
 cdef void _deltas(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -219,48 +356,63 @@ cdef void _deltas(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil
         a.delta[i] = dot_(a.do + at, a.o + at, s.E)
 
 
-cdef void _backward_stretches(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Compute the examples that start in given stretches of BLOCK rows.
+cdef void _examples_of(Backward* a, void* room, Py_ssize_t n) noexcept nogil:
+    """Compute the examples that start in a stretch of BLOCK rows, for a head of k and v."""
+    cdef Sizes s = _sizes(a), one
+    cdef Py_ssize_t stretches = _stretches(&s, a.first), i, j, r, x, blocks, group = s.H // s.KV
+    cdef Py_ssize_t batch = n // stretches // s.KV, kv = n // stretches % s.KV
+    begin(&s)
+    i = n % stretches * BLOCK
+    for r in range(i, min(i + BLOCK, s.T)):
+        if _start(a.first, batch * s.T, r) == r:
+            one = _example(&s, a.first, batch * s.T, r, s.T)
+            blocks = block_count(&one, one.T)
+            for x in range(blocks_of(blocks, KEYS)):
+                j = x * KEYS
+                _backward_area(
+                    a, &one, room, batch, r, kv * group, (kv + 1) * group,
+                    _first_query(&one, j), blocks, j, min(j + KEYS, blocks), True, True,
+                )
+    end(&s)
 
-    Stretches are counted through sequences and heads of k and v.
-    """
-    cdef Sizes s = _sizes(a)
-    cdef Sizes one
-    cdef Py_ssize_t stretches = block_count(&s, s.T), n, i, j, r, batch
-    for n in range(begin, end):
-        batch = n // stretches // s.KV
-        i = n % stretches * BLOCK
-        for r in range(i, min(i + BLOCK, s.T)):
-            if _start(a.first, batch * s.T, r) == r:
-                one = _example(&s, a.first, batch * s.T, r, s.T)
-                for j in range(block_count(&one, one.T)):
-                    _backward_keys(a, &s, batch, n // stretches % s.KV, r, j, True)
 
-
-cdef void _key_blocks(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """dk and dv of the blocks of keys that begin in given stretches: the first ones first."""
-    cdef Sizes s = _sizes(a)
-    cdef Py_ssize_t n, r, start, batch, i
-    for n in range(begin, end):
-        batch = n // s.KV % s.B
-        i = n // s.KV // s.B * BLOCK
-        for r in range(i, i + (min(BLOCK, s.T - i) if a.first != NULL else 1)):
+cdef void _key_blocks(Backward* a, void* room, Py_ssize_t n) noexcept nogil:
+    """dk and dv of the blocks of keys that begin in a stretch: the first ones first."""
+    cdef Sizes s = _sizes(a), one
+    cdef Py_ssize_t r, start, j, group = s.H // s.KV
+    cdef Py_ssize_t kv = n % s.KV, batch = n // s.KV % s.B, i = n // s.KV // s.B * BLOCK
+    begin(&s)
+    for r in range(i, i + _begins_in(a.first, &s, i // BLOCK)):
+        if _begins(&s, a.first, batch * s.T, r):
             start = _start(a.first, batch * s.T, r)
-            if _begins(&s, a.first, batch * s.T, r):
-                _backward_keys(a, &s, batch, n % s.KV, start, (r - start) // BLOCK, False)
+            one = _example(&s, a.first, batch * s.T, start, s.T)
+            j = (r - start) // BLOCK
+            _backward_area(
+                a, &one, room, batch, start, kv * group, (kv + 1) * group, _first_query(&one, j),
+                block_count(&one, one.T), j, j + 1, False, True,
+            )
+    end(&s)
 
 
-cdef void _query_blocks(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """dq of the blocks of queries that begin in given stretches: the last ones first."""
-    cdef Sizes s = _sizes(a)
-    cdef Py_ssize_t stretches = block_count(&s, s.T), n, r, start, batch, i
-    for n in range(begin, end):
-        batch = n // s.H % s.B
-        i = (stretches - 1 - n // s.H // s.B) * BLOCK
-        for r in range(i, i + (min(BLOCK, s.T - i) if a.first != NULL else 1)):
+cdef void _query_blocks(Backward* a, void* room, Py_ssize_t n) noexcept nogil:
+    """dq of the blocks of queries that begin in a stretch: the last ones first."""
+    cdef Sizes s = _sizes(a), one
+    cdef Py_ssize_t stretches = _stretches(&s, a.first), r, start, x, blocks
+    cdef Py_ssize_t h = n % s.H, batch = n // s.H % s.B
+    cdef Py_ssize_t t = stretches - 1 - n // s.H // s.B, i
+    begin(&s)
+    for r in range(t * BLOCK, t * BLOCK + _begins_in(a.first, &s, t)):
+        if _begins(&s, a.first, batch * s.T, r):
             start = _start(a.first, batch * s.T, r)
-            if _begins(&s, a.first, batch * s.T, r):
-                _backward_queries(a, &s, batch, n % s.H, start, (r - start) // BLOCK)
+            one = _example(&s, a.first, batch * s.T, start, s.T)
+            i = (r - start) // BLOCK
+            blocks = blocks_seen(&one, i * BLOCK)
+            for x in range(blocks_of(blocks, KEYS)):
+                _backward_area(
+                    a, &one, room, batch, start, h, h + 1, i, i + 1, x * KEYS,
+                    min((x + 1) * KEYS, blocks), True, False,
+                )
+    end(&s)
 
 
 cdef inline Py_ssize_t _examples(const int* first, Py_ssize_t rows, Py_ssize_t B) noexcept nogil:
@@ -276,19 +428,25 @@ cdef inline Py_ssize_t _examples(const int* first, Py_ssize_t rows, Py_ssize_t B
 cdef void _backward(Backward* a) noexcept nogil:
     cdef Sizes s = _sizes(a)
     cdef Backward few = _on_few_threads(a, &s)
-    cdef Py_ssize_t blocks = block_count(&s, s.T)
+    cdef Py_ssize_t blocks = _stretches(&s, a.first), room = _backward_room(&s)
     cdef Py_ssize_t heads = s.KV * _examples(a.first, s.B * s.T, s.B)
+    cdef int m = few.n_threads
     if a.delta != NULL:
         parallel_for(<part_fn>_deltas, &few, s.B * s.H * s.T)
-    if blocks > 1 and SPLIT * heads < few.n_threads:
+    if blocks > 1 and SPLIT * heads < m:
         # Some threads would have no head. Computing all scores twice, for keys and for queries,
         # takes 1.4 times the work, and gives the same bits.
         if a.dk != NULL or a.dv != NULL:
-            parallel_each(<part_fn>_key_blocks, &few, s.B * s.KV * blocks)
+            deal_rooms(<room_fn>_key_blocks, &few, s.B * s.KV * blocks, m, a.workspace, room)
         if a.dq != NULL:
-            parallel_each(<part_fn>_query_blocks, &few, s.B * s.H * blocks)
+            deal_rooms(<room_fn>_query_blocks, &few, s.B * s.H * blocks, m, a.workspace, room)
         return
-    parallel_for(<part_fn>_backward_stretches, &few, s.B * s.KV * blocks)
+    deal_rooms(<room_fn>_examples_of, &few, s.B * s.KV * blocks, m, a.workspace, room)
+
+
+cdef Py_ssize_t _backward_scratch(Backward* a) noexcept nogil:
+    cdef Sizes s = _sizes(a)
+    return a.n_threads * _backward_room(&s)
 
 
 cdef void _sink_heads(BackwardSinks* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
@@ -308,7 +466,8 @@ cdef void _backward_sinks(BackwardSinks* a) noexcept nogil:
     parallel_for(<part_fn>_sink_heads, a, a.H)
 
 
-# A row sees ``window`` keys up to its own, and if not causal as many back from it; 0: all of them. ``cap`` bounds scores; 0: no cap.
+# A row sees ``window`` keys up to its own, and if not causal as many back from it; 0: all of them.
+# ``cap`` bounds scores; 0: no cap.
 forward = entry(
     "o[B*T H*E]; lse[B H T] <- q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*E]@ldv i32 first[B*T]? "
     "sinks[H]? | E=D causal=1 window=0 precision=highest float scale=1/sqrt(D) cap=0.0",

@@ -81,3 +81,40 @@ cdef inline void parallel_blocks(
 cdef inline void parallel_each(part_fn part, void* a, Py_ssize_t n) noexcept nogil:
     """The same for items that differ in size, the largest first: threads take them one by one."""
     deal(part, a, n, (<KernelArgs*>a).n_threads, 1, True, True)
+
+
+# -- Tasks with room -------------------------------------------------------------------------------
+
+# Computes item i of a task, with scratch memory of its thread's own.
+ctypedef void (*room_fn)(void* task, void* room, Py_ssize_t i) noexcept nogil
+
+cdef struct Rooms:
+    room_fn part
+    void* task
+    Py_ssize_t n, taken, nbytes
+    char* rooms
+
+
+cdef inline void _in_room(void* rooms, int i, int m) noexcept nogil:
+    cdef Rooms* x = <Rooms*>rooms
+    cdef fpstate before = flush_denormals()
+    cdef Py_ssize_t t = take(&x.taken)
+    while t < x.n:
+        x.part(x.task, x.rooms + i * x.nbytes, t)
+        t = take(&x.taken)
+    restore_fpstate(before)
+
+
+cdef inline void deal_rooms(
+    room_fn part, void* task, Py_ssize_t n, int n_threads, void* rooms, Py_ssize_t nbytes
+) noexcept nogil:
+    """Compute items 0 .. n - 1, the largest first: threads take them one by one.
+
+    ``rooms`` has ``nbytes`` for each thread.
+    """
+    cdef Rooms x = Rooms(part, task, n, 0, nbytes, <char*>rooms)
+    cdef Py_ssize_t m = min(<Py_ssize_t>n_threads, n)
+    if m <= 1:
+        _in_room(&x, 0, 1)
+    else:
+        run_on_threads(_in_room, &x, <int>m)

@@ -32,26 +32,26 @@ cdef inline void copy_tile(
 
 cdef inline void multiply_rows(
     float* c, Py_ssize_t ldc, const Operand* a, const float* a_packed, const Operand* b,
-    Py_ssize_t q, Py_ssize_t k, Py_ssize_t kc, bint add,
+    const float* b_packed, Py_ssize_t q, Py_ssize_t k, Py_ssize_t kc, bint add,
 ) noexcept nogil:
     """Rows of A times panel q of B, for up to KC terms from k on: float32 sums of floats.
 
-    A is read in place unless a_packed has its terms. B is read in place if the columns of a whole
-    tile are side by side in memory; otherwise they are packed here.
+    A is read in place unless a_packed has its panels. If b_packed is NULL, B is read in place where
+    the columns of a whole tile are side by side in memory; otherwise they are packed here.
     """
     cdef float buffer[NR * KC + LINE]
     cdef float* packed = aligned(buffer)
     cdef float tile[MR * NR]
     cdef Py_ssize_t p, row, b_k = NR, columns = min(NR, b.size - q * NR)
-    cdef const float* b_panel = packed
+    cdef const float* b_panel = packed if b_packed == NULL else b_packed
     cdef const float* a_panel
     cdef Py_ssize_t a_row = a.stride if a_packed == NULL else 1
     cdef Py_ssize_t a_k = a.k_stride if a_packed == NULL else MR
     cdef int rows, width = V if columns <= V else NR
-    if is_floats(b) and b.stride == 1 and columns == width:
+    if b_packed == NULL and is_floats(b) and b.stride == 1 and columns == width:
         b_panel = b.x + q * NR + k * b.k_stride
         b_k = b.k_stride
-    else:
+    elif b_packed == NULL:
         pack(packed, b, q, q + 1, k, kc)
     for p in range(a.panels):
         row = panel_start(a, p)
@@ -72,15 +72,25 @@ cdef inline void multiply(
     float* c, Py_ssize_t ldc, const Operand* a, const Operand* b, Py_ssize_t K, bint add
 ) noexcept nogil:
     """C (+)= A B on one thread, for blocks that stay in cache."""
+    multiply_kept(c, ldc, a, NULL, b, NULL, 0, K, add)
+
+
+cdef inline void multiply_kept(
+    float* c, Py_ssize_t ldc, const Operand* a, const float* a_kept, const Operand* b,
+    const float* b_kept, Py_ssize_t b_step, Py_ssize_t K, bint add,
+) noexcept nogil:
+    """The same; a side of up to KC terms may be packed already, B's panels b_step floats apart."""
     cdef float buffer[PACKED + LINE]
     cdef float* packed = aligned(buffer)
     cdef Py_ssize_t q, t, kc, longest = panel_floats(a, min(K, KC))
-    cdef bint packs = a.stride != 1 and b.panels >= USES and a.panels * longest <= PACKED
+    cdef bint few = b.panels < USES or a.panels * longest > PACKED
+    cdef bint packs = a_kept == NULL and a.stride != 1 and not few
     for t in range(blocks_of(K, KC)):
         kc = min(KC, K - t * KC)
         if packs:
             pack(packed, a, 0, a.panels, t * KC, kc)
         for q in range(b.panels):
             multiply_rows(
-                c + q * NR, ldc, a, packed if packs else NULL, b, q, t * KC, kc, add or t > 0
+                c + q * NR, ldc, a, packed if packs else a_kept, b,
+                b_kept + q * b_step if b_kept != NULL else NULL, q, t * KC, kc, add or t > 0,
             )

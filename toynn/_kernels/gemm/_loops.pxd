@@ -132,7 +132,7 @@ cdef inline void _multiply_as_floats(
     for t in range(blocks_of(kc, KC)):
         first = t * KC
         multiply_rows(
-            p.c + row * N + panel_start(&p.b, b), N, &rows, NULL, &columns, b, k + first,
+            p.c + row * N + panel_start(&p.b, b), N, &rows, NULL, &columns, NULL, b, k + first,
             min(KC, kc - first), p.add or k + first > 0,
         )
 
