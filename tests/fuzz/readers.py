@@ -347,7 +347,8 @@ def write_checkpoint(folder):
 
 def read_checkpoint(folder):
     found = checkpoint.read(folder)
-    trainer(resume=found)._restore(found)
+    resumed = trainer(resume=found)
+    resumed._restore(found, resumed._begun.feed)
 
 
 def read_state(folder):

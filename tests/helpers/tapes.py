@@ -465,7 +465,7 @@ def axes(net):
     x = x + x.mean() * x.sum(-1).transpose(1, 0, 2).reshape(B, T, 2, 1)
     x = ops.concat(net.s, [x[..., 1:], x[..., 0:1]], -1)
     x = ops.concat(net.s, [x[:, 1:], x[:, 0:1], w[:, -1].reshape(B, 1, 2, -1)], 1)
-    x = 0.02 * (x[:, :T] + x[:, -1].reshape(B, 1, 2, C // 2))
+    x = 0.005 * (x[:, :T] + x[:, -1].reshape(B, 1, 2, C // 2))
     return x.reshape(N, C) - net.parameter(C) + (x * x).reshape(N, C)
 
 

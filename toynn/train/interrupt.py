@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP: the first stops the loop after its step, the second kills."""
+"""Ctrl-C, SIGTERM, SIGHUP: the first stops the loop (loop.py says where), the second kills."""
 
 import contextlib
 import os

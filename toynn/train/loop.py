@@ -120,8 +120,8 @@ def train(
 ) -> Generator[Event, None, None]:
     """Train; yield what happens. A signal ends it early, with the best weights kept.
 
-    Then the current step and the evaluation that finds the best weights are finished first. If one
-    takes longer than PATIENCE, only its current micro-batch is.
+    It ends after the current step, and after an evaluation that finds the best weights. A step or
+    an evaluation that takes longer than PATIENCE ends after its current micro-batch.
 
     Raises NonFiniteError as the options say, DataError if no batch or no label has loss,
     ConfigError if an evaluation lacks a metric of the options.
@@ -146,7 +146,7 @@ def train(
             state.due, evaluated = whole, False
             if not interrupt.requested:
                 evaluated = yield from intervals(model, feed, options, state)
-            stops = interrupt.requested  # a later signal acts after the next save
+            stops = interrupt.requested  # a signal from here on ends it after the next save
             if stops:
                 # The saved state says that the report is due: the resumed run makes it.
                 if not state.saved:

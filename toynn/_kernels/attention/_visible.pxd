@@ -49,7 +49,7 @@ cdef struct Sizes:
     Py_ssize_t B, T, H, KV, D, E
     Py_ssize_t S       # keys
     Py_ssize_t past    # keys before the first query's own; causal only
-    Py_ssize_t window  # how many keys a query sees, up to its own, and back from it; 0: all
+    Py_ssize_t window  # keys that a query sees up to its own, and if not causal from it on; 0: all
     Py_ssize_t hidden  # first keys that no query sees, fewer than BLOCK; if not causal
     Py_ssize_t ldq, ldk, ldv, ldo  # floats from one row to the next
     bint causal

@@ -152,8 +152,8 @@ cdef inline float* _from(float* x, Py_ssize_t offset) noexcept nogil:
 
 
 cdef inline bint _keeps(const Sizes* s) noexcept nogil:
-    """Whether a block can be packed once for all products that read it."""
-    return s.D <= KC and s.E <= KC
+    """Whether blocks are packed once for all products that read them."""
+    return s.D <= KC and s.E <= KC and block_count(s, s.T) > 1
 
 
 cdef inline Py_ssize_t _side_floats(const Sizes* s) noexcept nogil:
@@ -182,9 +182,14 @@ cdef inline Cut _cut(const Sizes* s, Py_ssize_t stretches, int n_threads) noexce
     return c
 
 
+cdef inline Py_ssize_t _units(const Sizes* s) noexcept nogil:
+    """The most blocks of queries of a task."""
+    return min(<Py_ssize_t>UNITS, s.H // s.KV * blocks_of(s.T, BLOCK))
+
+
 cdef inline Py_ssize_t _forward_room(const Sizes* s) noexcept nogil:
     """Bytes of scratch memory of a thread: its units, their queries, a block of keys and values."""
-    return UNITS * sizeof(Unit) + (UNITS + 2) * _side_floats(s) * sizeof(float) + 2 * LINE
+    return _units(s) * sizeof(Unit) + (_units(s) + 2) * _side_floats(s) * sizeof(float) + 2 * LINE
 
 
 cdef inline void _forward_units(
@@ -236,7 +241,7 @@ cdef void _forward_task(Forward* a, void* room, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t h1 = min(h0 + c.heads, (kv + 1) * s.H // s.KV)
     cdef Unit* units = <Unit*>aligned(room)
     cdef Unit* u
-    cdef float* free = aligned(units + UNITS)
+    cdef float* free = aligned(units + _units(&s))
     cdef Py_ssize_t start = -1, count = 0, t, i, own, h, row
     begin(&s)
     for t in range(run * c.stretches, min((run + 1) * c.stretches, _stretches(&s, a.first))):
@@ -244,11 +249,11 @@ cdef void _forward_task(Forward* a, void* room, Py_ssize_t n) noexcept nogil:
             if not _begins(&s, a.first, batch * s.T, i):
                 continue
             own = _start(a.first, batch * s.T, i)
-            if count and (own != start or count + h1 - h0 > UNITS):
+            if count and (own != start or count + h1 - h0 > _units(&s)):
                 _forward_units(a, &one, units, count, batch * s.T + start, kv, free)
                 count = 0
             start, row = own, batch * s.T + own
-            if s.causal:  # later rows do not count
+            if s.causal:  # keys of later rows are not seen
                 one = _example(&s, a.first, batch * s.T, i, i + BLOCK)
             else:
                 one = _example(&s, a.first, batch * s.T, start, s.T)
@@ -285,7 +290,8 @@ cdef Py_ssize_t _forward_scratch(Forward* a) noexcept nogil:
 
 cdef inline Py_ssize_t _backward_room(const Sizes* s) noexcept nogil:
     """Bytes of scratch memory of a thread: KEYS blocks of keys and values, a block of queries."""
-    return (2 * KEYS + 2) * _side_floats(s) * sizeof(float) + LINE
+    cdef Py_ssize_t keys = min(<Py_ssize_t>KEYS, blocks_of(s.T, BLOCK))
+    return (2 * keys + 2) * _side_floats(s) * sizeof(float) + LINE
 
 
 cdef inline Py_ssize_t _first_query(const Sizes* s, Py_ssize_t j) noexcept nogil:
@@ -466,7 +472,7 @@ cdef void _backward_sinks(BackwardSinks* a) noexcept nogil:
     parallel_for(<part_fn>_sink_heads, a, a.H)
 
 
-# A row sees ``window`` keys up to its own, and if not causal as many back from it; 0: all of them.
+# A row sees ``window`` keys up to its own, and if not causal as many from its own on; 0: all.
 # ``cap`` bounds scores; 0: no cap.
 forward = entry(
     "o[B*T H*E]; lse[B H T] <- q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*E]@ldv i32 first[B*T]? "

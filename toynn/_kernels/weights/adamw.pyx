@@ -15,7 +15,7 @@ from libc.math cimport isfinite, sqrtf
 
 from toynn._kernels.base.entry cimport entry
 
-cdef enum:  # toynn.optim.adamw.SLOTS
+cdef enum:  # toynn.numerics.adamw_row.SLOTS
     LR, BETA1, BETA2, EPS, WEIGHT_DECAY, C1, C2
 
 
