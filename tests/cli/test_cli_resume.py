@@ -21,6 +21,7 @@ import toynn
 from toynn import _kernels
 from toynn.cli import main, parsed
 from toynn.cli.train import job_of
+from toynn.engines.engine import Engine
 from toynn.errors import NonFiniteError
 from toynn.jobs.made import OPTIONS
 from toynn.options import RENAMED
@@ -226,6 +227,26 @@ def test_a_signal_saves_a_checkpoint(number, here, tmp_path, capsys):
     assert f"continue with: toynn train --resume {out}" in capsys.readouterr().out
     assert (out / "checkpoint-3" / "complete.json").exists()
     assert main(["train", "gpt2", "--resume", str(out / "checkpoint-3")]) == 0
+
+
+def test_a_signal_within_a_slow_first_step_says_how_to_go_on(here, tmp_path, capsys, monkeypatch):
+    """The gradients of its first micro-batch are in the checkpoint."""
+    out, accumulate = tmp_path / "out", Engine.accumulate
+
+    def interrupted(engine, batch):
+        signal.raise_signal(signal.SIGINT)
+        return accumulate(engine, batch)
+
+    monkeypatch.setattr(Engine, "accumulate", interrupted)
+    monkeypatch.setattr("toynn.train.loop.PATIENCE", -1.0)
+    words = ["train", "gpt2", *COMMANDS["gpt2"]]
+    assert main([*words, "--out", str(out)]) == 130
+    assert f"continue with: toynn train --resume {out}" in capsys.readouterr().out
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert main(["train", "--resume", str(out)]) == 0
+    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
+    assert (out / "model.gguf").read_bytes() == (tmp_path / "whole" / "model.gguf").read_bytes()
 
 
 @pytest.mark.parametrize(("name", "flag"), [("gpt2", "--model"), ("lora", "--adapter")])

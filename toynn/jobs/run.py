@@ -19,7 +19,7 @@ from toynn.options import absent, renamed
 from toynn.system.platform import in_shell
 from toynn.system.printing import counted, duration, fact
 from toynn.train.boards import BOARDS
-from toynn.train.checkpoint import Checkpoint
+from toynn.train.checkpoint import Checkpoint, checkpoints
 from toynn.train.differences import completed
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import LoopOptions
@@ -111,7 +111,10 @@ def carried_out(job: Job) -> Outcome:
         result = trainer.result
         if folder is None:  # only rank 0 has one
             return Outcome(job, result, Path(run.out or "."))
-        if not result.iterations:  # stopped before the first step: nothing to keep
+        if not result.iterations:  # stopped before the first step, or within it
+            if checkpoints(folder.path):
+                resumed = f"toynn train --resume {in_shell(folder.path)}"
+                print(f"stopped     within the first step\n            continue with: {resumed}")
             raise KeyboardInterrupt(result.signal)
         _finish(job, result, folder, time.perf_counter() - start)
     return Outcome(job, result, folder.path)
