@@ -169,6 +169,10 @@ cdef struct Cut:
     Py_ssize_t heads, stretches  # heads that share k and v, and stretches of BLOCK rows, of a task
     Py_ssize_t splits, runs      # tasks for each head of k and v: along heads, along rows
 
+cdef struct Task:
+    Py_ssize_t batch, kv         # the sequence, and the head of k and v that its heads share
+    Py_ssize_t h0, h1, i0, i1    # heads h0 .. h1 - 1, and rows i0 .. i1 - 1
+
 
 cdef inline Cut _cut(const Sizes* s, Py_ssize_t stretches, int n_threads) noexcept nogil:
     """Smaller tasks if some threads would have none."""
@@ -226,46 +230,50 @@ cdef inline void _forward_units(
         end_unit(units + x, s)
 
 
-cdef inline Py_ssize_t _begins_in(const int* first, const Sizes* s, Py_ssize_t t) noexcept nogil:
-    """Rows of stretch t at which blocks may begin: only the first one without examples."""
-    return min(<Py_ssize_t>BLOCK, s.T - t * BLOCK) if first != NULL else 1
+cdef inline Task _task(const Sizes* s, const Cut* c, Py_ssize_t rows, Py_ssize_t n) noexcept nogil:
+    """Task n, of ``rows`` rows a sequence: the last rows, which see the most keys, come first."""
+    cdef Task x
+    cdef Py_ssize_t head = n // c.splits, run = c.runs - 1 - head // s.KV // s.B
+    x.batch, x.kv = head // s.KV % s.B, head % s.KV
+    x.h0 = x.kv * s.H // s.KV + n % c.splits * c.heads
+    x.h1 = min(x.h0 + c.heads, (x.kv + 1) * s.H // s.KV)
+    x.i0 = run * c.stretches * BLOCK
+    x.i1 = min(x.i0 + c.stretches * BLOCK, rows)
+    return x
 
 
 cdef void _forward_task(Forward* a, void* room, Py_ssize_t n) noexcept nogil:
-    """Compute the blocks of queries that begin in the stretches of a task: the last ones first."""
+    """Compute the blocks of queries that begin in the rows of a task."""
     cdef Sizes s = _sizes(a), one
-    cdef Cut c = _cut(&s, _stretches(&s, a.first), a.n_threads)
-    cdef Py_ssize_t heads = s.B * s.KV * c.splits, run = c.runs - 1 - n // heads
-    cdef Py_ssize_t batch = n % heads // c.splits // s.KV, kv = n // c.splits % s.KV
-    cdef Py_ssize_t h0 = kv * s.H // s.KV + n % c.splits * c.heads
-    cdef Py_ssize_t h1 = min(h0 + c.heads, (kv + 1) * s.H // s.KV)
+    cdef Py_ssize_t stretches = _stretches(&s, a.first)
+    cdef Cut c = _cut(&s, stretches, a.n_threads)
+    cdef Task x = _task(&s, &c, min(stretches * BLOCK, s.T), n)
     cdef Unit* units = <Unit*>aligned(room)
     cdef Unit* u
     cdef float* free = aligned(units + _units(&s))
-    cdef Py_ssize_t start = -1, count = 0, t, i, own, h, row
+    cdef Py_ssize_t sequence = x.batch * s.T, start = -1, count = 0, i, h, row
     begin(&s)
-    for t in range(run * c.stretches, min((run + 1) * c.stretches, _stretches(&s, a.first))):
-        for i in range(t * BLOCK, t * BLOCK + _begins_in(a.first, &s, t)):
-            if not _begins(&s, a.first, batch * s.T, i):
-                continue
-            own = _start(a.first, batch * s.T, i)
-            if count and (own != start or count + h1 - h0 > _units(&s)):
-                _forward_units(a, &one, units, count, batch * s.T + start, kv, free)
-                count = 0
-            start, row = own, batch * s.T + own
-            if s.causal:  # keys of later rows are not seen
-                one = _example(&s, a.first, batch * s.T, i, i + BLOCK)
-            else:
-                one = _example(&s, a.first, batch * s.T, start, s.T)
-            for h in range(h0, h1):
-                u = units + count
-                u.o, u.q = a.o + row * s.ldo + h * s.E, a.q + row * s.ldq + h * s.D
-                u.lse = a.lse + (batch * s.H + h) * s.T + start
-                u.sink = a.sinks + h if a.sinks != NULL else NULL
-                u.i = i - start
-                count += 1
+    for i in range(x.i0, x.i1):
+        if not _begins(&s, a.first, sequence, i):
+            continue
+        if count and (_start(a.first, sequence, i) != start or count + x.h1 - x.h0 > _units(&s)):
+            _forward_units(a, &one, units, count, sequence + start, x.kv, free)
+            count = 0
+        start = _start(a.first, sequence, i)
+        row = sequence + start
+        if s.causal:  # keys of later rows are not seen
+            one = _example(&s, a.first, sequence, i, i + BLOCK)
+        else:
+            one = _example(&s, a.first, sequence, start, s.T)
+        for h in range(x.h0, x.h1):
+            u = units + count
+            u.o, u.q = a.o + row * s.ldo + h * s.E, a.q + row * s.ldq + h * s.D
+            u.lse = a.lse + (x.batch * s.H + h) * s.T + start
+            u.sink = a.sinks + h if a.sinks != NULL else NULL
+            u.i = i - start
+            count += 1
     if count:
-        _forward_units(a, &one, units, count, batch * s.T + start, kv, free)
+        _forward_units(a, &one, units, count, sequence + start, x.kv, free)
     end(&s)
 
 
@@ -388,7 +396,7 @@ cdef void _key_blocks(Backward* a, void* room, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t r, start, j, group = s.H // s.KV
     cdef Py_ssize_t kv = n % s.KV, batch = n // s.KV % s.B, i = n // s.KV // s.B * BLOCK
     begin(&s)
-    for r in range(i, i + _begins_in(a.first, &s, i // BLOCK)):
+    for r in range(i, min(i + BLOCK, s.T)):
         if _begins(&s, a.first, batch * s.T, r):
             start = _start(a.first, batch * s.T, r)
             one = _example(&s, a.first, batch * s.T, start, s.T)
@@ -407,7 +415,7 @@ cdef void _query_blocks(Backward* a, void* room, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t h = n % s.H, batch = n // s.H % s.B
     cdef Py_ssize_t t = stretches - 1 - n // s.H // s.B, i
     begin(&s)
-    for r in range(t * BLOCK, t * BLOCK + _begins_in(a.first, &s, t)):
+    for r in range(t * BLOCK, min((t + 1) * BLOCK, s.T)):
         if _begins(&s, a.first, batch * s.T, r):
             start = _start(a.first, batch * s.T, r)
             one = _example(&s, a.first, batch * s.T, start, s.T)
