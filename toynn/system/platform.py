@@ -38,6 +38,7 @@ __all__ = [
     "interleave",
     "is_at",
     "is_own",
+    "kill_group",
     "limit",
     "lock",
     "memory",
@@ -297,6 +298,13 @@ def interleave(nodes: Collection[int]) -> bool:
 def new_group() -> dict[str, Any]:
     """Return arguments of subprocess.Popen for a process that Ctrl-C does not reach."""
     return {"creationflags": _NEW_GROUP} if sys.platform == "win32" else {"process_group": 0}
+
+
+def kill_group(pid: int) -> None:
+    """Kill what a process of `new_group` has forked; on Windows that is not known."""
+    if sys.platform != "win32":
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 class _Memory(ctypes.Structure):

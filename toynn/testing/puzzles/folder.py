@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +20,7 @@ from typing import IO, Any
 import toynn.testing
 from toynn.errors import ConfigError, DataError
 from toynn.formats.files import write_atomically
+from toynn.system.platform import kill_group, new_group
 from toynn.testing.puzzles import PUZZLES, Puzzle
 
 __all__ = ["PROGRESS", "Folder", "Verdict"]
@@ -133,7 +133,7 @@ def checked(puzzle: Puzzle, path: Path, seconds: float | None = None) -> Verdict
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
-            process_group=0 if hasattr(os, "killpg") else None,
+            **new_group(),
         )
         assert process.stdout is not None
         kept = bytearray()
@@ -148,9 +148,7 @@ def checked(puzzle: Puzzle, path: Path, seconds: float | None = None) -> Verdict
                 raise
             code = None
         finally:
-            if hasattr(os, "killpg"):  # what the program forked may wait for ever
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)  # what the program forked may wait for ever
             reader.join(DRAIN)
         printed = kept.decode(errors="replace")
         if said.is_file() and code == 0:
