@@ -12,8 +12,10 @@ import pytest
 import wrong_bugs
 import wrong_engine
 import wrong_gradients
+import wrong_kernels
 import wrong_speed
 
+import toynn
 from toynn import _kernels
 from toynn.cli import main
 from toynn.errors import DataError
@@ -25,7 +27,12 @@ from toynn.testing.puzzles.folder import PROGRESS, Folder, checked
 from toynn.testing.puzzles.speed import measuring
 from toynn.testing.puzzles.speed.measuring import judge
 
-PYTHON = {**wrong_gradients.WRONG, **wrong_engine.WRONG, **wrong_bugs.WRONG}
+PYTHON = {
+    **wrong_gradients.WRONG,
+    **wrong_engine.WRONG,
+    **wrong_bugs.WRONG,
+    **wrong_kernels.WRONG,
+}
 COMPILED = {"pyx": wrong_speed.CYTHON, "c": wrong_speed.C}
 FUNCTIONS = re.compile(r"\b(product|tile|pack_a|pack_b|total|dot)\b")
 
@@ -43,12 +50,14 @@ def changed(puzzle, old, new):
 def test_each_puzzle_has_five_wrong_answers_and_all_else():
     wrong = PYTHON | COMPILED["pyx"] | COMPILED["c"]
     assert wrong.keys() == PUZZLES.keys() and len(PUZZLES) >= 20
-    assert list(ROADS) == ["gradients", "engine", "speed", "bugs"]
+    assert list(ROADS) == ["gradients", "engine", "speed", "bugs", "kernels"]
     for name, puzzle in PUZZLES.items():
         assert len(wrong[name]) >= 5, name
         assert len(puzzle.wanted.splitlines()) <= 3, name
         assert max(map(len, puzzle.blank.splitlines())) <= 100, name
         assert len(puzzle.hints) >= 3 and puzzle.seconds <= 120, name
+        assert all(puzzle.why) and puzzle.why[0].endswith("?"), name
+        assert (Path(toynn.__file__).parent / puzzle.same).is_file(), name
         assert puzzle.blank != puzzle.solution and ">>>" not in puzzle.blank, name
 
 
@@ -111,6 +120,44 @@ def test_a_slow_answer_is_told_its_share():
     told = r"right, but too slow: 4.9 GB/s, 4.9% .*Wanted: 5%, .* 5 GB/s.\nSuspicion: the cause$"
     with pytest.raises(Wrong, match=told):
         judge(4.9e9, 100e9, 0.05, "GB/s", lambda: "the cause")
+    with pytest.raises(Wrong, match=r"120 GB/s, 120\.0% of .*no program can do that"):
+        judge(120e9, 100e9, 0.05, "GB/s", str)
+
+
+def test_a_program_that_remembers_its_result_is_wrong(monkeypatch):
+    peak = SimpleNamespace(one=SimpleNamespace(float32=1.0))
+    monkeypatch.setattr(measuring, "measure", lambda *_: peak)
+    monkeypatch.setattr(measuring, "SHAPE", measuring.SMALL)
+    monkeypatch.setattr(measuring, "ROUNDS", 1)
+    puzzle = PUZZLES["register_tile"]
+    remember = """static float *last;
+    if (c == last) return;
+    last = c;
+    for (size m = 0;"""
+    head, product = puzzle.solution.split("void product")
+    text = f"{head}void product{product.replace('for (size m = 0;', remember)}"
+    hint = examine(puzzle, Path("22_register_tile.c"), text)
+    assert hint.startswith("c[0, 0] is nan; it should be "), hint
+
+
+def test_an_untouched_tile_is_not_told_of_registers(monkeypatch):
+    peak = SimpleNamespace(one=SimpleNamespace(float32=math.inf))
+    monkeypatch.setattr(measuring, "measure", lambda *_: peak)
+    monkeypatch.setattr(measuring, "SECONDS", 0)
+    monkeypatch.setattr(measuring, "SHAPE", measuring.SMALL)
+    puzzle = PUZZLES["register_tile"]
+    for text, expected in ((puzzle.blank, "one number at a time"), (puzzle.solution, "registers")):
+        hint = examine(puzzle, Path(puzzle.file), text)
+        assert re.search(rf"too slow.*Suspicion: [^.]*{expected}", hint, re.DOTALL), hint
+
+
+def test_a_sum_that_is_remembered_is_wrong(monkeypatch):
+    memory = {2**18: {"read": 1e15}}
+    one = SimpleNamespace(one=SimpleNamespace(memory=memory))
+    monkeypatch.setattr(measuring, "measure", lambda *_: one)
+    answer = Answer(Path("x"), "", {"total": lambda x, n: float(n)})
+    with pytest.raises(Wrong, match=r"total is 65536 in a call that was timed; it should be \d+"):
+        measuring.check_sum_rate(answer, "total", 1, 0.2)
 
 
 PACK_A = "    for (size m = 0; m < M; m += MR) pack_a(panels + m * K, a + m * K, K);\n"
@@ -165,6 +212,20 @@ def test_a_slow_packed_product_is_told_why(changes, expected, monkeypatch):
         ("linear", "db = dy.sum(axis=0)", "db = [[1], [1, 2]]", r"db is not an array"),
         ("packing", "return ids,", "return ids * 1.0,", r"ids has dtype float64; .* whole numbers"),
         ("linear", "dy.sum(axis=0)", "dy.sum(axis=0)[:, None]", r"keepdims"),
+        (
+            "softmax",
+            "return y",
+            "y, dy = y.astype('f'), dy.astype('f')\n    return y",
+            r"in float32",
+        ),
+        (
+            "attention",
+            "sum(axis=1, keepdims=True)) * scale",
+            "sum(axis=1)) * scale",
+            r"shape \(T,\), and is taken from columns: keepdims=True",
+        ),
+        ("arena", "key=lambda i: -tensors[i][0]", "key=lambda i: i", r"holes: place large tensors"),
+        ("arena", "-tensors[i][0]", "tensors[i][1]", r"holes: place large tensors first"),
         ("by_curve", "return losses", "return 'a'", r"cannot use what .*\nValueError: could"),
     ],
 )
@@ -266,7 +327,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["puzzles"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("toynn-puzzles: wrote 27 files") and "0 of 27 solved. Next: edit" in out
+    assert out.startswith("toynn-puzzles: wrote 32 files") and "0 of 32 solved. Next: edit" in out
     assert main(["puzzles", "check", "1"]) == 1
     out = capsys.readouterr().out
     assert out == "Puzzle 1, a linear layer, backward: not yet\n" + (
@@ -274,11 +335,20 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     )
     Path("toynn-puzzles/01_linear.py").write_text("print('a\x1b[2J')\n" + find("1").solution)
     assert main(["puzzles", "check", "linear"]) == 0
-    assert capsys.readouterr().out.endswith("linear layer, backward: solved\n")
+    out = capsys.readouterr().out
+    assert (
+        "linear layer, backward: solved\nThe same in toynn: toynn/_kernels/gemm/matmul.pyx" in out
+    )
+    assert re.search(
+        r"until this\s+backward pass, .*`toynn\s+puzzles\s+why\s+1`\s+answers\.", out, re.DOTALL
+    )
+    assert re.search(r"Next: edit toynn-puzzles.02_softmax.py, then `toynn puzzles check 2`", out)
+    assert main(["puzzles", "why", "1"]) == 0
+    assert "y is not needed" in capsys.readouterr().out
     assert json.loads(Path("toynn-puzzles", PROGRESS).read_text())["solved"].keys() == {"linear"}
     assert main(["puzzles"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"1  linear .* solved\n", out) and "1 of 27 solved. Next: edit" in out
+    assert re.search(r"1  linear .* solved\n", out) and "1 of 32 solved. Next: edit" in out
     Path("toynn-puzzles/01_linear.py").write_text("another answer")
     assert main(["puzzles"]) == 0
     assert re.search(r"1  linear .* changed\n", capsys.readouterr().out)
@@ -290,8 +360,9 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert Path("toynn-puzzles/01_linear.py").read_text() == find("1").blank
     for words, expected in {
         "solution 7": r"it would spoil the puzzle; .* --spoil prints",
+        "why 2": r"puzzle 2 is not solved yet",
         "check": r"puzzles check: name a puzzle",
-        "check ropes": r"no puzzle 'ropes' \(did you mean rope\?\); expected a number from 1 to 27",
+        "check ropes": r"no puzzle 'ropes' \(did you mean rope\?\); expected a number from 1 to 32",
         "list 3": r"it takes no puzzle",
         "check 3 --dir other": r"03_cross_entropy\.py: no such file; `toynn puzzles` writes it",
     }.items():

@@ -21,6 +21,7 @@ ACTIONS = {
     "list": "write the files that are missing, and list all puzzles",
     "check": "say what is wrong with your answer",
     "hint": "give the next hint",
+    "why": "answer the question that a solved puzzle asks",
     "solution": "print the solution (with --spoil)",
     "reset": "write a puzzle's file again; your old file stays beside it",
 }
@@ -65,7 +66,7 @@ def run(arguments: Namespace) -> int:
         if chosen:
             raise ConfigError(
                 "puzzles list: it takes no puzzle; expected `toynn puzzles`, or check, hint, "
-                "solution or reset before the number"
+                "why, solution or reset before the number"
             )
         _list(folder)
         return 0
@@ -85,6 +86,13 @@ def run(arguments: Namespace) -> int:
                 f"Hint {number} of {len(puzzle.hints)} to puzzle {puzzle.number}, {puzzle.title}:"
             )
             _print(said)
+        elif action == "why":
+            if folder.state(puzzle) not in ("solved", "changed"):
+                raise ConfigError(
+                    f"puzzles why: puzzle {puzzle.number} is not solved yet; its question comes "
+                    f"with the answer to it: `toynn puzzles check {puzzle.number}`"
+                )
+            _print(" ".join(puzzle.why))
         elif action == "solution":
             print(puzzle.solution, end="")
         else:
@@ -108,15 +116,16 @@ def _list(folder: "Folder") -> None:
             puzzle = PUZZLES[name]
             print(f"{puzzle.number:4}  {name:15} {puzzle.title:40} {states[name]}".rstrip())
     solved = sum(state in ("solved", "changed") for state in states.values())
-    print(f"\n{solved} of {len(PUZZLES)} solved.{_next(folder, states)}")
+    print(f"\n{solved} of {len(PUZZLES)} solved.{_next(folder)}")
 
 
-def _next(folder: "Folder", states: dict[str, str]) -> str:
+def _next(folder: "Folder", after: int = 0) -> str:
+    """Return a sentence about the next puzzle that is not solved, if there is one."""
     from toynn.testing.puzzles import PUZZLES
 
-    for name, state in states.items():
-        if state in ("", "begun"):
-            puzzle = PUZZLES[name]
+    later = [puzzle for puzzle in PUZZLES.values() if puzzle.number > after]
+    for puzzle in [*later, *PUZZLES.values()]:
+        if folder.state(puzzle) in ("", "begun"):
             path = folder.path / puzzle.file
             return f" Next: edit {path}, then `toynn puzzles check {puzzle.number}`."
     return ""
@@ -130,6 +139,10 @@ def _check(folder: "Folder", puzzle: "Puzzle") -> int:
         print(f"({counted(len(printed) - SHOWN, 'more line')})")
     print(f"Puzzle {puzzle.number}, {puzzle.title}: {'solved' if verdict.solved else 'not yet'}")
     _print_lines(verdict.said.splitlines())
+    if verdict.solved:
+        _print(f"The same in toynn: toynn/{puzzle.same}")
+        _print(f"{puzzle.why[0]} `toynn puzzles why {puzzle.number}` answers.")
+        _print(_next(folder, puzzle.number).strip())
     return 0 if verdict.solved else 1
 
 

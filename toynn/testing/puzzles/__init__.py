@@ -27,6 +27,7 @@ ROADS: dict[str, Sequence[str]] = {
     ),
     "speed": ("loop_order", "sixteen_sums", "register_tile", "packed_panels", "simd_dot"),
     "bugs": ("by_tape", "by_gradcheck", "by_curve"),
+    "kernels": ("scatter", "dropout", "prefix", "online_softmax", "attention_blocks"),
 }
 #: What a road teaches, and what it needs.
 ABOUT = {
@@ -34,6 +35,7 @@ ABOUT = {
     "engine": "what a training program does between the kernels",
     "speed": "from a triple loop to packed panels; needs a C compiler",
     "bugs": "a training step has one bug: find it",
+    "kernels": "what makes them fast and exact: scatter, hashes, borders, blocks",
 }
 
 

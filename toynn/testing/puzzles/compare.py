@@ -142,6 +142,8 @@ def _patterns(
         yield "the sign is wrong everywhere."
     if right.ndim == 2 and right.shape[0] == right.shape[1] and alike(got.T, right):
         yield "it is the transpose."
+    if right.size > 1 and np.abs(got - right).max() <= 1e-5 * np.abs(right).max():
+        yield "the first six digits are right: it is computed in float32. Stay in float64."
     steep = np.unravel_index(np.abs(right).argmax(), right.shape) if right.size else ()
     factor = float(got[steep] / right[steep]) if right.size and right[steep] else 1.0
     if right.size > 1 and alike(got, factor * right):

@@ -55,6 +55,10 @@ class Puzzle:
         Lines that help, if any.
     language
         The suffix of the learner's file.
+    why
+        A question to one who has solved it, and its answer.
+    same
+        The file of the package that does the same.
     seconds
         Time limit of a check; an endless loop is ended then.
     """
@@ -64,6 +68,8 @@ class Puzzle:
     code: str
     check: Callable[[Answer], None]
     hints: tuple[str, ...]
+    why: tuple[str, str]
+    same: str
     formula: str = ""
     language: Language = "py"
     seconds: int = 20

@@ -130,5 +130,11 @@ if __name__ == "__main__":
         "Print rate(0), rate(5), rate(10).",
         "// rounds down: (step + 1) // warmup is 0 until the warm-up is over. / divides.",
     ),
+    why=(
+        "Gradcheck is green here, and no error is raised. What else shows in the curve alone?",
+        "Wrong rates, data that repeats or is not shuffled, labels that are not shifted, a "
+        "forgotten reset.",
+    ),
+    same="optim/schedule.py",
     check=check,
 )

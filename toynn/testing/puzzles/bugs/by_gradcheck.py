@@ -105,5 +105,11 @@ if __name__ == "__main__":
         "w2's gradient is right, so dlogits is. b1's and w1's are wrong, so look at dh and du.",
         "silu(u) = u s(u), so its slope is s + u s (1 - s), in u: the number before silu.",
     ),
+    why=(
+        "Why does the loss fall with a wrong gradient?",
+        "It points downhill, too, if not straight. Only a comparison with finite differences "
+        "tells.",
+    ),
+    same="testing/gradcheck.py",
     check=check,
 )

@@ -114,5 +114,11 @@ if __name__ == "__main__":
         "The second block must read what the first one made. In the loop, y is made anew from the "
         "same x each time.",
     ),
+    why=(
+        "Why did nothing raise an error?",
+        "The tensor that is read has the right shape. Only its place in the model is wrong, and "
+        "that the tape shows.",
+    ),
+    same="graph/tape.py",
     check=check,
 )

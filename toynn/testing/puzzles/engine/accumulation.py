@@ -85,5 +85,11 @@ def accumulate(batches, gradient):
         "Where count is 0, dw is nan: leave it out. total = total + dw * count makes a new array, "
         "so the old memory may be overwritten.",
     ),
+    why=(
+        "A batch of 7 rows in micro-batches of 4 and 3: what does the mean of their means get "
+        "wrong?",
+        "The 3 rows would weigh as much as the 4: each of them 1/6 instead of 1/7.",
+    ),
+    same="graph/autograd.py",
     check=check,
 )

@@ -113,5 +113,10 @@ def step(w, m, v, g, t, lr, beta1, beta2, eps, decay):
         "m' and v' are used once; what is returned is m and v, uncorrected.",
         "`w -= ...` would change the array that you are given. Write w = w - ...",
     ),
+    why=(
+        "In step 1 every weight moves by about lr, whether its gradient is large or small. Why?",
+        "Corrected, m is g and v is g^2, so m / sqrt(v) is the sign of g.",
+    ),
+    same="_kernels/weights/adamw.pyx",
     check=check,
 )

@@ -11,13 +11,13 @@ from toynn.testing.puzzles.puzzle import Puzzle
 ALIGN = 64
 Tensor = tuple[int, int, int]
 
-#: A step of a model with a few layers: activations that live until their backward pass, and
-#: gradients that live for two steps.
+#: A step of a model with a few layers: gradients that live for two steps, activations
+#: that live until their backward pass, and work space. Placed in the order of the list, or of
+#: their first steps, they leave holes that are too large.
 STEP: list[Tensor] = [
-    *((n, i, 15 - i) for i, n in enumerate((400, 1600, 1600, 400, 1600, 1600, 400))),
     *((n, 15 - i, 16 - i) for i, n in enumerate((300, 1500, 1500, 300, 1500, 1500, 300))),
-    (3000, 7, 8),
-    (100, 0, 16),
+    *((n, i, 15 - i) for i, n in enumerate((400, 1600, 1600, 400, 1600, 1600, 400))),
+    *((3000, 7, 8), (100, 0, 16), (2000, 3, 5), (2000, 5, 7), (2500, 9, 10)),
 ]
 SMALL: list[Tensor] = [(100, 0, 1), (64, 1, 2), (100, 2, 3)]
 
@@ -118,5 +118,11 @@ def plan(tensors):
         "else the end of the last one. Round ends up to multiples of 64: -(-n // 64) * 64.",
         "The order decides about holes. Place the largest tensors first.",
     ),
+    why=(
+        "Why place the largest tensors first?",
+        "A small tensor fits into a gap that a large one leaves. A large tensor does not fit "
+        "between small ones.",
+    ),
+    same="graph/planner.py",
     check=check,
 )

@@ -124,5 +124,11 @@ def gradient(n, every, forward, backward, x, dy):
         "inputs.pop() gives the last input and drops it at once. A name that still holds an array "
         "keeps it in memory.",
     ),
+    why=(
+        "For n layers, which `every` needs the least memory?",
+        "About sqrt(n): n / every inputs are kept, and `every` more while a segment is computed "
+        "again.",
+    ),
+    same="graph/checkpointing.py",
     check=check,
 )

@@ -96,5 +96,11 @@ def norm_and_scale(gradients, most):
         "A float32 holds up to 3e38. What is the square of 1e25?",
         "g.astype(np.float64) before squaring. Test np.isfinite(norm) before you divide.",
     ),
+    why=(
+        "Why one norm for all gradients, and not one for each array?",
+        "One factor makes the step shorter and leaves its direction. A factor for each array "
+        "would turn it.",
+    ),
+    same="_kernels/weights/adamw.pyx",
     check=check,
 )

@@ -118,5 +118,11 @@ def attend(keys, values, past, q, k, v):
         "[: past + 1].",
         "With H = 4 and KV = 2, heads 0 and 1 read cache 0, heads 2 and 3 read cache 1.",
     ),
+    why=(
+        "Why does a token take longer at the end of a long text?",
+        "It reads all keys and values before it, and each byte once. The weights that it reads "
+        "stay the same.",
+    ),
+    same="_kernels/attention/cached_attention.pyx",
     check=check,
 )

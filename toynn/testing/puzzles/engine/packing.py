@@ -121,5 +121,10 @@ def pack(examples, length):
         "first[row, at : at + n] = row * length + at. Treat padding as an example of zeros "
         "without labels.",
     ),
+    why=(
+        "Why does the last token of an example learn nothing?",
+        "Its label would be the next example's first token, which has nothing to do with it.",
+    ),
+    same="data/packing.py",
     check=check,
 )

@@ -103,5 +103,10 @@ def dequantize(block):
         "For j >= 4: scale = (s[j + 4] & 15) | (s[j - 4] >> 6) << 4, and "
         "min = (s[j + 4] >> 4) | (s[j] >> 6) << 4.",
     ),
+    why=(
+        "A weight takes 4.5 bits, not 4. What is the half?",
+        "Of 256 weights, 12 bytes of scales and mins and 4 bytes of d and dmin: 128 bits.",
+    ),
+    same="_kernels/quants/_superblocks.pxd",
     check=check,
 )

@@ -101,5 +101,11 @@ def backward(tape, loss):
         "Several rows may use one input: add. grad[name] = grad.get(name, 0.0) + slope * "
         "grad.get(result, 0.0).",
     ),
+    why=(
+        "Why from the end to the beginning?",
+        "A gradient is a sum over all readers of a tensor. Going back, every reader comes "
+        "before the node that made it.",
+    ),
+    same="graph/autograd.py",
     check=check,
 )

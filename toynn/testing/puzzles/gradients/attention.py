@@ -21,12 +21,15 @@ def check(answer: Answer) -> None:
     forgotten = "the mask is missing: row t sees rows 0 ... t only."
     unscaled = "the factor 1 / sqrt(D) is missing."
     through = "the gradient of the softmax is missing its sum over the row."
+    flat = "the sum over a row has shape (T,), and is taken from columns: keepdims=True."
+    flat_ds = p * (dp - (p * dp).sum(1)) * scale
     case.compare(
         {name: got[name] for name in ("dv", "dq", "dk")},
         dq={
             forgotten: open_ds @ k * scale,
             unscaled: ds @ k,
             through: p * dp @ k * scale,
+            flat: flat_ds @ k,
             "the softmax is left out: dp is taken for the gradient of the scores.": dp @ k * scale,
         },
         dk={
@@ -90,5 +93,11 @@ def backward(dy, q, k, v):
         "the mask needs no care.",
         "ds = p (dp - sum over the row of p dp) / sqrt(D), dq = ds k, dk = ds^T q.",
     ),
+    why=(
+        "Why does the backward pass need no mask?",
+        "Where a score is masked, p is 0, and dp is multiplied by p. dv too is a sum of p times "
+        "dy.",
+    ),
+    same="_kernels/attention/attention.pyx",
     check=check,
 )

@@ -94,5 +94,11 @@ def loss_and_gradient(logits, labels):
         "Count the rows with labels != -100. Divide loss and dlogits by that number, and set the "
         "rows of dlogits that do not count to 0.",
     ),
+    why=(
+        "Each row of dlogits sums to 0. Why?",
+        "A number added to all logits of a row changes no probability, so the loss does not "
+        "move along (1, ..., 1).",
+    ),
+    same="_kernels/losses/cross_entropy.pyx",
     check=check,
 )

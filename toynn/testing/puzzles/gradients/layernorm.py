@@ -58,5 +58,11 @@ def backward(dy, x, w, mean, r):
         "change if you add a constant to the row x, or a multiple of h.",
         "dx = r (g - mean(g) - h mean(g h)).",
     ),
+    why=(
+        "With any w, each row of dx sums to 0. Why?",
+        "The mean takes away a number that is added to all x of a row, so the loss does not "
+        "move along (1, ..., 1).",
+    ),
+    same="_kernels/norms/layernorm.pyx",
     check=check,
 )

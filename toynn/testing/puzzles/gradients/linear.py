@@ -35,5 +35,11 @@ def backward(dy, x, w):
         "b[n] is added to every row. So b[n] moves the loss through every element of dy[:, n].",
         "dx = dy @ w. dw has the rows of dy.T and the columns of x.",
     ),
+    why=(
+        "What must a training program keep until this backward pass, and what not?",
+        "x, for dw. w is there anyway, and y is not needed: kept inputs are most of a step's "
+        "memory.",
+    ),
+    same="_kernels/gemm/matmul.pyx",
     check=check,
 )

@@ -77,5 +77,11 @@ def backward(dy, x, w, a, b, scale):
         "db comes from dy and u, and du = scale dy b. da comes from du and x.",
         "x goes into both products, so dx is the sum of both gradients: dy w + du a.",
     ),
+    why=(
+        "B begins at 0, so that training begins at the base model. Why must A not begin at 0, too?",
+        "dA is a multiple of B, and dB one of A x. With both at 0 no gradient would ever be "
+        "other than 0.",
+    ),
+    same="nn/lora.py",
     check=check,
 )

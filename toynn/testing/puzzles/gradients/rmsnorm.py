@@ -58,5 +58,11 @@ def backward(dy, x, w, r):
         "dy x w. Multiply it by the slope from the formula.",
         "dx = r w dy - x r^3 mean(w dy x), the mean over axis 1. dw sums dy x r over the rows.",
     ),
+    why=(
+        "With w = 1, dx is at a right angle to x (but for eps). Why?",
+        "A longer x gives the same y, so the loss does not move along x. The second term of dx "
+        "takes that part away.",
+    ),
+    same="_kernels/norms/rmsnorm.pyx",
     check=check,
 )

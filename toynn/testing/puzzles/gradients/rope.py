@@ -72,5 +72,11 @@ def backward(dy, positions, frequencies):
         "np.outer(positions, frequencies)[:, None, :] has one angle for each row and pair. "
         "dx[:, :, :half] = dy[:, :, :half] cos + dy[:, :, half:] sin.",
     ),
+    why=(
+        "Why does the gradient of a rotation need neither x nor y?",
+        "A rotation is linear: its gradient is the transposed matrix, which is the rotation "
+        "back, whatever x is.",
+    ),
+    same="_kernels/attention/rope.pyx",
     check=check,
 )

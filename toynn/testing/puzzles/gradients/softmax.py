@@ -45,5 +45,11 @@ def backward(dy, y):
         "The first sum has one term that is not 0: y[c] dy[c]. The second one has y[c] in front.",
         "dx[c] = y[c] (dy[c] - sum_j y[j] dy[j]). Keep the axis of the sum: keepdims=True.",
     ),
+    why=(
+        "Why does backward need y, and not x?",
+        "The slope of exp is exp itself, so y says it all. x may be overwritten as soon as y "
+        "exists.",
+    ),
+    same="_kernels/norms/softmax.pyx",
     check=check,
 )

@@ -64,5 +64,11 @@ def backward(dy, gate, up):
         "silu(g) = g s(g) is a product, too: its slope is s(g) + g s'(g).",
         "dgate = dy up (s + gate s (1 - s)).",
     ),
+    why=(
+        "Why may a program compute the sigmoid again here, and not keep it?",
+        "To keep it costs a write and a read of memory for each element. An exp takes about as "
+        "long, and no memory.",
+    ),
+    same="_kernels/activations/swiglu.pyx",
     check=check,
 )

@@ -75,5 +75,11 @@ def backward(dlogits, ids, w):
         "row ids[n].",
         "ids may name a row twice. np.add.at(dw, ids, dx) adds every time; dw[ids] += dx does not.",
     ),
+    why=(
+        "Which rows of dw are not 0: of the head's part, of the embedding's?",
+        "Of the head's part all: each step moves every token's logit. Of the embedding's only "
+        "the rows of ids.",
+    ),
+    same="graph/autograd.py",
     check=check,
 )

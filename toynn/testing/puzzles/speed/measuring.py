@@ -12,10 +12,11 @@ from toynn.testing.puzzles.answer import Answer, Wrong
 from toynn.testing.puzzles.compare import Suspects, compare, fail
 from toynn.testing.puzzles.compiled import guarded
 
-__all__ = ["SMALL", "check_product", "check_rate", "check_sum", "judge", "written"]
+__all__ = ["SMALL", "check_product", "check_sum", "check_sum_rate", "judge", "written"]
 
 SECONDS = 0.3  # of calls in a round; the best call counts
 ROUNDS = 6  # at most: a busy machine may spoil some
+TOO_FAST = 1.15  # of the limit: no work is done so fast
 HOPELESS = 0.3  # of the wanted share: below this, no further round will be enough
 #: M, N, K of timed products: calls are short, so a busy machine interrupts few of them.
 SHAPE = 84, 512, 1024
@@ -65,17 +66,28 @@ def check_product(
         },
     )
     M, N, K = SHAPE
-    a, b = rng.standard_normal((M, K), np.float32), rng.standard_normal((K, N), np.float32)
+    x, b = np.empty((M, K), np.float32), rng.standard_normal((K, N), np.float32)
     big = np.empty((M, N), np.float32)
     product = answer.function("product")
-    check_rate(
+
+    def change() -> None:
+        rng.random(out=x, dtype=np.float32)
+        big.fill(np.nan)
+
+    def verify(_: object) -> None:
+        written("c", big, total := x.astype(float) @ b)
+        compare("c", big, total, tolerance=1e-5, where=", in a call that was timed")
+
+    _check_rate(
         answer,
-        lambda: product(big, a, b, M, N, K),
+        lambda: product(big, x, b, M, N, K),
         2 * M * N * K,
         lambda: measure(1, 0.05, ()).one.float32,
         share,
         "GFLOP/s",
         slow,
+        change,
+        verify,
     )
 
 
@@ -128,7 +140,34 @@ def _sums(items: NDArray[Any], arrays: NDArray[Any], got: float) -> Iterator[tup
         yield f"number {i} alone is missing.", right - float(items[i])
 
 
-def check_rate(
+def check_sum_rate(answer: Answer, name: str, count: int, share: float) -> None:
+    """Check the rate of a sum over ``count`` arrays, which a core's L2 holds together."""
+    n, numbers = 2**16, iter(range(1, 2**40))
+    arrays, function = np.ones((count, n), np.float32), answer.function(name)
+    size = arrays.nbytes
+
+    def change() -> None:
+        arrays[0, 0] = next(numbers) % 64 * 1024
+
+    def verify(total: Any) -> None:
+        right = n - 1 + float(arrays[0, 0])
+        if abs(total - right) > 1e-5 * right:
+            raise Wrong(f"{name} is {total:.8g} in a call that was timed; it should be {right:g}.")
+
+    _check_rate(
+        answer,
+        lambda: function(*arrays, n),
+        size,
+        lambda: measure(1, 0.05, (size,)).one.memory[size]["read"],
+        share,
+        "GB/s",
+        lambda: "there are too few sums: each addition waits for the one before it.",
+        change,
+        verify,
+    )
+
+
+def _check_rate(
     answer: Answer,
     work: Callable[[], object],
     amount: int,
@@ -136,10 +175,14 @@ def check_rate(
     share: float,
     unit: str,
     slow: Callable[[], str],
+    change: Callable[[], None],
+    verify: Callable[[Any], None],
 ) -> None:
     """Time work of an amount (flops or bytes) beside the machine's limit, in turns.
 
-    ``slow`` returns the likely cause if the work is too slow.
+    ``slow`` returns the likely cause if the work is too slow. ``change`` changes the inputs before
+    each call, and ``verify`` looks at the result: neither is timed. So a program that remembers an
+    earlier result is wrong.
     """
     if not answer.timed:
         return
@@ -147,19 +190,21 @@ def check_rate(
     for _ in range(ROUNDS):
         spent: list[float] = []
         while not spent or sum(spent) < SECONDS:
+            change()
             start = time.process_time()  # CPU time of one thread: other load matters little
-            work()
+            result = work()
             spent.append(time.process_time() - start)
+        verify(result)
         rates.append(amount / max(min(spent), 1e-9))
         limits.append(limit())
-        reached = max(rates) / max(limits) / share
-        if reached >= 1 or reached < HOPELESS:
+        reached = max(rates) / max(limits)
+        if share <= reached <= TOO_FAST or reached < HOPELESS * share:
             break
     print(judge(max(rates), max(limits), share, unit, slow))
 
 
 def judge(rate: float, most: float, share: float, unit: str, slow: Callable[[], str]) -> str:
-    """Say how fast it is. Raises Wrong below the wanted share of the limit, with the cause."""
+    """Say how fast it is. Raises Wrong below the wanted share of the limit, and above the limit."""
     told = (
         f"{rate / 1e9:.3g} {unit}, {rate / most:.1%} of this machine's {most / 1e9:.0f} {unit} "
         "on one thread"
@@ -169,5 +214,10 @@ def judge(rate: float, most: float, share: float, unit: str, slow: Callable[[], 
             f"the result is right, but too slow: {told}. Wanted: {share:.0%}, "
             f"which is {share * most / 1e9:.3g} {unit}.",
             slow(),
+        )
+    if rate > TOO_FAST * most:
+        fail(
+            f"the result is right, but {told}: no program can do that.",
+            "not all of the work is done in each call. On a busy machine check again.",
         )
     return told

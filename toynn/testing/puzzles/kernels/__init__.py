@@ -1,0 +1,1 @@
+"""What the kernels do: scatter, hashes, borders, and blocks."""
