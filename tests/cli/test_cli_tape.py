@@ -1,6 +1,8 @@
 """`toynn tape`: steps of recipes, files and runs, printed and on a page."""
 
 import base64
+import base64
+import gzip
 import json
 from functools import partial
 
@@ -17,7 +19,8 @@ SMALL = ["--layers", "2", "--d-model", "16", "--heads", "2", "--seq", "8"]
 
 
 def data_of(path):
-    return json.loads(path.read_text().split('id="data">')[1].split("</script>")[0])
+    packed = path.read_text().split('id="data">')[1].split("</script>")[0]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
 def test_xor_is_printed_and_opened(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """The page in headless Chromium: what it shows, does with keys, and never runs."""
 
+import base64
+import gzip
 import json
 import re
 
@@ -10,6 +12,7 @@ from chromium import absent, opened
 import toynn
 from toynn import Session, ops
 from toynn.explorer import Page, page
+from toynn.jobs.tapes import shown
 from toynn.testing.xor import Xor
 
 #: Names as a hostile file may have them: each would run, or end the data, if it were markup.
@@ -34,12 +37,17 @@ def hostile():
     return s
 
 
+def data_of(html):
+    packed = html.split('id="data">')[1].split("</script>")[0]
+    return json.loads(gzip.decompress(base64.b64decode(packed, validate=True)))
+
+
 def test_data_stay_data_whatever_names_say():
     s = hostile()
     html = page(s, title=HOSTILE[0], values=True, beside={HOSTILE[1]: s}).html
     assert html.count("<script") == 2 and html.count("</script") == 2
     assert "\u2028" not in html and "<img" not in html and "<svg" not in html
-    data = json.loads(html.split('id="data">')[1].split("</script>")[0])
+    data = data_of(html)
     assert data["title"] == HOSTILE[0] and data["tapes"][1]["name"] == HOSTILE[1]
     names = {tensor["name"] for tensor in data["tapes"][0]["tensors"]}
     assert names.issuperset(HOSTILE)
@@ -62,10 +70,19 @@ def show(browser, tmp_path):
     def opens(made, view=""):
         browser.get("about:blank")
         browser.get(f"{made.write(tmp_path / 'step.html').as_uri()}#{view}")
+        drawn(browser)
         return browser
 
     yield opens
     assert browser.get_log("browser") == []
+
+
+def drawn(browser):
+    """Wait until the script has unpacked the data and drawn the page."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    there = "return window.explorer !== undefined || document.title === 'notebook'"
+    WebDriverWait(browser, 60).until(lambda _: browser.execute_script(there))
 
 
 def text(browser, selector):
@@ -146,7 +163,7 @@ def test_the_peak_is_named_and_tapes_are_compared(show):
     plain, other = recorded(), recorded(checkpointing=True)
     browser = show(page(plain, beside={"checkpointing": other}), "memory")
     told = json.loads(plain.session.tape.to_json())
-    at = browser.execute_script("return data.tapes[0].arena")
+    at = browser.execute_script("return explorer.data.tapes[0].arena")
     assert f"call {at['peak']}, {told['nodes'][at['peak']]['op']}" in text(browser, ".peak-said")
     boxes = "return document.querySelectorAll('.box' + arguments[0]).length"
     inside = [t for t in told["tensors"] if "first" in t and "base" not in t]
@@ -167,12 +184,13 @@ def test_numbers_are_shown_as_they_are(show):
     w1 = next(t for t in session.tape.roots if t.name == "w1")
     before = session.download(w1)
     browser = show(page(session, follow="w1[3,1]"))
-    assert browser.execute_script("return view.open") == "step"
+    assert browser.execute_script("return explorer.view.open") == "step"
     shown = browser.execute_script(
-        "go(0); return [...document.querySelectorAll('.now .change')].map(e => e.innerText)"
+        "explorer.go(0); return [...document.querySelectorAll('.now .change')].map(e => "
+        "[e.innerText.split(' ')[0], ...[...e.querySelectorAll('td')].map(d => d.textContent)])"
     )
-    assert [each.split()[0] for each in shown] == ["reads", "reads", "writes"]
-    numbers = [np.float32(word) for word in shown[1].split("\n", 1)[1].split()]
+    assert [each[0] for each in shown] == ["reads", "reads", "writes"]
+    numbers = [np.float32(word) for word in shown[1][1:]]
     assert np.array(numbers, np.float32).tobytes() == before.tobytes()
     rows = browser.execute_script(
         "return [...document.querySelectorAll('table.follow tbody tr')].map(r => r.innerText)"
@@ -183,7 +201,99 @@ def test_numbers_are_shown_as_they_are(show):
     session.run()  # of the same inputs: learning rate and all
     assert np.float32(rows[2].split("\t")[4]) == session.download(w1)[3, 1]
     press(browser, "arrow_right")
-    assert browser.execute_script("return view.at") == 1
+    assert browser.execute_script("return explorer.view.at") == 1
+
+
+def small_gpt2():
+    """A step of one block over a real text, as `toynn tape` takes it; and the text."""
+    sizes = {"layers": 1, "d_model": 16, "heads": 2, "seq": 8}
+    step = shown("gpt2", sizes)
+    session, take = step.ready()
+    take()
+    return session, step.text
+
+
+def rows_of(browser, table):
+    words = (
+        "return [...document.querySelectorAll(arguments[0] + ' tbody tr')].map("
+        "r => [...r.querySelectorAll('td')].map(d => d.textContent))"
+    )
+    return browser.execute_script(words, table)
+
+
+def test_a_followed_weight_shows_where_its_gradient_comes_from(show):
+    """The sum that makes it, a finite difference, and AdamW's row, beside downloads and NumPy."""
+    session, said = small_gpt2()
+    tensors = {t.name: t for t in session.tape.roots}
+    made = page(session, follow="blk.0.attn_qkv.weight[35,5]", text=said)
+    browser = show(made)
+    assert len(made.html) < 2e6
+    assert f"input: {said}" in text(browser, ".input") and said.startswith("The valu")
+    assert re.search(r"loss 5\.\d+, and \d\.\d+ after the update", text(browser, ".input"))
+    assert "lr 0.001, beta1 0.9" in text(browser, ".input")
+    terms = np.array(rows_of(browser, "table.terms"), float)
+    assert terms.shape == (8, 4)
+    gradient = float((terms[:, 1] * terms[:, 2]).sum())
+    caption = text(browser, ".terms caption")
+    assert abs(float(caption.rpartition("= ")[2]) - gradient) < 1e-7
+    words = text(browser, ".followed")
+    difference, error = map(float, re.search(r"says ([-\d.e]+), \+/- ([-\d.e]+):", words).groups())
+    told = float(re.search(r"Its gradient is ([-\d.e]+)\. ", words)[1])
+    assert told == pytest.approx(gradient, rel=1e-4)
+    assert difference == pytest.approx(gradient, abs=error) and abs(gradient) > 50 * error
+    row = {name: number for name, _, number in rows_of(browser, "table.adamw")}
+    session.run()
+    assert float(row["w"]) == pytest.approx(
+        session.download(tensors["blk.0.attn_qkv.weight"])[35, 5], rel=1e-5
+    )
+
+
+def test_the_weights_of_attention_are_shown_though_no_kernel_stores_them(show):
+    session, _ = small_gpt2()
+    nodes = session.tape.nodes
+    i = next(k for k, node in enumerate(nodes) if node.op.kernel == "attention.forward")
+    browser = show(page(session, values=True), f"step&call={i}")
+    q = np.array(
+        browser.execute_script(
+            "const {content, view, tape} = explorer; "
+            "return [...content(view.steps[view.at].before[tape.nodes[view.at].reads.q])]"
+        )
+    ).reshape(8, 48)
+    scores = np.stack([q[:, h * 8 : h * 8 + 8] @ q[:, 16 + h * 8 : 24 + h * 8].T for h in (0, 1)])
+    scores = np.where(np.tri(8, dtype=bool), scores / 8**0.5, -np.inf)
+    p = np.exp(scores - scores.max(2, keepdims=True))
+    p /= p.sum(2, keepdims=True)
+    shown_rows = [float(x or 0) for row in rows_of(browser, "table.p") for x in row]
+    assert np.abs(np.array(shown_rows).reshape(p.shape) - p).max() < 6e-4
+
+
+def test_a_formula_is_whole_and_details_go_with_the_steps(show):
+    session, _ = small_gpt2()
+    nodes = [node.op.kernel for node in session.tape.nodes]
+    i = nodes.index("layernorm.forward")
+    lessons = {"toynn/_kernels/norms/layernorm.pyx": "toynn puzzles 5"}
+    browser = show(page(session, values=True, lessons=lessons), f"step&node={i}")
+    assert "h[n,c]  = (x[n,c] - mean[n]) r[n]" in text(browser, ".details .formula")
+    marked = browser.execute_script(
+        "return [...document.querySelectorAll('.details .formula .on')].map(e => e.textContent[0])"
+    )
+    assert "y" in marked and "d" not in marked
+    assert "More: docs/kernels/layernorm.md; toynn puzzles 5" in text(browser, ".details")
+    browser.execute_script(f"explorer.go({nodes.index('matmul.forward')})")
+    assert "matmul" in text(browser, ".details h2")
+
+
+def test_the_peak_label_is_inside_a_narrow_picture(show):
+    made = page(Xor().ready()[0])
+    browser = show(made, "memory")
+    browser.execute_script(
+        "Object.defineProperty(document.querySelector('.arena'), 'clientWidth', {value: 340});"
+        "explorer.tape.arena.peak = 6; explorer.view.redraw()"
+    )
+    box = browser.execute_script(
+        "const b = document.querySelector('.peak-name').getBBox(); return [b.x, b.x + b.width]"
+    )
+    assert box[0] >= 0 and box[1] <= 340
 
 
 @pytest.mark.parametrize("key", [None, "enter", "space"])
@@ -197,7 +307,7 @@ def test_the_arrow_keys_step_once_the_tab_was_opened(key, show):
     else:
         browser.execute_script("document.querySelector('#tab-graph').focus()")
         press(browser, "arrow_right", "arrow_right", key)
-    where = "return [view.open, view.at]"
+    where = "return [explorer.view.open, explorer.view.at]"
     press(browser, "arrow_right", "arrow_right")
     assert browser.execute_script(where) == ["step", 2]
     press(browser, "arrow_left")
@@ -209,6 +319,7 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own(show, browser, tmp_path
     frame = Page(f"<!DOCTYPE html><title>notebook</title>{page(s, title=HOSTILE[0])._repr_html_()}")
     show(frame)
     browser.switch_to.frame(0)
+    drawn(browser)
     assert text(browser, "h1") == HOSTILE[0]
     assert browser.execute_script("return window.ran") is None
     assert len(browser.execute_script("return [...document.querySelectorAll('.head')]")) == 6

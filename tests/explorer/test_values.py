@@ -160,13 +160,13 @@ def test_what_cannot_be_recorded_says_so():
     ],
 )
 def test_a_number_to_follow_must_be_there(element, said):
-    numbers = numbered(Tiny().s.tape)
+    s = Tiny().s
     with pytest.raises(ConfigError, match=said):
-        followed(element, numbers)
+        followed(s, element, numbered(s.tape))
 
 
 def test_a_number_to_follow():
     s = Tiny().s
     told = described(s.tape, {})
-    place = followed("w[3, 5]", numbered(s.tape))
+    place = followed(s, "w[3, 5]", numbered(s.tape))
     assert told["tensors"][place["tensor"]]["name"] == "w" and place["index"] == [3, 5]

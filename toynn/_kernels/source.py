@@ -28,6 +28,7 @@ class Source:
     path: str  # relative to the folder that holds toynn
     text: str
     formula: tuple[int, ...]  # lines of the docstring that say what the entry computes
+    formulas: tuple[int, ...]  # all formulas of the file: those lines and what they are made of
     code: tuple[int, ...]  # lines of the entry and of the functions of this file that it calls
     about: int  # number of lines of the docstring, with which the file begins
 
@@ -44,10 +45,13 @@ def source_of(kernel: str) -> Source:
     about = next(k for k, line in enumerate(lines) if k and line.rstrip().endswith('"""')) + 1
     written = [*signature.outputs, *signature.saved]
     formula = _formula(lines[:about], entry, written)
+    all_formulas = tuple(k for k, line in enumerate(lines[:about]) if _FORMULA.match(line))
+    whole = tuple(range(all_formulas[0], all_formulas[-1] + 1)) if all_formulas else ()
     called = [entry, f"_{entry}", f"_{entry}_scratch"]  # by the loops of loops.py
     called += [f"{entry}_{what}" for c in signature.cuts for what in (c.what, c.what.rstrip("s"))]
     code = tuple(sorted(_code(lines, about, called)))
-    return Source(path.relative_to(folder.parents[1]).as_posix(), text, formula, code, about)
+    within = path.relative_to(folder.parents[1]).as_posix()
+    return Source(within, text, formula, whole, code, about)
 
 
 def function_source(kernel: str, function: Callable[..., Any]) -> Source:
@@ -56,7 +60,7 @@ def function_source(kernel: str, function: Callable[..., Any]) -> Source:
         text = dedent(getsource(unwrap(function)))
     except (OSError, TypeError):  # of a prompt, or of a compiled module
         text = f"# {kernel}: no file has its source"
-    return Source(kernel, text, (), tuple(range(text.count("\n") + 1)), 0)
+    return Source(kernel, text, (), (), tuple(range(text.count("\n") + 1)), 0)
 
 
 def _formula(about: list[str], entry: str, written: list[str]) -> tuple[int, ...]:
@@ -74,7 +78,9 @@ def _formula(about: list[str], entry: str, written: list[str]) -> tuple[int, ...
         return tuple(range(start, end))
     names = "|".join(re.escape(name) for name in written)
     equation = re.compile(rf"[\s;:](?:{names})(?:\[[^\]]*\])?\s*=(?!=)")
+    variant = re.compile(r"\s+with [\w ]+:")  # "with sinks: ...": not what always runs
     formulas = [k for k, line in enumerate(about) if _FORMULA.match(line)]
+    formulas = [k for k in formulas if not variant.match(about[k])]
     return tuple(k for k in formulas if equation.search(about[k])) or tuple(formulas)
 
 

@@ -1,5 +1,6 @@
 """``toynn tape WHAT``: the training step of a model, as a table, as JSON, or as a page."""
 
+import re
 from argparse import SUPPRESS, Namespace
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -104,6 +105,8 @@ def run(arguments: Namespace) -> int:
         values=values,
         follow=arguments.follow,
         beside=beside,
+        text=step.text if values else None,
+        lessons=_lessons(),
         **more,
     )
     page.write(arguments.html)
@@ -115,6 +118,17 @@ def _xor() -> Any:
     from toynn.testing.xor import Xor
 
     return Xor()
+
+
+def _lessons() -> dict[str, str]:
+    """Return for a kernel's file the puzzles that lead to it."""
+    from toynn.testing.puzzles import PUZZLES
+
+    puzzles: dict[str, list[str]] = {}
+    for puzzle in PUZZLES.values():
+        file = re.sub(r"/_(\w+)\.pxd$", r"/\1.pyx", puzzle.same)  # the part of a kernel: its page
+        puzzles.setdefault(f"toynn/{file}", []).append(str(puzzle.number))
+    return {path: f"toynn puzzles {', '.join(numbers)}" for path, numbers in puzzles.items()}
 
 
 def _times(session: Any, take: Any) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 // Draws a step of toynn: the graph, memory over time, and every call with its numbers. The data are
-// in the element `data`. All text goes into the page as text nodes: what a name says is never markup.
-"use strict";
+// in the element `data`: JSON, by gzip, in base64. All text goes into the page as text nodes: what a
+// name says is never markup.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (letter) => letter.charCodeAt(0));
+const data = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
 const tape = data.tapes[0];
 const PHASES = { F: "forward", E: "evaluation", B: "backward", U: "update" };
 const LANES = [["F", "E"], ["B"], ["U"]];
@@ -245,12 +246,11 @@ function details(kind, k) {
   if (code && line) code.scrollTop = line.offsetTop - code.offsetTop - 30;
 }
 
-function formula(n) { // without the entry's name in front, and without the indent that all lines share
-  const kernel = data.kernels[n.op], lines = data.files[kernel.path].split("\n"), entry = n.op.split(".")[1];
-  const own = kernel.formula.map((k) => lines[k].replace(new RegExp(`^(\\s+)${entry}(?=\\s\\s)`), (all) => " ".repeat(all.length)));
-  const indent = Math.min(...own.map((line) => line.search(/\S/)));
-  return own.map((line) => line.slice(indent)).join("\n");
+function formula(n) { // all formulas of the kernel's file; those of what this call writes are marked
+  const kernel = data.kernels[n.op], lines = data.files[kernel.path].split("\n"), own = new Set(kernel.formula);
+  return make("pre", { class: "formula" }, kernel.formulas.map((k) => make("span", { class: own.has(k) ? "line on" : "line" }, `${lines[k].replace(/^ {4}/, "")}\n`)));
 }
+const settings = (n) => Object.entries({ ...n.sizes, ...n.options }).map(([name, value]) => `${name}=${value}`).join("  ");
 function ofNode(i) {
   const n = tape.nodes[i], kernel = data.kernels[n.op], text = data.files[kernel.path].split("\n");
   const figures = [["work", n.flops ? `${n.at_most ? "at most " : ""}${flops(n.flops)}` : "none"], ["moved", bytes(n.bytes)],
@@ -263,7 +263,9 @@ function ofNode(i) {
     make("h2", null, `${i} `, opName(n)),
     make("p", { class: "soft" }, ...where(n), `, call ${i + 1} of ${tape.nodes.length}`),
     make("h3", null, "Formula"),
-    make("pre", { class: "formula" }, formula(n)),
+    formula(n),
+    make("p", { class: "soft" }, `Marked: what this call writes. Its sizes and options: `, make("span", { class: "mono" }, settings(n))),
+    data.lessons[kernel.path] || kernel.about ? make("p", null, `More: ${[kernel.about ? `docs/kernels/${n.op.split(".")[0]}.md` : null, data.lessons[kernel.path]].filter((each) => each).join("; ")}`) : null,
     make("dl", { class: "figures" }, figures.flatMap(([name, value]) => [make("dt", null, name), make("dd", null, value)])),
   ];
   if (seconds && bounds) found.push(bar(bounds[i][0] / seconds[i], "least possible time as a share of the measured time"));
@@ -271,13 +273,11 @@ function ofNode(i) {
     [...part("reads", n.reads), ...part("writes", n.writes), ...part("saves", n.saves)], "tensors"));
   if (n.kept) found.push(make("h3", null, "Saved for the backward pass"), make("p", { class: "chips" }, n.kept.map((t) => tensorButton(t))));
   if (n.accumulate) found.push(make("p", { class: "soft" }, n.accumulate === "always" ? "Adds to what an earlier call of this step wrote." : "Overwrites the gradient in the first micro-batch, adds to it in later ones."));
-  const settings = { ...n.sizes, ...n.options };
-  found.push(make("h3", null, "Sizes and options"), make("p", { class: "mono" }, Object.entries(settings).map(([k, v]) => `${k}=${v}`).join("  ")));
   const own = new Set([...kernel.code, ...kernel.formula]);
   found.push(make("h3", null, "Source"), make("p", { class: "soft mono" }, `${kernel.path}, lines ${kernel.code[0] + 1} to ${kernel.code[kernel.code.length - 1] + 1}`),
     make("pre", { class: "code", tabindex: 0, "aria-label": `source of ${n.op}` }, text.map((line, k) => make("span", { class: own.has(k) ? "line on" : "line", "data-line": k + 1 }, `${line}\n`))));
   if (data.values) found.splice(2, 0, make("p", null, make("button", { type: "button", onclick: () => { show("step"); go(view.steps.findIndex((s) => s.node === i)); } }, "show its numbers")));
-  return found;
+  return found.filter((each) => each);
 }
 
 function ofTensor(t) {
@@ -332,7 +332,7 @@ function memory() {
     [0, ...ends].forEach((i) => svg.append(make("line", { class: "edge", x1: x(i), x2: x(i), y1: 4, y2: high - below + 8 }), make("text", { x: x(i) + 4, y: high - 6 }, PHASES[told.nodes[i].phase])));
     const at = x(told.arena.peak + 0.5);
     svg.append(make("line", { class: "peak", x1: at, x2: at, y1: 4, y2: high - below + 4 }),
-      make("text", { class: `peak-name ${at + 230 > wide ? "end" : ""}`, x: at + (at + 230 > wide ? -6 : 6), y: 16 }, `peak: ${bytes(told.arena.live[told.arena.peak])} at call ${told.arena.peak}`));
+      make("text", { class: `peak-name ${at + 230 < wide ? "" : at > 236 ? "end" : "middle"}`, x: at + 230 < wide ? at + 6 : at > 236 ? at - 6 : wide / 2, y: 16 }, `peak: ${bytes(told.arena.live[told.arena.peak])} at call ${told.arena.peak}`));
     const own = (event) => { const box = event.target.closest && event.target.closest("[data-box]"); return box ? told.tensors[Number(box.dataset.box)] : null; };
     svg.addEventListener("pointermove", (event) => {
       const tensor = own(event);
@@ -377,15 +377,45 @@ function numbersOf(t, version) { // of a part: from its first element on; its ro
   const tensor = tape.tensors[t], all = content(version);
   return tensor.base === undefined ? all : all.subarray(tensor.first_element);
 }
+function heatOf(numbers) { // colours a cell: blue below 0, red above, as strong as its share of the largest
+  const most = numbers.reduce((top, x) => (Number.isFinite(x) ? Math.max(top, Math.abs(x)) : top), 0);
+  return (cell, x) => {
+    if (most > 0 && Number.isFinite(x)) cell.style.backgroundColor = `rgba(${x < 0 ? "40, 100, 220" : "225, 70, 40"}, ${(Math.abs(x) / most * 0.55).toFixed(3)})`;
+    return cell;
+  };
+}
+function attention(n, step) { // p = exp(s - lse) of a small step: the matrix that the kernel never stores
+  const z = n.sizes, o = n.options, part = (name) => numbersOf(n.reads[name], step.before[root(n.reads[name])]);
+  const told = o.cap || ["first", "sinks", "z"].some((name) => n.reads[name] !== undefined) || z.T > ROWS ? null : step.after[root(n.saves.lse ?? n.writes.lse)];
+  if (told === null || told === undefined) return [];
+  const q = part("q"), k = part("k"), lse = content(told), heads = [];
+  for (let h = 0; h < z.H; h += 1) {
+    const rows = [make("tr", null, [make("th"), ...Array.from({ length: z.T }, (_, j) => make("th", { scope: "col" }, String(j)))])];
+    for (let i = 0; i < z.T; i += 1) {
+      const cells = [make("th", { scope: "row" }, String(i))];
+      for (let j = 0; j < z.T; j += 1) {
+        const hidden = (z.causal && j > i) || (z.window && (j <= i - z.window || (!z.causal && j >= i + z.window)));
+        let s = 0;
+        for (let d = 0; d < z.D; d += 1) s += q[i * z.ldq + h * z.D + d] * k[j * z.ldk + Math.floor(h * z.KV / z.H) * z.D + d];
+        const p = hidden ? 0 : Math.exp(o.scale * s - lse[h * z.T + i]);
+        cells.push(heatOf([1])(make("td", null, hidden ? "" : p.toFixed(3)), p));
+      }
+      rows.push(make("tr", null, cells));
+    }
+    heads.push(make("div", null, make("h4", null, `head ${h}`), make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": `weights of head ${h}` }, make("table", { class: "numbers p" }, make("tbody", null, rows)))));
+  }
+  return [make("section", { class: "change" }, make("h3", null, "p = exp(s - lse): how much row i takes from row j (first sequence; computed by this page)"), make("div", { class: "two" }, heads))];
+}
 function grid(t, version, before) {
   const tensor = tape.tensors[t], all = numbersOf(t, version), old = before === null ? null : numbersOf(t, before);
   const columns = tensor.shape.length ? tensor.shape[tensor.shape.length - 1] : 1, rows = Math.max(1, Math.ceil(all.length / columns));
-  const body = [];
+  const shown = Math.min(columns, COLUMNS), heat = heatOf(tensor.dtype === "i32" ? [] : all);
+  const body = [make("tr", null, [make("th"), ...Array.from({ length: shown }, (_, c) => make("th", { scope: "col" }, String(c)))])];
   for (let r = 0; r < Math.min(rows, ROWS); r += 1) {
-    const cells = [];
-    for (let c = 0; c < Math.min(columns, COLUMNS) && r * columns + c < all.length; c += 1) {
+    const cells = [make("th", { scope: "row" }, String(r))];
+    for (let c = 0; c < shown && r * columns + c < all.length; c += 1) {
       const k = r * columns + c, changed = old && !Object.is(old[k], all[k]);
-      cells.push(make("td", { class: changed ? "changed" : null }, number(all[k])));
+      cells.push(heat(make("td", { class: changed ? "changed" : null }, number(all[k])), all[k]));
     }
     body.push(make("tr", null, cells));
   }
@@ -407,8 +437,9 @@ function go(k) {
   view.now.replaceChildren(
     make("h2", null, nodeButton(step.node, op(n))),
     make("p", { class: "soft" }, ...where(n), `, ${view.at + 1} of ${plural(view.steps.length, "call")}`),
-    make("pre", { class: "formula" }, formula(n)),
-    ...reads, ...changes(n.writes, "writes"), ...changes(n.saves, "saves"));
+    formula(n),
+    ...reads, ...(n.op === "attention.forward" ? attention(n, step) : []), ...changes(n.writes, "writes"), ...changes(n.saves, "saves"));
+  if (document.body.classList.contains("detailed") && selected && selected.kind === "node" && selected.k !== step.node) details("node", step.node);
 }
 function follow(t, index) {
   const tensor = tape.tensors[t], g = tensor.gradient;
@@ -427,7 +458,31 @@ function follow(t, index) {
     });
   });
   view.followed.replaceChildren(make("p", { class: "soft" }, rows.length ? `${name}: it or its gradient is read or changed ${plural(rows.length, "time")} in this step` : `no call reads or writes ${name}`),
-    table(`${name} through the step`, ["call", "", "which", "before", "after"], rows, "follow"));
+    table(`${name} through the step`, ["call", "", "which", "before", "after"], rows, "follow"), ...madeOf(t, g, index, flat), ...update(t, flat));
+}
+function madeOf(t, g, index, flat) { // the gradient of an element: a finite difference, and the sum of a product that makes it
+  const step = view.steps.find((each) => g !== undefined && each.after[g] !== undefined), parts = [];
+  if (!step) return parts;
+  const n = tape.nodes[step.node], value = content(step.after[g])[flat], same = data.follow && data.follow.tensor === t && data.follow.index.join() === index.join();
+  if (same && data.follow.difference !== undefined) parts.push(make("p", null, `Its gradient is ${number(value)}. `, make("b", null, `A finite difference says ${data.follow.difference.toPrecision(5)}`), `, +/- ${data.follow.error.toExponential(0)}: from the loss, a float32, with this one weight moved by one and two steps of ${data.follow.step} to each side.`));
+  if (n.op !== "matmul.backward_weight" || index.length !== 2) return parts;
+  const [row, column] = index, dy = numbersOf(n.reads.dy, step.before[root(n.reads.dy)]), x = numbersOf(n.reads.x, step.before[root(n.reads.x)]);
+  const across = (side) => tape.tensors[n.reads[side]].shape.at(-1), terms = [];
+  for (let m = 0; m < Math.min(n.sizes.M, ROWS); m += 1) terms.push([String(m), number(dy[m * across("dy") + row]), number(x[m * across("x") + column]), (dy[m * across("dy") + row] * x[m * across("x") + column]).toPrecision(5)]);
+  let total = 0;
+  for (let m = 0; m < n.sizes.M; m += 1) total += dy[m * across("dy") + row] * x[m * across("x") + column];
+  parts.push(table(`call ${step.node}: dw[${index.join(",")}] = sum over m of dy[m,${row}] x[m,${column}] = ${total.toPrecision(6)}`, ["m", `dy[m,${row}]`, `x[m,${column}]`, "product"], terms, "terms"));
+  return parts;
+}
+function update(t, flat) { // AdamW's row of an element
+  const step = view.steps.find((each) => tape.nodes[each.node].op === "adamw.step" && tape.nodes[each.node].writes.w === t), hp = data.values.hp;
+  if (!step || !hp) return [];
+  const n = tape.nodes[step.node], was = (name) => content(step.before[root(n.writes[name])])[flat], is = (name) => content(step.after[root(n.writes[name])])[flat];
+  const g = content(step.before[root(n.reads.g)])[flat], scale = content(step.before[root(n.reads.scale)])[0];
+  const move = (hp.c1 * is("m")) / (Math.sqrt(hp.c2 * is("v")) + hp.eps);
+  const line = (name, how, value) => [name, how, typeof value === "number" ? String(Number(value.toPrecision(6))) : value];
+  return [table(`call ${step.node}: AdamW's row`, ["", "formula", "number"], [line("g'", "g scale", g * scale), line("m", `beta1 m + (1 - beta1) g', from ${number(was("m"))}`, is("m")), line("v", `beta2 v + (1 - beta2) g'^2, from ${number(was("v"))}`, is("v")),
+    line("direction", "c1 m / (sqrt(c2 v) + eps)", move), line("decay", "w lr weight_decay", was("w") * hp.lr * hp.weight_decay), line("w", `w - decay - lr direction, from ${number(was("w"))}`, is("w"))], "adamw")];
 }
 function stepByStep() {
   view.steps = data.values.nodes;
@@ -499,6 +554,10 @@ function start() {
   });
   const of = (letter) => tape.nodes.filter((n) => n.phase === letter).length;
   const counts = Object.entries(PHASES).filter(([letter]) => of(letter)).map(([letter, name]) => `${name} ${count(of(letter))}`).join(", ");
+  const told = data.values || {}, before = told.loss && told.loss[0] !== null, after = before && told.loss[1] !== null;
+  const numbers = [told.text !== undefined ? `input: ${told.text}` : data.values ? "input: random numbers" : null,
+    before ? `loss ${told.loss[0].toPrecision(6)}${after ? `, and ${told.loss[1].toPrecision(6)} after the update` : ""}` : null,
+    told.hp ? Object.entries(told.hp).map(([name, value]) => `${name} ${Number(value.toPrecision(5))}`).join(", ") : null].filter((each) => each);
   const facts = [`${plural(tape.nodes.length, "kernel call")} (${counts})`, flops(whole), `arena ${bytes(tape.arena.bytes || 0)}`].concat(seconds ? [time(duration)] : []);
   const list = make("div", { role: "tablist", "aria-label": "views" }, Object.values(view.tabs));
   list.addEventListener("keydown", (event) => {
@@ -510,7 +569,7 @@ function start() {
     view.tabs[to].focus();
   });
   document.body.append(
-    make("header", null, make("h1", { class: "name" }, data.title), make("p", { class: "soft" }, facts.join(" · ")), list),
+    make("header", null, make("h1", { class: "name" }, data.title), make("p", { class: "soft" }, facts.join(" · ")), numbers.length ? make("p", { class: "soft input" }, numbers.join(" · ")) : null, list),
     make("main", null, make("div", { class: "panels" }, Object.values(view.panels)), view.details), view.hint);
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button");
@@ -544,3 +603,4 @@ function start() {
   });
 }
 start();
+globalThis.explorer = { data, tape, view, go, content }; // for the console

@@ -1,10 +1,12 @@
-"""The page: JSON, a style sheet and a script in one file.
+"""The page: data, a style sheet and a script in one file.
 
-Texts from data files, such as names of weights, cannot become code. The JSON has no <, > and &, the
-script inserts texts as text, and the page's policy allows only this script, by its hash.
+Texts from data files, such as names of weights, cannot become code. The data are JSON, by gzip, in
+base64; the script inserts texts as text, and the page's policy allows only this script, by its
+hash.
 """
 
 import base64
+import gzip
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -39,8 +41,8 @@ TEMPLATE = """<!DOCTYPE html>
 <body>
 <noscript>This page draws a training step of toynn with a script, which your browser does not run.
 The step as text: toynn tape, without --html.</noscript>
-<script type="application/json" id="data">{data}</script>
-<script>{script}</script>
+<script type="text/plain" id="data">{data}</script>
+<script type="module">{script}</script>
 </body>
 </html>
 """
@@ -79,6 +81,8 @@ def page(
     seconds: Sequence[float] | None = None,
     bounds: Sequence[tuple[float, str]] | None = None,
     beside: Mapping[str, Any] | None = None,
+    text: str | None = None,
+    lessons: Mapping[str, str] | None = None,
 ) -> Page:
     """Return the page of the training step of a session, recipe or engine.
 
@@ -95,6 +99,10 @@ def page(
     beside
         Other sessions, recipes or engines by name, to compare the memory with. They need only be
         recorded.
+    text
+        The text that the inputs are, to be shown with ``values``.
+    lessons
+        For the path of a kernel's file, where more about it is to be read.
 
     Raises ConfigError for ``values`` of too large a step, and if the number to follow does not
     exist. Raises LifecycleError for a closed session, and for ``values`` of a step that cannot run.
@@ -106,13 +114,14 @@ def page(
     data["tapes"] += [_slim(_told(_session_of(o))) | {"name": n} for n, o in (beside or {}).items()]
     data |= sources(tape)
     if values or follow is not None:
-        data["values"] = recorded(session, numbers)
+        data["values"] = recorded(session, numbers) | ({} if text is None else {"text": text})
     if follow is not None:
-        data["follow"] = followed(follow, numbers)
+        data["follow"] = followed(session, follow, numbers)
     if seconds is not None:
         data["seconds"] = list(seconds)
     if bounds is not None:
         data["bounds"] = [list(bound) for bound in bounds]
+    data["lessons"] = dict(lessons or {})
     style, script = (
         (FOLDER / f"explorer.{kind}").read_text(encoding="utf-8") for kind in ("css", "js")
     )
@@ -154,11 +163,9 @@ def _slim(tape: dict[str, Any]) -> dict[str, Any]:
 
 
 def _embedded(data: Any) -> str:
-    """Return JSON that is safe in HTML: ASCII without <, > and &."""
+    """Return JSON, by gzip, in base64: the letters of no markup."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _hash(text: str) -> str:

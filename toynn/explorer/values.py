@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from toynn.errors import ConfigError, LifecycleError
 from toynn.graph.tensor import Role, Tensor
+from toynn.numerics.adamw_row import SLOTS
 
 __all__ = ["MOST", "followed", "recorded", "unchanged"]
 
 MOST = 1 << 20  # most numbers in a page: about 6 MB
+STEP = 0.05  # of a finite difference: float32 losses of nearer weights differ too little
 
 _UPDATED = (Role.PARAMETER, Role.MOMENT)
 _ELEMENT = re.compile(r"(?P<name>.+?)\[(?P<index>\d+(?:\s*,\s*\d+)*)\]")
@@ -25,8 +27,9 @@ def recorded(session: Any, numbers: dict[Tensor, int]) -> dict[str, Any]:
 
     ``numbers`` gives each tensor of the tape an index. The result has two lists. ``versions`` are
     contents of tensors, each [tensor, base64 of its float32 or int32 numbers]. For each node that
-    ran, ``nodes`` gives the version of each tensor before and after it. Weights and moments are
-    restored; gradients are those of this step.
+    ran, ``nodes`` gives the version of each tensor before and after it. ``loss`` is the loss of the
+    step, and that of the same inputs after its update; ``hp`` has AdamW's numbers by name. Weights
+    and moments are restored; gradients are those of this step.
 
     Raises ConfigError for a step of more than MOST numbers, and for a backend that only runs whole
     phases. Raises LifecycleError for a session that cannot run yet or has pending micro-batches.
@@ -69,7 +72,21 @@ def recorded(session: Any, numbers: dict[Tensor, int]) -> dict[str, Any]:
             raise LifecycleError("values: micro-batches wait for an update: run(to='apply') first")
         session.reset(moments=False)  # so that the page shows which node writes a gradient
         session.run(look=look)
-    return {"versions": versions, "nodes": nodes}
+        told: dict[str, Any] = {"versions": versions, "nodes": nodes}
+        updates = (node for node in tape.nodes if node.op.kernel == "adamw.step")
+        if update := next(updates, None):
+            told["hp"] = dict(zip(SLOTS, session.download(update["hp"]).tolist(), strict=True))
+        if tape.loss is not None:
+            told["loss"] = [_loss(session, ran=True), _loss(session)]
+    return told
+
+
+def _loss(session: Any, *, ran: bool = False) -> float | None:
+    """Return the loss of the current weights and inputs; None if it is not finite."""
+    if not ran:
+        session.run(to="loss")
+    loss = float(session.download(session.tape.loss))
+    return loss if np.isfinite(loss) else None
 
 
 @contextmanager
@@ -88,8 +105,12 @@ def unchanged(session: Any) -> Iterator[None]:
                 session.upload(tensor, values)
 
 
-def followed(element: str, numbers: dict[Tensor, int]) -> dict[str, Any]:
+def followed(session: Any, element: str, numbers: dict[Tensor, int]) -> dict[str, Any]:
     """Return the tensor and the index that "blk.0.attn_q.weight[3,5]" names.
+
+    For a weight that is trained, ``difference`` is the finite difference of the loss by it: four
+    losses, at one and two steps of STEP to each side, so that its own error is of the order STEP^4.
+    ``error`` is what the rounding of the losses to float32 can make of it.
 
     Raises ConfigError if the tape has no such tensor, or the tensor no such index.
     """
@@ -104,4 +125,19 @@ def followed(element: str, numbers: dict[Tensor, int]) -> dict[str, Any]:
     inside = len(index) == len(tensor.shape) and all(map(int.__lt__, index, tensor.shape))
     if not inside:
         raise ConfigError(f"follow: {name} is {tensor.shape}; got the index {list(index)}")
-    return {"tensor": numbers[tensor], "index": list(index)}
+    told: dict[str, Any] = {"tensor": numbers[tensor], "index": list(index)}
+    if tensor.role is Role.PARAMETER and session.tape.loss is not None:
+        with unchanged(session):
+            at = session.download(tensor)
+            losses: list[float] = []
+            for step in (-2, -1, 1, 2):
+                moved = at.copy()
+                moved[index] += step * STEP
+                session.upload(tensor, moved)
+                loss = _loss(session)
+                losses += [] if loss is None else [loss]
+        if len(losses) == 4:
+            far, near = losses[3] - losses[0], losses[2] - losses[1]
+            error = 1.5 * float(np.spacing(np.float32(max(losses)))) / STEP
+            told |= {"difference": (8 * near - far) / (12 * STEP), "error": error, "step": STEP}
+    return told

@@ -98,8 +98,9 @@ def described(tape: Tape, places: Mapping[Tensor, Place]) -> dict[str, Any]:
 def sources(tape: Tape) -> dict[str, Any]:
     """Return the documentation and source lines of the kernels on a tape, and their files' texts.
 
-    ``kernels`` has for each entry its ``path``, the lines (from 0) of its ``formula`` and ``code``,
-    and the number of lines of the docstring (``about``). ``files`` are texts by path.
+    ``kernels`` has for each entry its ``path``, the lines (from 0) of its ``formula``, of all
+    ``formulas`` of its file, and of its ``code``, and the number of lines of the docstring
+    (``about``). ``files`` are texts by path.
     """
     kernels, files = {}, {}
     functions = {node.op.kernel: node.op.function for node in tape.nodes}

@@ -1,16 +1,19 @@
 """Training steps for `toynn tape`: of a recipe, a model's file or folder, or a run.
 
-Texts are not read, since a step does not depend on them; pictures are.
+The data of texts are not read, since a step's calls do not depend on them; pictures are. Where a
+step is taken, its tokens are those of TEXT, if the model has a tokenizer.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from toynn.errors import ConfigError
+from toynn.errors import ConfigError, ToynnError
+from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.jobs.config_file import read_config
 from toynn.jobs.job import Job
 from toynn.jobs.lora import LoRAJob
@@ -22,6 +25,7 @@ from toynn.options import RecipeOptions
 __all__ = ["RECIPES", "VARIANTS", "Shown", "shown"]
 
 CONFIG = "config.toml"
+TEXT = "The value of a step is what it changes. A model reads, guesses, and learns. "
 #: Recipes that need no file.
 RECIPES = tuple(
     name
@@ -37,6 +41,7 @@ class Shown:
 
     def __init__(self, title: str, make: Callable[..., Job], folder: Path | None = None) -> None:
         self.title, self._make, self._folder = title, make, folder
+        self.text: str | None = None
 
     def recorded(self, variant: str = "") -> tuple[str, Any]:
         """Record the step without allocating memory; return (the change in words, the session).
@@ -66,10 +71,11 @@ class Shown:
         return said[variant], engine.session
 
     def ready(self) -> tuple[Any, Callable[[], object]]:
-        """Return a session, and a function that takes a step on random inputs.
+        """Return a session, and a function that takes a step.
 
-        The weights are the run's, or the recipe's initial ones. Raises ConfigError for a step of
-        preferences.
+        Its tokens are those of TEXT, then ``text`` has what it read; pictures, and tokens of a
+        model without a tokenizer, are random. The weights are the run's, or the recipe's initial
+        ones. Raises ConfigError for a step of preferences.
         """
         job = self._job()
         with job.files:
@@ -84,8 +90,7 @@ class Shown:
         if getattr(engine, "preference", None) is not None:
             raise ConfigError(f"{self.title}: --time and --values cannot show a preference step")
         if isinstance(job, TextJob):
-            given = rng.integers(0, engine.config.vocab, (2, engine.t_batch * engine.t_seq))
-            inputs, labels = given.astype(np.int32)
+            inputs, labels = self._tokens(job, engine)
         else:
             patches = (engine.t_batch, engine.config.n_patches, engine.config.patch_size)
             inputs = rng.standard_normal(patches).astype(np.float32)
@@ -96,6 +101,21 @@ class Shown:
             engine.step(inputs, None, labels, optimizer.hp_for_step(max(k, 1)), k == 0)
 
         return engine.session, step
+
+    def _tokens(self, job: TextJob, engine: Any) -> tuple[Any, Any]:
+        """Return the tokens of a step, and the next one of each."""
+        count, vocab = engine.t_batch * engine.t_seq, engine.config.vocab
+        tokenizer: Any = ByteTokenizer() if vocab == ByteTokenizer().vocab_size else None
+        if isinstance(job, LoRAJob):
+            with suppress(ToynnError):  # a file without a tokenizer: the page says "random"
+                tokenizer = Tokenizer.for_model(job.file, job.options.tokenizer)
+        if tokenizer is None:
+            ids = np.random.default_rng(0).integers(0, vocab, count + 1).astype(np.int32)
+        else:
+            once = tokenizer.encode_array(TEXT)
+            ids = np.tile(once, count // max(len(once), 1) + 1)[: count + 1]
+            self.text = tokenizer.decode(ids[:count].tolist())
+        return ids[:-1], ids[1:]
 
     def _job(self) -> Job:
         """Return the job with its model open; pictures are read, texts are not."""

@@ -17,7 +17,7 @@ CORNERS = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]], np.float32)
 class Xor:
     """A step of twelve kernel calls, with the methods of toynn.jobs.tapes.Shown."""
 
-    title = "XOR"
+    title, text = "XOR", "the corners (-1, -1), (-1, 1), (1, -1), (1, 1), labels 0, 1, 1, 0"
 
     def recorded(self, variant: str = "") -> tuple[str, Any]:
         """Record the step; return "as it is" and a session. Raises ConfigError for a variant."""
