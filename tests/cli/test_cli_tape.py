@@ -1,7 +1,6 @@
 """`toynn tape`: steps of recipes, files and runs, printed and on a page."""
 
 import base64
-import base64
 import gzip
 import json
 from functools import partial
