@@ -5,33 +5,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_encoders import written
 
 from toynn.data.texts import Texts
 from toynn.engines import converting
 from toynn.engines.encoder import Encoder, Task
 from toynn.engines.targets import AdapterOptions
 from toynn.errors import ConfigError, DataError, GGUFError, LifecycleError, ShapeError
-from toynn.formats import bases, gguf, hf
+from toynn.formats import bases, gguf
 from toynn.formats.sentences import Sentences
 from toynn.models import ARCHITECTURES, ENCODERS
 from toynn.options import RecipeOptions
 
-SHAPE = {"vocab": 32, "d_model": 16, "n_heads": 2, "d_ff": 24, "n_layers": 3, "context": 64}
 HP = np.array([0.01, 0.9, 0.999, 1e-8, 0, 1, 1], np.float32)
 OPTIONS = RecipeOptions(t_seq=32, t_batch=1, seed=3)
-
-
-def written(path, arch="bert", **shape):
-    """Write the folder of a new model; return its path."""
-    model = ENCODERS[arch]
-    more = {"types": 0} if arch == "distilbert" else {}
-    cfg = model.config_type(**(SHAPE | more | {"arch": arch} | shape))
-    weights = dict(model.start(cfg, RecipeOptions(seed=5)))
-    rng = np.random.default_rng(0)
-    weights = {k: v + 0.05 * rng.standard_normal(v.shape).astype("f") for k, v in weights.items()}
-    hyper = model.write(cfg) | {"vocab_size": cfg.vocab, "head": cfg.head}
-    hf.write(path, arch, hyper, weights)
-    return path
 
 
 def texts(*lengths, seed=0):

@@ -49,6 +49,7 @@ COMMANDS = {
     "report": "runs",
     "tape": "tape",
     "predict": "predict",
+    "embed": "embed",
     "config": "config",
     "selftest": "selftest",
     "puzzles": "puzzles",

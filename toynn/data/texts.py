@@ -1,16 +1,41 @@
-"""The batch of an encoder: packed texts with labels of texts or of tokens."""
+"""Texts of files, and the batch of an encoder: packed texts with labels of texts or of tokens."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from toynn.data._containers import TEXTS, kind_of
+from toynn.data._rows import rows, string_of, where_of
 from toynn.data.batch import IGNORED, Batch
-from toynn.errors import ShapeError
+from toynn.data.stream import blocks, silent
+from toynn.errors import DataError, ShapeError
 
-__all__ = ["Texts"]
+__all__ = ["Texts", "read_texts"]
+
+
+def read_texts(path: Path, column: str = "text") -> list[str]:
+    """Return the texts of a file: its lines (.txt, .md), or a column of its rows.
+
+    Raises DataError, with the line, for a text that is missing or blank; for a file without texts.
+    """
+    found = []
+    if kind_of(path) in TEXTS and path.is_file():
+        lines = "".join(blocks(path)).replace("\r\n", "\n").removesuffix("\n").split("\n")
+        given: Any = enumerate(({column: line} for line in lines), 1)
+    else:
+        given = rows(path, silent, {"text": column})
+    for place, row in given:
+        where, key = where_of(path, place), "text" if "text" in row else column
+        if not string_of(where, row, key, empty=True).strip():
+            raise DataError(f"{where}: {column}: expected a text; got an empty one")
+        found.append(row[key])
+    if not found:
+        raise DataError(f"{path}: expected texts; it has none")
+    return found
 
 
 @dataclass(eq=False)

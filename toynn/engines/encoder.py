@@ -51,8 +51,8 @@ __all__ = ["Encoder", "Task"]
 Floats = NDArray[np.float32]
 Text = str | Sequence[int] | tuple[str, str]
 
-AT_ONCE = 64  # the most texts in one pass of encode() and outputs()
-TOKENS = 4096  # the most tokens there
+AT_ONCE = 512  # the most texts in one pass of encode() and outputs()
+TOKENS = 4096  # the most tokens there, unless one text has more
 FEW = 16  # tokens; products of fewer rows have other bits, so a text without use joins them
 _HIDDEN = np.float32(-1e30)  # see ops.cosent
 
@@ -119,6 +119,7 @@ class Encoder(SequenceEngine[Any]):
         self.sentences = Sentences("mean")
         self.class_names: tuple[str, ...] = ()  # by number, if known
         self.new_weights: tuple[str, ...] = ()  # drawn, as the file has none of them
+        self.cut = 0  # texts that were cut to ``longest``
         self._source: Path | None = None
 
     @property
@@ -465,12 +466,14 @@ class Encoder(SequenceEngine[Any]):
         if not isinstance(text, str) and not (
             isinstance(text, tuple) and len(text) == 2 and isinstance(text[0], str)
         ):
-            ids = [int(id) for id in cast("Sequence[int]", text)][: self.longest]
-            return ids, [0] * len(ids)
+            ids = [int(id) for id in cast("Sequence[int]", text)]
+            self.cut += len(ids) > self.longest
+            return (ids := ids[: self.longest]), [0] * len(ids)
         parts = (prompt + text,) if isinstance(text, str) else (prompt + text[0], str(text[1]))
         ids_of = [self.tokenizer.encode(part, add_special=False) for part in parts]
         frame = len(self.tokenizer.framed([], *([[]] * (len(parts) - 1)))[0])
         over = sum(map(len, ids_of)) + frame - self.longest
+        self.cut += over > 0
         for ids in reversed(ids_of):
             cut = min(max(over, 0), len(ids))
             del ids[len(ids) - cut :]
@@ -483,10 +486,19 @@ class Encoder(SequenceEngine[Any]):
         ``prompt`` is put before each text. Raises LifecycleError for a task with a head, and
         ShapeError for a text without tokens.
         """
+        found = self.vectors(texts, prompt=prompt)
+        return np.concatenate([np.empty((0, self.config.d_model), np.float32), *found])
+
+    def vectors(
+        self, texts: Iterable[Text], *, prompt: str = "", tokens: int = TOKENS
+    ) -> Iterator[Floats]:
+        """Yield what ``encode`` returns, in parts of at most so many ``tokens``, or one text.
+
+        Raises what ``encode`` does: LifecycleError, ShapeError.
+        """
         if self.task.kind != "vectors":
             raise LifecycleError(f"Encoder.encode: the task is {self.task.kind}: see outputs()")
-        found = [x for _, x in self._results(texts, prompt)]
-        return np.concatenate([np.empty((0, self.config.d_model), np.float32), *found])
+        yield from self._results(texts, prompt, tokens)
 
     def outputs(self, texts: Sequence[Text]) -> Floats:
         """Return the logits (n, labels) of texts, of pairs of texts, or of lists of ids.
@@ -496,10 +508,10 @@ class Encoder(SequenceEngine[Any]):
         """
         if self.task.kind == "vectors":
             raise LifecycleError("Encoder.outputs: there is no head: see encode()")
-        found = [x for _, x in self._results(texts, "")]
+        found = self._results(texts, "", TOKENS)
         return np.concatenate([np.empty((0, self.task.labels), np.float32), *found])
 
-    def _results(self, texts: Sequence[Text], prompt: str) -> Iterator[tuple[Texts, Floats]]:
+    def _results(self, texts: Iterable[Text], prompt: str, tokens: int) -> Iterator[Floats]:
         self._session_for("encode()")
         waiting: list[tuple[list[int], list[int]]] = []
         total = 0
@@ -508,7 +520,7 @@ class Encoder(SequenceEngine[Any]):
             if found is not None and not found[0]:
                 raise ShapeError("encode: expected at least one token in each text; got none")
             size = len(found[0]) if found else 0
-            full = total + size > TOKENS or len(waiting) == AT_ONCE
+            full = total + size > tokens or len(waiting) == AT_ONCE
             if waiting and (found is None or full):
                 yield self._run(Texts.pack(*zip_texts(waiting)))
                 waiting, total = [], 0
@@ -517,19 +529,18 @@ class Encoder(SequenceEngine[Any]):
                 total += size
 
     @exclusive
-    def _run(self, given: Texts) -> tuple[Texts, Floats]:
+    def _run(self, given: Texts) -> Floats:
         s, given = self.session, self._checked(given)
         if (size := given.tokens) < FEW:
             types = None if given.types is None else np.append(given.types, [0] * FEW)
             segments = np.append(given.segments, [size] * FEW)
             more = Texts(np.append(given.inputs, [0] * FEW), None, None, segments, types=types)
-            _, found = self._run(more)
             rows = size if self.task.kind == "tokens" else given.examples
-            return given, found[:rows]
+            return self._run(more)[:rows]
         room, texts = 1 << (given.tokens - 1).bit_length(), 1 << (given.examples - 1).bit_length()
         step = s.record(("outputs", room, texts), lambda: self._record_outputs(room, texts))
         rows = given.tokens if self.task.kind == "tokens" else given.examples
-        return given, self.compute(step, self._inputs(step, given))[:rows]
+        return self.compute(step, self._inputs(step, given))[:rows]
 
     # -- Files ---------------------------------------------------------------------------------
 
