@@ -9,7 +9,8 @@ st = pytest.importorskip("sentence_transformers", reason="sentence-transformers 
 from small_encoders import with_words  # noqa: E402
 
 from toynn.cli import main  # noqa: E402
-from toynn.engines.encoder import Encoder  # noqa: E402
+from toynn.engines.encoder import Encoder, Task  # noqa: E402
+from toynn.engines.vectors import WholeBatch  # noqa: E402
 from toynn.formats.sentences import Sentences  # noqa: E402
 
 pytestmark = pytest.mark.parity
@@ -40,3 +41,50 @@ def test_its_vectors_are_those_of_toynn_embed(pooling, folder, tmp_path):
         words = ["embed", "--model", "model", "--data", "a.txt", "--out", "v.npy", "--overwrite"]
         assert main([*words, *more]) == 0
         alike(np.load("v.npy"), theirs.encode(TEXTS, prompt_name=prompt))
+
+
+class Given(torch.nn.Module):
+    """A model whose vectors are given: what losses ask of one."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+
+    def forward(self, features):
+        return {"sentence_embedding": features["vectors"]}
+
+    def get_embedding_dimension(self):
+        return self.width
+
+
+def loss_named(name, dims):
+    from sentence_transformers.sentence_transformer import losses
+
+    model = Given(16)
+    both = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
+    loss = {
+        "infonce": lambda: losses.MultipleNegativesRankingLoss(model),
+        "symmetric": lambda: losses.MultipleNegativesRankingLoss(model, **both),
+        "cosent": lambda: losses.CoSENTLoss(model),
+        "triplet": lambda: losses.TripletLoss(model),
+    }[name]()
+    return losses.MatryoshkaLoss(model, loss, list(dims)) if dims else loss
+
+
+@pytest.mark.parametrize("dims", [(), (16, 5)])
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("infonce", 2), ("infonce", 4), ("symmetric", 2), ("cosent", 2), ("triplet", 3)],
+)
+def test_a_loss_and_its_gradient_are_its_own(name, columns, dims):
+    x = np.random.default_rng(columns).standard_normal((6 * columns, 16)).astype(np.float32)
+    scores = np.float32([0.1, 0.9, 0.4, 0.4, 0.2, 1.0]) if name == "cosent" else None
+    vectors = torch.tensor(x).double().requires_grad_()
+    given = [{"vectors": vectors[6 * k : 6 * k + 6]} for k in range(columns)]
+    theirs = loss_named(name, dims)(given, None if scores is None else torch.tensor(scores))
+    theirs.backward()
+    kind = "infonce" if name == "symmetric" else name
+    task = Task("vectors", loss=kind, symmetric=name == "symmetric", dims=dims)
+    loss, gradient = WholeBatch(task, 16, backend="cpu").loss(x, columns, scores)
+    assert abs(loss - theirs.item()) < 2e-6 * theirs.item()
+    alike(gradient, vectors.grad.numpy(), 1e-5)

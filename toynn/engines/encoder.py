@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from math import sqrt
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -30,6 +29,7 @@ from toynn.engines import files
 from toynn.engines.engine import Inputs, Recorded
 from toynn.engines.files import StrPath
 from toynn.engines.sequence import SequenceEngine
+from toynn.engines.vectors import LOSSES, WholeBatch, inputs_of, record_loss, units
 from toynn.errors import ConfigError, LabelError, LifecycleError, ShapeError
 from toynn.formats import bases, sentences
 from toynn.formats.gguf import Strings
@@ -54,7 +54,6 @@ Text = str | Sequence[int] | tuple[str, str]
 AT_ONCE = 512  # the most texts in one pass of encode() and outputs()
 TOKENS = 4096  # the most tokens there, unless one text has more
 FEW = 16  # tokens; products of fewer rows have other bits, so a text without use joins them
-_HIDDEN = np.float32(-1e30)  # see ops.cosent
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,20 @@ class Task:
     loss
         For classes: "cross_entropy" (one class; dense labels may be smoothed or weighted),
         "binary" (several, or one yes or no), "squared" (numbers). For vectors: "infonce" (texts are
-        n anchors, n positives, and any negatives) or "cosent" (n texts, then n others; labels are
-        n scores). "": that of the kind, cross_entropy or infonce.
+        n anchors, n positives, and any negatives), "cosent" (n texts, then n others; labels are
+        n scores) or "triplet" (n anchors, n positives, n negatives). "": that of the kind,
+        cross_entropy or infonce.
     factor
         Of cosines, in losses of vectors.
     symmetric
         For infonce: whether positives also look for their anchors; the mean of both is the loss.
+    margin
+        For triplet: how much further the negative should be than the positive.
+    dims
+        For vectors: the loss is the sum of those of the first d numbers, each d here (Matryoshka).
+    mini_batch
+        For vectors: the most texts that a tape embeds; a batch may have any number (GradCache). 0:
+        a tape has the whole batch.
     head_only
         Whether only the head is trained.
     """
@@ -85,10 +92,13 @@ class Task:
     loss: str = ""
     factor: float = 20.0
     symmetric: bool = False
+    margin: float = 5.0
+    dims: tuple[int, ...] = ()
+    mini_batch: int = 0
     head_only: bool = False
 
     def __post_init__(self) -> None:
-        losses = ("infonce", "cosent") if self.kind == "vectors" else _LOSSES
+        losses = LOSSES if self.kind == "vectors" else _LOSSES
         if self.kind not in ("vectors", "sequence", "tokens"):
             raise ConfigError(f"Task: kind must be vectors, sequence or tokens; got {self.kind!r}")
         object.__setattr__(self, "loss", self.loss or losses[0])
@@ -99,6 +109,8 @@ class Task:
             )
         if self.head_only and self.kind == "vectors":
             raise ConfigError("Task: head_only needs a head: kind sequence or tokens")
+        if min((1, *self.dims)) < 1 or self.mini_batch < 0:
+            raise ConfigError("Task: dims must be at least 1, mini_batch at least 0")
 
 
 _LOSSES = ("cross_entropy", "binary", "squared")
@@ -120,6 +132,7 @@ class Encoder(SequenceEngine[Any]):
         self.class_names: tuple[str, ...] = ()  # by number, if known
         self.new_weights: tuple[str, ...] = ()  # drawn, as the file has none of them
         self.cut = 0  # texts that were cut to ``longest``
+        self._whole: WholeBatch | None = None  # with a mini_batch, once needed
         self._source: Path | None = None
 
     @property
@@ -276,15 +289,14 @@ class Encoder(SequenceEngine[Any]):
         super().declare(cfg, replace(opts, t_seq=opts.t_seq or min(cfg.context, 512)))
         if cfg.arch in ARCHITECTURES and self.model.is_long(cfg, cfg.context):
             raise ConfigError(f"{cfg.arch}: two tables of RoPE are not read by an encoder yet")
-        unit = np.full(cfg.d_model, 1 / sqrt(cfg.d_model), np.float32)
-        self._constants["unit"] = self.session.mapped("unit", unit)
+        self._gains = units(self.session, {cfg.d_model, *self.task.dims})
 
     # -- Recording -----------------------------------------------------------------------------
 
     @property
     def _usual(self) -> tuple[Any, ...]:
         texts = self.t_batch * (self.columns if self.task.kind == "vectors" else 2)
-        return self.t_batch * self.t_seq, texts, False, self.columns
+        return self.t_batch * self.t_seq, self.task.mini_batch or texts, False, self.columns
 
     def _record_rows(self, size: int, texts: int, *, train: bool) -> tuple[Layers, Tensor]:
         """Record what a head or a loss reads: a row (S, C) for each text, or all rows (N, C)."""
@@ -306,12 +318,9 @@ class Encoder(SequenceEngine[Any]):
             x = ops.pooling(s, self.final(layers, None), bounds)
         else:
             x = self.final(layers, s.input("ends", (texts,), "i32"))
-        unit = kind == "vectors" and (self.sentences.normalize or train)
-        return layers, self._normalized(x) if unit else x
-
-    def _normalized(self, x: Tensor) -> Tensor:
-        """Record rows of length 1: RMSNorm with a gain of 1 / sqrt(C)."""
-        return ops.rmsnorm(self.session, x, self._constants["unit"], 1e-30)
+        if kind == "vectors" and self.sentences.normalize:
+            x = ops.rmsnorm(s, x, self._gains[x.shape[1]], 1e-30)
+        return layers, x
 
     def _record_outputs(self, size: int, texts: int) -> Recorded:
         layers, x = self._record_rows(size, texts, train=False)
@@ -325,27 +334,17 @@ class Encoder(SequenceEngine[Any]):
         s, task, logits = self.session, self.task, None
         layers, x = self._record_rows(size, texts, train=True)
         s.input("hp", (7,))
-        if task.kind == "vectors":
-            loss = self._record_vectors(x, texts, texts // columns)
+        if task.mini_batch:
+            gradient, logits = s.input("gradient", x.shape), s.output(x)
+            loss = ops.sum(s, ops.mul(s, x, gradient))
+        elif task.kind == "vectors":
+            loss = record_loss(s, x, columns, task, self._gains)
         else:
             logits = cast(Model, self.model).outputs(layers, self.config, x)
             rows = size if task.kind == "tokens" else texts
             loss = self._record_classes(logits, rows, dense=dense)
         s.set_loss(loss)
         return Recorded(tape=s.tape, logits=logits, loss=loss)
-
-    def _record_vectors(self, x: Tensor, texts: int, n: int) -> Tensor:
-        s, task = self.session, self.task
-        first, others = ops.part(s, x, slice(0, n)), ops.part(s, x, slice(n, texts))
-        if task.loss == "cosent":
-            hidden = s.input("hidden", (n, n))
-            return ops.cosent(s, first, others, hidden, s.input("labels", (1,), "i32"), task.factor)
-        labels = s.input("labels", (n,), "i32")
-        loss = ops.infonce(s, first, others, labels, task.factor)
-        if not task.symmetric:
-            return loss
-        back = ops.infonce(s, ops.part(s, others, slice(0, n)), first, labels, task.factor)
-        return ops.scale(s, ops.add(s, loss, back), 0.5)
 
     def _record_classes(self, logits: Tensor, rows: int, *, dense: bool) -> Tensor:
         s, task = self.session, self.task
@@ -381,29 +380,27 @@ class Encoder(SequenceEngine[Any]):
             raise ShapeError(f"texts: one has {longest} tokens; the context is {self.context}")
         return batch
 
-    def _fitted(self, batch: Batch) -> tuple[Recorded, Batch, Inputs]:
+    def _checked_examples(self, batch: Batch) -> Texts:
         given, task = self._checked(batch), self.task
-        texts, size = given.examples, given.tokens
-        if given.labels is None and task.loss != "infonce":
+        if given.labels is None and task.loss not in ("infonce", "triplet"):
             raise LabelError(f"texts: the loss {task.loss} needs labels; got none")
-        if task.kind == "vectors" and texts % self.columns:
+        if task.kind == "vectors" and given.examples % self.columns:
             raise ShapeError(
-                f"texts: {texts} texts are not examples of {self.columns} columns: anchors, "
-                "positives, negatives"
+                f"texts: {given.examples} texts are not examples of {self.columns} columns: "
+                "anchors, positives, negatives"
             )
+        return given
+
+    def _fitted(self, batch: Batch) -> tuple[Recorded, Batch, Inputs]:
+        given, task = self._checked_examples(batch), self.task
+        texts, size = given.examples, given.tokens
         labels = np.zeros(0) if given.labels is None else np.asarray(given.labels)
         dense = task.loss == "cross_entropy" and labels.dtype.kind == "f"
         room = self.batch_of(given) * self.t_seq
         step = self._step_for(room, texts, dense, self.columns)
         inputs = self._inputs(step, given)
-        if task.loss == "infonce":
-            inputs["labels"] = np.arange(texts // self.columns, dtype=np.int32)
-        elif task.loss == "cosent":
-            scores = checks.converted("labels", labels, (texts // 2,), "f32")
-            pairs = scores[:, None] < scores[None, :]
-            pairs[0, 0] = True
-            inputs |= {"hidden": np.where(pairs, np.float32(0), _HIDDEN)}
-            inputs["labels"] = np.zeros(1, np.int32)
+        if task.kind == "vectors":
+            inputs |= inputs_of(task.loss, texts // self.columns, given.labels)
         elif task.kind == "tokens":
             if labels.shape != (size,):
                 raise ShapeError(f"labels: must be ({size},), one a token; got {labels.shape}")
@@ -443,6 +440,76 @@ class Encoder(SequenceEngine[Any]):
             more = known["ends"].shape[0] - len(ends)
             inputs["ends"] = np.append(ends, np.zeros(more, np.int32))
         return inputs
+
+    # -- Batches in parts: see vectors.py ------------------------------------------------------
+
+    @exclusive
+    def train(self, batch: Batch, hp: ArrayLike, is_first: bool) -> float:
+        """Train on one batch, with a mini_batch in parts; see ``Engine.train``.
+
+        Raises what it does: ShapeError, LabelError, NonFiniteError.
+        """
+        if not self.task.mini_batch:
+            return super().train(batch, hp, is_first)
+        loss = self.accumulate(batch)
+        self.update(hp, is_first)
+        return loss
+
+    @exclusive
+    def accumulate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
+        """Add one batch's gradients to the next step's; return its loss; see ``Engine``.
+
+        Raises what ``train`` does: ShapeError, LabelError.
+        """
+        if not self.task.mini_batch:
+            return super().accumulate(batch, *arrays)
+        given = self._checked_examples(Batch.of(batch, *arrays))
+        loss, gradient, parts = self._loss_in_parts(given, train=True)
+        for step, inputs, first, last in parts:
+            inputs["gradient"][: last - first] = len(parts) * gradient[first:last]
+            self._feed(step.tape, inputs)
+            self.session.run("grads", weight=given.rows / len(parts), tape=step.tape)
+        self.batches += len(parts)
+        return loss
+
+    @exclusive
+    def evaluate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
+        """Return the loss of one batch; see ``Engine``. Raises ShapeError, LabelError."""
+        if not self.task.mini_batch:
+            return super().evaluate(batch, *arrays)
+        given = self._checked_examples(Batch.of(batch, *arrays))
+        return float(self._loss_in_parts(given, train=False)[0])
+
+    def _loss_in_parts(self, given: Texts, *, train: bool) -> tuple[float, Any, list[Any]]:
+        """Return the loss of a batch, its gradient by the vectors, and the parts it was read in.
+
+        A part is its step, the step's inputs, the first of its texts, and the end of the last one.
+        Both runs of a part have the same dropout masks.
+        """
+        bounds, parts, first = given.bounds_of_texts, list[Any](), 0
+        vectors = np.empty((given.examples, self.config.d_model), np.float32)
+        self._built("step")
+        while first < given.examples:
+            room = bounds[first] + self.t_batch * self.t_seq
+            last = int(np.searchsorted(bounds, room, "right")) - 1
+            last = min(max(last, first + 1), first + self.task.mini_batch)
+            rows = slice(bounds[first], bounds[last])
+            types = None if given.types is None else given.types[rows]
+            segments = np.asarray(given.segments)[rows] - bounds[first]
+            part = Texts(given.inputs[rows], None, None, segments, types=types)
+            kind = self.batch_of(part) * self.t_seq, self.task.mini_batch, False, self.columns
+            step = self._step_for(*kind)
+            inputs: Any = self._inputs(step, part)
+            inputs["gradient"] = np.zeros((self.task.mini_batch, vectors.shape[1]), np.float32)
+            if "dropout" in step.tape.inputs:
+                inputs["dropout"] = np.array([self.batches + len(parts), train], np.int32)
+            vectors[first:last] = self.compute(step, inputs)[: last - first]
+            parts.append((step, inputs, first, last))
+            first = last
+        if self._whole is None:
+            options = self.options.of_session() | {"backend": self.backend}
+            self._whole = WholeBatch(self.task, self.config.d_model, **options)
+        return *self._whole.loss(vectors, self.columns, given.labels, train=train), parts
 
     # -- Results -------------------------------------------------------------------------------
 
