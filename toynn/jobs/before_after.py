@@ -45,7 +45,7 @@ def before_and_after(
         texts = {"prompt": prompt[-LONGEST:], "expected": answer[:LONGEST]}
         for name, by in (("before", base), ("after", engine)):
             texts[name] = sample(by, prompt, count, temperature=0, stop=tokenizer.eog)
-        found = {name: tokenizer.decode(ids, special=True) for name, ids in texts.items()}
-        found["prompt"] = "..." * (len(prompt) > LONGEST) + found["prompt"]
-        found["expected"] += "..." * (len(answer) > LONGEST)
-        yield found
+        decoded = {name: tokenizer.decode(ids, special=True) for name, ids in texts.items()}
+        decoded["prompt"] = "..." * (len(prompt) > LONGEST) + decoded["prompt"]
+        decoded["expected"] += "..." * (len(answer) > LONGEST)
+        yield decoded

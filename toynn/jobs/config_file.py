@@ -42,12 +42,12 @@ def read_config(
 
     Raises ConfigError for a file that is damaged, or of another recipe.
     """
-    group, given = distributed.current(), [named, resumed, recipe]
-    alike = all(each == given for each in group.gather(given))
-    found = None
+    group, arguments = distributed.current(), [named, resumed, recipe]
+    alike = all(each == arguments for each in group.gather(arguments))
+    config = None
     if not alike or group.rank == 0:
-        found = _read_config(named, resumed, recipe, recipes)
-    return group.tell(found) if alike else found  # type: ignore[return-value]
+        config = _read_config(named, resumed, recipe, recipes)
+    return group.tell(config) if alike else config  # type: ignore[return-value]
 
 
 def _read_config(
@@ -102,15 +102,15 @@ def _config_of(folder: Path) -> Path:
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        found = tomllib.loads(read_bytes(path, ConfigError).decode("utf-8"))
+        tables = tomllib.loads(read_bytes(path, ConfigError).decode("utf-8"))
     except ConfigError:
         raise
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
-    for name, table in found.items():
+    for name, table in tables.items():
         if name not in TABLES:
             known = hint(name, TABLES) or f"expected {', '.join(TABLES)}"
             raise ConfigError(f"{path}: {name} is not known; {known}")
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {name}: expected a table, [{name}]; got {table!r}")
-    return found
+    return tables

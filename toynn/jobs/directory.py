@@ -43,10 +43,10 @@ class Directory:
         if on_hub(word):
             return word
         joined = os.path.join(self.path, word)
-        path, own = (path_and_weight(each, "")[0] for each in (joined, word))
-        if joined == word or (own.exists() and not path.exists()):
+        path, typed = (path_and_weight(each, "")[0] for each in (joined, word))
+        if joined == word or (typed.exists() and not path.exists()):
             return word
-        self._words |= {joined: word, str(path): str(own)}
+        self._words |= {joined: word, str(path): str(typed)}
         return joined
 
     def typed(self, option: Option, value: Any) -> Any:

@@ -25,10 +25,10 @@ def sums(labels: Any, ends: Collection[int], losses: Any = None) -> dict[str, tu
     return {name: (float(losses[part].sum()), int(part.sum())) for name, part in parts.items()}
 
 
-def added(found: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
+def added(batches: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
     """Return the total of several ``sums``."""
     totals = {STOP: (0.0, 0), REST: (0.0, 0)}
-    for each in found:
+    for each in batches:
         for name, (total, count) in each.items():
             totals[name] = totals[name][0] + total, totals[name][1] + count
     return totals

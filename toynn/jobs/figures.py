@@ -88,11 +88,11 @@ def figures(
     return _examples(data, tokenizer, engine, base, seq, mask_prompt)
 
 
-def seq_of(given: int | None, context: int) -> int:
+def seq_of(length: int | None, context: int) -> int:
     """Return the most tokens of a window or example; raise ConfigError beyond the context."""
-    if given is not None and given > context:
-        raise ConfigError(f"--seq {given}: the model sees at most {context} tokens")
-    return given or min(SEQ, context)
+    if length is not None and length > context:
+        raise ConfigError(f"--seq {length}: the model sees at most {context} tokens")
+    return length or min(SEQ, context)
 
 
 def has_preferences(path: Path) -> bool:
@@ -144,21 +144,25 @@ def _text(
     bos = tokenizer.bos if tokenizer.add_bos else None
     if bos is not None:
         ids = np.concatenate([np.array([bos], np.int32), ids])
-    found: dict[str, Any] = {"data": corpus.name, "window": seq}
+    report: dict[str, Any] = {"data": corpus.name, "window": seq}
     with closing(_Bar("window")) as bar:
         if base is None:
             scores = evaluation.perplexity(engine, ids, seq, bos, progress=bar)
-            found |= {"windows": len(ids) // seq, "tokens": len(ids) // seq * seq}
-            return found | _score(scores.second_halves) | _score(scores.every, "_every")
+            report |= {"windows": len(ids) // seq, "tokens": len(ids) // seq * seq}
+            return report | _score(scores.second_halves) | _score(scores.every, "_every")
         beside = evaluation.divergence(engine, base, ids, seq, bos, progress=bar)
-    return found | {"windows": len(ids) // seq} | _beside(beside)
+    return report | {"windows": len(ids) // seq} | _beside(beside)
 
 
-def _beside(found: evaluation.Divergence) -> dict[str, Any]:
+def _beside(divergence: evaluation.Divergence) -> dict[str, Any]:
     """Return the figures of a model and its base, and their divergence."""
-    scores = _score(found.model) | _score(found.base, "_base") | _parts(found.stop, found.rest)
-    own = {k: v for k, v in vars(found).items() if isinstance(v, float)}
-    far = {f"kl_{k}" if k in ("mean", "error", "largest") else k: own[k] for k in own}
+    scores = (
+        _score(divergence.model)
+        | _score(divergence.base, "_base")
+        | _parts(divergence.stop, divergence.rest)
+    )
+    numbers = {k: v for k, v in vars(divergence).items() if isinstance(v, float)}
+    far = {f"kl_{k}" if k in ("mean", "error", "largest") else k: numbers[k] for k in numbers}
     return scores | far
 
 
@@ -194,19 +198,19 @@ def _examples(
         mask_prompt=mask_prompt,
     )
     tokens = sum(len(examples[k].ids) for k in range(len(examples)))
-    found: dict[str, Any] = {"data": str(data), "examples": len(examples)}
+    report: dict[str, Any] = {"data": str(data), "examples": len(examples)}
     with closing(_Bar("example")) as bar:
         if base is None:
             scores = evaluation.example_scores(engine, examples, tokenizer.eog, progress=bar)
-            found |= {"tokens": tokens} | _score(scores.every) | _parts(scores.stop, scores.rest)
+            report |= {"tokens": tokens} | _score(scores.every) | _parts(scores.stop, scores.rest)
         else:
             ends = tokenizer.eog
-            found |= _beside(
+            report |= _beside(
                 evaluation.example_divergence(engine, base, examples, ends, progress=bar)
             )
     for note in notes:
         print_fact("data", note)
-    return found
+    return report
 
 
 def _accuracy(
@@ -214,13 +218,13 @@ def _accuracy(
 ) -> dict[str, Any]:
     questions = evaluation.read_questions(data)
     with closing(_Bar("question")) as bar:
-        found = evaluation.accuracy(engine, tokenizer, questions, delimiter, progress=bar)
+        accuracy = evaluation.accuracy(engine, tokenizer, questions, delimiter, progress=bar)
     return {
         "data": str(data),
-        "questions": found.questions,
+        "questions": accuracy.questions,
         "joined": evaluation.delimited(questions, delimiter),
-        "accuracy": found.summed,
-        "accuracy_normalized": found.normalized,
+        "accuracy": accuracy.summed,
+        "accuracy_normalized": accuracy.normalized,
     }
 
 
@@ -238,16 +242,16 @@ def preference_figures(
     preference, data = engine.preference, jsonl.measured_part(data)
     assert preference is not None
     options = preference.options
-    found, notes = read_all_preferences(
+    pairs, notes = read_all_preferences(
         data, tokenizer, seq, loss=options.loss, vocab_size=engine.vocab
     )
     means, done = Means(), 0
     with closing(_Bar("pair" if options.paired else "completion")) as bar:
-        for each in packed_in_order(found, batch):
+        for each in packed_in_order(pairs, batch):
             means.add({"loss": preference.evaluate(each)} | preference.means(), each.rows)
             engine.check_unchanged()
             done += each.rows
-            bar(done, len(found))
+            bar(done, len(pairs))
     figures = means.all()
     if not math.isfinite(figures["loss"]):
         raise NonFiniteError("evaluation: the model's loss is not finite: its weights may be bad")
@@ -270,11 +274,11 @@ def picture_figures(
     NonFiniteError for a model whose loss is not finite.
     """
     if data is None:
-        found = ImageData.digits()
+        pictures = ImageData.digits()
     else:
-        found = ImageData.to_measure(data, skip_unreadable=skip_unreadable)
-    numbers, config = _numbers(engine, found), engine.config
-    fitted = Fitted(found.valid, config.image, config.channels, found.unreadable)
+        pictures = ImageData.to_measure(data, skip_unreadable=skip_unreadable)
+    numbers, config = _numbers(engine, pictures), engine.config
+    fitted = Fitted(pictures.valid, config.image, config.channels, pictures.unreadable)
     means, done = Means(), 0
     with closing(_Bar("picture")) as bar:
         for batch in HeldOut(fitted, AT_ONCE, len(fitted)):
@@ -288,25 +292,25 @@ def picture_figures(
     figures = means.all()
     if not math.isfinite(figures["loss"]):
         raise NonFiniteError("evaluation: the model's loss is not finite: its weights may be bad")
-    whole = found.valid is found.train
-    said = {"data": found.name, "part": "all" if whole else "held out", "pictures": done}
-    skipped = {"skipped": len(found.unreadable)} if found.unreadable else {}
-    return said | {"classes": len(found.classes), "top": top} | figures | skipped
+    whole = pictures.valid is pictures.train
+    measured_on = {"data": pictures.name, "part": "all" if whole else "held out", "pictures": done}
+    skipped = {"skipped": len(pictures.unreadable)} if pictures.unreadable else {}
+    return measured_on | {"classes": len(pictures.classes), "top": top} | figures | skipped
 
 
-def _numbers(engine: ViTEngine, found: ImageData) -> NDArray[np.int32]:
+def _numbers(engine: ViTEngine, data: ImageData) -> NDArray[np.int32]:
     """Return the model's index of each class of the data, matched by name. Raises DataError."""
-    names, own = engine.class_names, found.classes
-    if not names and len(own) == engine.config.classes:
-        return np.arange(len(own), dtype=np.int32)
+    names, classes = engine.class_names, data.classes
+    if not names and len(classes) == engine.config.classes:
+        return np.arange(len(classes), dtype=np.int32)
     if not names:
         raise DataError(
-            f"{found.name}: expected {engine.config.classes} classes, as many as the model has "
-            f"(without names); got {len(own)}"
+            f"{data.name}: expected {engine.config.classes} classes, as many as the model has "
+            f"(without names); got {len(classes)}"
         )
-    if unknown := [name for name in own if name not in names]:
+    if unknown := [name for name in classes if name not in names]:
         raise DataError(
-            f"{found.name}: the model has no class {unknown[0]!r}; it has {', '.join(names[:9])}"
+            f"{data.name}: the model has no class {unknown[0]!r}; it has {', '.join(names[:9])}"
             f"{', ...' if len(names) > 9 else ''}"
         )
-    return np.array([names.index(name) for name in own], np.int32)
+    return np.array([names.index(name) for name in classes], np.int32)

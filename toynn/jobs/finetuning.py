@@ -109,22 +109,22 @@ class Run:
         return figures(self.engine, self.tokenizer, Path(data), seq)
 
     def __repr__(self) -> str:
-        found = self.result
-        valid = f", validation {found.val_loss:.4f}" if found.val_loss < math.inf else ""
+        result = self.result
+        valid = f", validation {result.val_loss:.4f}" if result.val_loss < math.inf else ""
         path = fspath(self.path)
-        return f"Run({path!r}, {found.iterations} steps, loss {found.train_loss:.4f}{valid})"
+        return f"Run({path!r}, {result.iterations} steps, loss {result.train_loss:.4f}{valid})"
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
-        found = self.result
-        valid = f"{found.val_loss:.4f}, at step {found.best_iteration}"
+        result = self.result
+        valid = f"{result.val_loss:.4f}, at step {result.best_iteration}"
         rows = {
             "run folder": fspath(self.path),
             "model": fspath(self._model),
-            "steps": f"{found.iterations}{' (interrupted)' if found.interrupted else ''}",
-            "training loss": f"{found.train_loss:.4f}",
-            "validation loss": valid if found.val_loss < math.inf else "nothing held out",
-            "tokens": f"{found.trained_tokens:,} in {found.seconds:.1f} s",
+            "steps": f"{result.iterations}{' (interrupted)' if result.interrupted else ''}",
+            "training loss": f"{result.train_loss:.4f}",
+            "validation loss": valid if result.val_loss < math.inf else "nothing held out",
+            "tokens": f"{result.trained_tokens:,} in {result.seconds:.1f} s",
         }
         cells = (f"<tr><th>{k}</th><td>{escape(v)}</td></tr>" for k, v in rows.items())
         return f"<table>{''.join(cells)}</table>"
@@ -193,10 +193,10 @@ def finetune(
         raise ConfigError("finetune: expected either data or rows; got both or neither")
     beside = Path("runs") if out is None else Path(out).parent
     named = _sources(data, beside) if rows is None else [_kept(rows, beside)]
-    given = {"model": fspath(model), "data": named, **options}
-    given |= {"out": fspath(out)} if out is not None else {}
+    typed = {"model": fspath(model), "data": named, **options}
+    typed |= {"out": fspath(out)} if out is not None else {}
     with _silence() if quiet else lenient():
-        return Run(carried_out(made("lora", given)))
+        return Run(carried_out(made("lora", typed)))
 
 
 def _sources(data: Any, beside: Path) -> list[str]:

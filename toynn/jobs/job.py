@@ -53,7 +53,7 @@ def late(result: Result) -> Callable[[], bool]:
 class Job(ABC):
     """A run of one recipe.
 
-    ``given`` are values of options by name, as ``checked`` returns them; other options have the
+    ``typed`` are values of options by name, as ``checked`` returns them; other options have the
     defaults of ``kind``, the dataclass of the job's options. ``command`` is the command that
     started the job, for its report. Raises ConfigError for options that are missing, or that
     contradict one another.
@@ -70,9 +70,9 @@ class Job(ABC):
     options: JobOptions
     recipe: Any  # exists once ``realize`` was called
 
-    def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
+    def __init__(self, typed: Mapping[str, Any], command: str | None = None) -> None:
         self.known, self.command = arranged(self.kind), command
-        self.options = self._completed(given)
+        self.options = self._completed(typed)
         self.fresh = False  # whether toynn chose the name of the run's folder
         self.limit: int | None = None  # steps given beside epochs; the run ends with the shorter
         self.directory = Directory()  # where config.toml's relative paths start
@@ -83,19 +83,19 @@ class Job(ABC):
 
     # -- Options -------------------------------------------------------------------------------
 
-    def _completed(self, given: Mapping[str, Any]) -> JobOptions:
+    def _completed(self, typed: Mapping[str, Any]) -> JobOptions:
         """Return the given options and the defaults; None where the source has its own.
 
         Raises ConfigError for an option that is missing, or that the source determines.
         """
         source, what = self.source
-        values, missing = dict(given), []
+        values, missing = dict(typed), []
         for name, each in self.known.items():
-            if each.default is MISSING and not given.get(name):
+            if each.default is MISSING and not typed.get(name):
                 missing.append(each.flag)
-            elif source in given and each.source != "same":
+            elif source in typed and each.source != "same":
                 values.setdefault(name, None)
-                if each.source == "own" and name in given:
+                if each.source == "own" and name in typed:
                     named = self.known[source].flag
                     raise ConfigError(
                         f"{each.flag}: the {what} that {named} names has its own value"
@@ -118,8 +118,8 @@ class Job(ABC):
 
     def fields(self, kind: type[Any]) -> dict[str, Any]:
         """Return the fields of a class that options fill, without those that are None."""
-        given = ((each.of, getattr(self.options, name)) for name, each in self.known.items())
-        return {field: value for (of, field), value in given if of is kind and value is not None}
+        values = ((each.of, getattr(self.options, name)) for name, each in self.known.items())
+        return {field: value for (of, field), value in values if of is kind and value is not None}
 
     def kept(self) -> dict[str, Value]:
         """Return the options that config.toml keeps, without options that the source determines.
@@ -127,13 +127,13 @@ class Job(ABC):
         If a run counts epochs, ``steps`` is the limit given beside them; the number of steps
         follows from the data.
         """
-        given = dict(vars(self.options))
+        values = dict(vars(self.options))
         if self.options.epochs is not None:
-            given["steps"] = self.limit
+            values["steps"] = self.limit
         return {
-            name: self.directory.word(given[name])
+            name: self.directory.word(values[name])
             for name, each in self.known.items()
-            if each.kept and given[name] is not None
+            if each.kept and values[name] is not None
             if not (self.starts_from_source and each.source == "own")
         }
 
@@ -153,8 +153,8 @@ class Job(ABC):
             if each.fetch is None or value is None:
                 continue
             words = [value] if isinstance(value, str) else value
-            found = tuple(each.fetch(word, self.say) for word in words)
-            setattr(self.options, name, found[0] if isinstance(value, str) else found)
+            paths = tuple(each.fetch(word, self.say) for word in words)
+            setattr(self.options, name, paths[0] if isinstance(value, str) else paths)
 
     # -- Steps of a run, which recipes define --------------------------------------------------
 
@@ -188,8 +188,8 @@ class Job(ABC):
         count = sum(tensor.size for tensor in engine.tensors.values())
         trained = sum(tensor.size for tensor in engine.parameters.values())
         memory = engine.session.memory()
-        own = ("weights", "moments", "gradients", "activations")
-        parts = (*own, "prepacked", "peak") if memory.prepacked else (*own, "peak")
+        kinds = ("weights", "moments", "gradients", "activations")
+        parts = (*kinds, "prepacked", "peak") if memory.prepacked else (*kinds, "peak")
         sizes = ", ".join(f"{part} {getattr(memory, part) / 1e6:.1f}" for part in parts)
         only = f", {trained:,} of them trained" if trained < count else ""
         print(f"model       {count:,} parameters{only}")
@@ -197,8 +197,8 @@ class Job(ABC):
 
     def sources(self) -> dict[str, str]:
         """Return the SHA-256 of each file or folder that the run starts from, by its option."""
-        given = vars(self.options)
-        return {n: digest(given[n]) for n, each in self.known.items() if each.hashed and given[n]}
+        values = vars(self.options)
+        return {n: digest(values[n]) for n, each in self.known.items() if each.hashed and values[n]}
 
     def notes(self) -> dict[str, Any]:
         """Return what a report tells in addition to config.toml."""

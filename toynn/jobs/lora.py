@@ -166,19 +166,19 @@ class LoRAJob(TextJob):
     source = ("adapter", "adapter")
     preference: PreferenceOptions | None = None
 
-    def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
+    def __init__(self, typed: Mapping[str, Any], command: str | None = None) -> None:
         """Take the options. Raises ConfigError for contradictory ones."""
-        if "adapter" in given and "model" not in given:
-            found = origin_of(Path(given["adapter"]))._asdict()
-            given = {**{name: each for name, each in found.items() if each is not None}, **given}
-        super().__init__(given, command)
+        if "adapter" in typed and "model" not in typed:
+            origin = origin_of(Path(typed["adapter"]))._asdict()
+            typed = {**{name: each for name, each in origin.items() if each is not None}, **typed}
+        super().__init__(typed, command)
         if self.options.loss != _SFT:
             self.preference = self.take(PreferenceOptions)
             self.unit = self.items = "pairs" if self.preference.paired else "completions"
             return
-        own = (each for each in self.known.values() if each.of[0] is PreferenceOptions)
-        given = vars(self.options)
-        if changed := [each.flag for each in own if given[each.name] != each.default]:
+        of_pairs = (each for each in self.known.values() if each.of[0] is PreferenceOptions)
+        values = vars(self.options)
+        if changed := [each.flag for each in of_pairs if values[each.name] != each.default]:
             raise ConfigError(
                 f"{changed[0]}: it needs --loss {', '.join(KINDS)}; the loss is {_SFT}"
             )
@@ -218,8 +218,8 @@ class LoRAJob(TextJob):
         if self.options.adapter is None:
             engine.enable_lora(self.take(AdapterOptions))
         else:
-            found = adapters.load(self.options.adapter, self.file, strict=self.options.strict)
-            engine.enable_lora(AdapterOptions.of(found, **self.fields(AdapterOptions)))
+            adapter = adapters.load(self.options.adapter, self.file, strict=self.options.strict)
+            engine.enable_lora(AdapterOptions.of(adapter, **self.fields(AdapterOptions)))
         if self.preference is not None:
             engine.enable_preference(self.preference)
         engine.declare_for_mmap(self.file, None, options)
@@ -232,8 +232,8 @@ class LoRAJob(TextJob):
 
     def all_options(self, **more: Any) -> RecipeOptions:
         """Return the recipe's options; a row of pairs holds two sequences."""
-        found = super().all_options(init_scale=NORMAL_STD, **more)
-        return replace(found, t_batch=2 * found.t_batch) if self.unit == "pairs" else found
+        options = super().all_options(init_scale=NORMAL_STD, **more)
+        return replace(options, t_batch=2 * options.t_batch) if self.unit == "pairs" else options
 
     @property
     def measures_ends(self) -> bool:
@@ -252,12 +252,12 @@ class LoRAJob(TextJob):
 
     def measure(self, batch: Any) -> Figures:
         """Return the loss of a batch; with preferences also rewards."""
-        found = dict(super().measure(batch))
-        if self.preference is not None and "loss" in found:
-            found |= self.recipe.preference.means()
-            if "rewards/accuracies" in found and not self.asked:
-                found["accuracy"] = found["rewards/accuracies"]
-        return found
+        figures = dict(super().measure(batch))
+        if self.preference is not None and "loss" in figures:
+            figures |= self.recipe.preference.means()
+            if "rewards/accuracies" in figures and not self.asked:
+                figures["accuracy"] = figures["rewards/accuracies"]
+        return figures
 
     def check_metric(self) -> None:
         """Read --questions, if there are any. Raises ConfigError for a wrong metric."""
@@ -289,17 +289,17 @@ class LoRAJob(TextJob):
         if adapter is None:
             recipe.realize(self.file, None, self.take(AdapterOptions), options)
         else:
-            own = self.fields(AdapterOptions)
-            recipe.realize_from_adapter(self.file, adapter, options, **own)
+            fields = self.fields(AdapterOptions)
+            recipe.realize_from_adapter(self.file, adapter, options, **fields)
         return recipe
 
     def announce(self) -> None:
         """Print notes on the adapters, and the size of the model's file."""
         super().announce()
         engine = self.recipe
-        for name, found in engine.adapters.items():
-            rank, rows = found.b.shape[-1], found.b.shape[-2]
-            columns = found.a.size // (found.b.size // rows)
+        for name, adapter in engine.adapters.items():
+            rank, rows = adapter.b.shape[-1], adapter.b.shape[-2]
+            columns = adapter.a.size // (adapter.b.size // rows)
             if rank > min(rows, columns):
                 said = f"rank {rank} is more than {name} has rows or columns ({rows} x {columns})"
                 print(fact("", f"{said}: a smaller rank can express as much"))
@@ -315,8 +315,8 @@ class LoRAJob(TextJob):
         """Show what the adapter changes on held-out prompts; without prompts, a sample."""
         parts, shown = [text.shown_part(part) for _, part in self.parts], []
         if examples := [part for part in parts if isinstance(part, Examples)]:
-            given = self._frozen, self.recipe, self.tokenizer, examples
-            shown = list(before_and_after(*given, text.SAMPLE_TOKENS // 4, late(result)))
+            arguments = self._frozen, self.recipe, self.tokenizer, examples
+            shown = list(before_and_after(*arguments, text.SAMPLE_TOKENS // 4, late(result)))
         if not shown:
             return super().show(folder, result)
         folder.notes["prompts"] = shown
@@ -357,5 +357,5 @@ class LoRAJob(TextJob):
             program = "llama-cli" if chat else "llama-completion -no-cnv"
             yield f"            {program} -m {model} --lora {adapter}"
         if not Path(self.options.model).is_dir() and not self.recipe.unwritten["peft"]:
-            own = in_shell(self.options.model)
-            yield f"for PEFT    toynn export --to hf --model {own} --out FOLDER"
+            source = in_shell(self.options.model)
+            yield f"for PEFT    toynn export --to hf --model {source} --out FOLDER"

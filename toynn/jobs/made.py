@@ -20,7 +20,7 @@ LENGTH = ("steps", "epochs")  # if one of them is given, the file's steps and ep
 OPTIONS = {name: arranged(job.kind) for name, job in JOBS.items()}
 
 
-def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> Job:
+def made(recipe: str, typed: Mapping[str, Any], command: str | None = None) -> Job:
     """Return a job of a recipe. Options that are not given have the recipe's defaults.
 
     The options ``config`` and ``resume`` name a file with defaults for the others. ``command`` is
@@ -30,19 +30,19 @@ def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> J
     another.
     """
     known = OPTIONS[recipe]
-    values = checked(known, given, recipe)
+    values = checked(known, typed, recipe)
     if command is None:
         words = [word for name, value in values.items() for word in known[name].typed(value)]
         command = in_shell("toynn", "train", recipe, *words)
     config, resume = values.get("config"), values.get("resume")
     if config is not None or resume is not None:
-        _, found, directory = read_config(config, resume, recipe, OPTIONS)
+        _, from_file, directory = read_config(config, resume, recipe, OPTIONS)
         if values.keys() & set(LENGTH):
-            found = {name: value for name, value in found.items() if name not in LENGTH}
+            from_file = {name: value for name, value in from_file.items() if name not in LENGTH}
         if resume is not None:
             kept = {name for name in values if known[name].kept}
             values |= {name: directory.typed(known[name], values[name]) for name in kept}
-        values = found | values
+        values = from_file | values
     job = JOBS[recipe](values, command)
     if values.keys() >= set(LENGTH):
         job.limit = values["steps"]

@@ -69,8 +69,8 @@ def memory_if_shorter(file: Source, options: RecipeOptions) -> tuple[int, int]:
 def new_model_over(donor: Source, length: int, batch: int) -> tuple[LlamaConfig, int]:
     """Return the model that ``toynn train warm-start`` makes, and its peak bytes in training."""
     vocab, width = donor.tensors["token_embd.weight"].shape
-    own, heads = WarmStartOptions, WarmStartOptions.heads
-    shape = own.d_model, heads, heads, default_d_ff(own.d_model), own.layers
+    defaults, heads = WarmStartOptions, WarmStartOptions.heads
+    shape = defaults.d_model, heads, heads, default_d_ff(defaults.d_model), defaults.layers
     config = LlamaConfig(vocab, *shape, length, donor_d_in=width)
     options = RecipeOptions(t_batch=batch, untied=True)
     return config, WarmStart.memory_for(config, options).peak
@@ -164,10 +164,10 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
     if options["memory"] == "auto" and options["resume"] and free_memory() is None:
         return
     room = _Room.of(options["memory"], ranks)
-    given: dict[str, Any] = {name: options[name] for name in OPTIONS if name in options}
-    prepack = dict.fromkeys((given.get("prepack", "never"), "never"))
+    chosen: dict[str, Any] = {name: options[name] for name in OPTIONS if name in options}
+    prepack = dict.fromkeys((chosen.get("prepack", "never"), "never"))
     names = "recompute_cheap", "checkpointing", "activations"
-    cheap, blocks, kept = (given[name] for name in names)
+    cheap, blocks, kept = (chosen[name] for name in names)
     levels = [Level(each[0] or cheap, each[1] or blocks, kept) for each in LEVELS]
     levels = list(dict.fromkeys(levels))
 
@@ -176,27 +176,27 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
         options.update(level._asdict())
         return room.engine(job).step_costs(prepack)
 
-    read, found = job.read_by_step(), list[Plan]()
+    read, sorted_plans = job.read_by_step(), list[Plan]()
     for n in range(1, len(levels) + 1):
-        found = plans(costs, levels[:n])
-        fitting = [p for p in found if room.holds(p.memory.peak, p.of_file(read))]
-        if fitting[:1] == found[:1]:
+        sorted_plans = plans(costs, levels[:n])
+        fitting = [p for p in sorted_plans if room.holds(p.memory.peak, p.of_file(read))]
+        if fitting[:1] == sorted_plans[:1]:
             break
-    fastest, plan = found[0], (fitting or found[-1:])[0]
-    told = {each: _flags(each, given) or "the fastest" for each in found}
+    fastest, plan = sorted_plans[0], (fitting or sorted_plans[-1:])[0]
+    told = {each: _flags(each, chosen) or "the fastest" for each in sorted_plans}
     if not room.holds(plan.memory.peak):
         needed = size(plan.memory.peak)
         rounded = ""
         if kept == "float32":
             less = costs(plan.level._replace(activations="bfloat16"))[plan.prepack].memory.peak
             rounded = f" ({size(less)} with --activations bfloat16)"
-        options.update(given)
+        options.update(chosen)
         raise MemoryError(f"the smallest plan, {told[plan]}, needs {needed}{rounded}; {room}")
-    options.update({name: plan.options[name] for name in given})
+    options.update({name: plan.options[name] for name in chosen})
     file = plan.of_file(read)
     beside = f" and {size(file)} of the file" if file else ""
     job.say("plan", f"{told[plan]}: {size(plan.memory.peak)}{beside}{plan.slower(fastest)}; {room}")
-    larger = found[: found.index(plan)]
+    larger = sorted_plans[: sorted_plans.index(plan)]
     if larger:
         each = (f"{told[p]} {size(p.memory.peak)}{p.slower(fastest)}" for p in larger)
         job.say("", f"too large: {'; '.join(each)}")
@@ -204,10 +204,10 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
         job.say("", "parts of the file are read again in every step")
 
 
-def _flags(plan: Plan, given: Mapping[str, Any]) -> str:
+def _flags(plan: Plan, options: Mapping[str, Any]) -> str:
     """Return the flags that change given options into a plan."""
     words = []
-    for name, before in given.items():
+    for name, before in options.items():
         flag, value = f"--{name.replace('_', '-')}", plan.options[name]
         if value != before:
             words.append(flag if isinstance(value, bool) else f"{flag} {value}")

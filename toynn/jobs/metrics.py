@@ -33,8 +33,8 @@ class Asked:
 
     def figures(self, engine: Causal) -> Mapping[str, float]:
         """Return 1 if the right answer scores best, else 0, by both scores."""
-        found = accuracy(engine, self.tokenizer, [self.question], self.delimiter)
-        return {"accuracy": found.summed, "accuracy/normalized": found.normalized}
+        score = accuracy(engine, self.tokenizer, [self.question], self.delimiter)
+        return {"accuracy": score.summed, "accuracy/normalized": score.normalized}
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Beside:
 
     def figures(self, engine: Causal) -> Mapping[str, float]:
         """Return the mean KL divergence from the base, and the share of equal top tokens."""
-        own, others = (read(each, self.ids)[self.trained] for each in (engine, self.base))
-        pairs = zip(log_probabilities(own), log_probabilities(others), strict=True)
+        logits, base_logits = (read(each, self.ids)[self.trained] for each in (engine, self.base))
+        pairs = zip(log_probabilities(logits), log_probabilities(base_logits), strict=True)
         divergence, same = 0.0, 0
         for (_, log_q), (_, log_p) in pairs:
             divergence += float((np.exp(log_p) * (log_p - log_q)).sum())

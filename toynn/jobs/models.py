@@ -217,13 +217,13 @@ class ModelJob(TextJob):
 
     def realize_with(self, options: RecipeOptions) -> Engine[Any]:
         """Return the recipe with these options, ready to step."""
-        recipe, own = type(self).make(self.options.backend), self.options
-        if own.init_from is not None:
+        recipe, init_from = type(self).make(self.options.backend), self.options.init_from
+        if init_from is not None:
             assert isinstance(recipe, FromScratch)
-            recipe.realize_from(own.init_from, options=options)
+            recipe.realize_from(init_from, options=options)
         else:
             self.start(recipe, options)
-        carried = self.options.tokenizer or own.init_from
+        carried = self.options.tokenizer or init_from
         if carried is not None and (carried == self.options.tokenizer or Path(carried).is_dir()):
             self._carry(recipe, str(carried))
         return recipe
@@ -273,14 +273,14 @@ class GPT2Job(ModelJob):
 
     def new_config(self) -> GPT2Config:
         """Return the shape from the options."""
-        own = self.options
+        options = self.options
         return GPT2Config(
             vocab=self.tokenizer.vocab_size,
-            d_model=own.d_model,
-            n_heads=own.heads,
-            d_ff=4 * own.d_model,
-            n_layers=own.layers,
-            context=own.seq,
+            d_model=options.d_model,
+            n_heads=options.heads,
+            d_ff=4 * options.d_model,
+            n_layers=options.layers,
+            context=options.seq,
         )
 
 
@@ -301,24 +301,24 @@ class FromScratchJob(ModelJob):
 
     def new_config(self) -> LlamaConfig:
         """Return the shape from the options; raise ConfigError for heads that do not fit."""
-        own = self.options
-        width, heads = own.d_model, own.heads
+        options = self.options
+        width, heads = options.d_model, options.heads
         if width // heads % 2:
             raise ConfigError(
                 f"--heads {heads}: RoPE rotates pairs, so a head's width must be even; got "
                 f"{width // heads}"
             )
-        if own.kv_heads is not None and heads % own.kv_heads:
-            raise ConfigError(f"--kv-heads {own.kv_heads} does not divide --heads {heads}")
-        cfg: LlamaConfig = architecture(own.arch).new_config(
+        if options.kv_heads is not None and heads % options.kv_heads:
+            raise ConfigError(f"--kv-heads {options.kv_heads} does not divide --heads {heads}")
+        cfg: LlamaConfig = architecture(options.arch).new_config(
             vocab=self.tokenizer.vocab_size,
             d_model=width,
             n_heads=heads,
-            n_kv_heads=own.kv_heads or heads,
-            d_ff=own.d_ff or default_d_ff(width),
-            n_layers=own.layers,
-            context=own.seq,
-            arch=own.arch,
+            n_kv_heads=options.kv_heads or heads,
+            d_ff=options.d_ff or default_d_ff(width),
+            n_layers=options.layers,
+            context=options.seq,
+            arch=options.arch,
         )
         return cfg
 
@@ -344,14 +344,14 @@ class WarmStartJob(FromScratchJob):
 
     def start(self, recipe: WarmStart, options: RecipeOptions) -> None:
         """Realize the recipe: the donor's table and its input projection."""
-        config, own = self.config, self.options
+        config, job_options = self.config, self.options
         recipe.realize_scratch(config, options)
-        if own.init != "scratch":
-            donor, named = own.donor, self.options.tokenizer
+        if job_options.init != "scratch":
+            donor, named = job_options.donor, self.options.tokenizer
             tokens = Tokenizer.of(named).tokens if named else WarmStart.byte_tokens(donor)
             recipe.realize_warm(donor, config, tokens)
-        if own.init == "pca":
-            recipe.upload_lens(WarmStart.pca_lens(own.donor, config.d_model))
+        if job_options.init == "pca":
+            recipe.upload_lens(WarmStart.pca_lens(job_options.donor, config.d_model))
         recipe.build()
 
 

@@ -280,25 +280,25 @@ def arranged(kind: type[JobOptions]) -> dict[str, Option]:
     """Return the options of a job by name, in the order of their headings."""
     options = options_of(kind)
     first = [name for name in FIRST if name in options][:SIX]
-    found = {name: replace(options[name], group=MOST_USED) for name in first} | {
+    grouped = {name: replace(options[name], group=MOST_USED) for name in first} | {
         name: each for name, each in options.items() if name not in first
     }
-    return dict(sorted(found.items(), key=lambda pair: HEADINGS.index(pair[1].group)))
+    return dict(sorted(grouped.items(), key=lambda pair: HEADINGS.index(pair[1].group)))
 
 
-def checked(options: Mapping[str, Option], given: Mapping[str, Any], recipe: str) -> dict[str, Any]:
+def checked(options: Mapping[str, Option], typed: Mapping[str, Any], recipe: str) -> dict[str, Any]:
     """Return the values that are given, as the fields have them, without None.
 
     Raises ConfigError for an unknown name, and for a value that an option cannot have.
     """
-    found = {}
-    for name, value in given.items():
+    values = {}
+    for name, value in typed.items():
         if name not in options:
             hint = option_hint(name, options.values()) or f"it has {', '.join(options)}"
             raise ConfigError(f"{recipe}: there is no option {name!r}; {hint}")
         try:
             if value is not None:
-                found[name] = options[name].check(value)
+                values[name] = options[name].check(value)
         except ArgumentTypeError as error:
             raise ConfigError(f"argument {options[name].flag}: {hinted(str(error))}") from None
-    return found
+    return values

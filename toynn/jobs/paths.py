@@ -98,21 +98,21 @@ def local_data(text: str, tell: Tell = silent) -> str:
         return text
 
     def choose(name: hub.Name, files: Sequence[str], cached: bool) -> tuple[Sequence[str], str]:
-        found = splits.choose(name.text, files, name.file or "", name.split, cached=cached)
-        if cached and found.path != name.file:
-            tell("data", f"{name.text}: the hub cannot be reached: {found.path} is cached")
-        if name.split is None and found.others:
-            other = "validation" if "validation" in found.others else found.others[0]
+        split = splits.choose(name.text, files, name.file or "", name.split, cached=cached)
+        if cached and split.path != name.file:
+            tell("data", f"{name.text}: the hub cannot be reached: {split.path} is cached")
+        if name.split is None and split.others:
+            other = "validation" if "validation" in split.others else split.others[0]
             whole, at, revision = name.text.partition("@")
             tell(
                 "data",
-                f"{name.text}: train; other splits: {', '.join(found.others)} (such as "
+                f"{name.text}: train; other splits: {', '.join(split.others)} (such as "
                 f"{whole}:{other}{at}{revision})",
             )
-        return found.files, found.path
+        return split.files, split.path
 
-    found = hub.fetched_data(str(path), choose)
-    return str(found) if weight is None else f"{found}:{weight:g}"
+    local = hub.fetched_data(str(path), choose)
+    return str(local) if weight is None else f"{local}:{weight:g}"
 
 
 def text_model(path: Path, option: str = "--model") -> Path:
@@ -170,29 +170,29 @@ def picture_model(path: Path, option: str = "--model") -> Path:
         )
     if not path.is_dir():
         return path
-    found = path / "model.safetensors"
-    if not found.exists():
+    weights = path / "model.safetensors"
+    if not weights.exists():
         _refuse_unfinished(path, option)
         raise ConfigError(
             f"{option} {path}: expected a .safetensors file, or a run folder of `toynn train vit` "
-            f"with {found.name}; got a folder without it"
+            f"with {weights.name}; got a folder without it"
         )
-    return found
+    return weights
 
 
 def _has_words(folder: Path) -> bool:
     """Whether a folder is a text model of Hugging Face: its config.json has a vocabulary."""
     with contextlib.suppress(DataError):
-        found = read_object(folder / CONFIG)
-        return "vocab_size" in found or "text_config" in found
+        config = read_object(folder / CONFIG)
+        return "vocab_size" in config or "text_config" in config
     return False
 
 
 def _recipe(folder: Path) -> str | None:
     """Return the recipe of a run's folder; None for any other folder."""
     with contextlib.suppress(DataError, ValueError, RecursionError):
-        found = tomllib.loads(read_bytes(folder / RUN).decode()).get("run")
-        name = found.get("recipe") if isinstance(found, dict) else None
+        run = tomllib.loads(read_bytes(folder / RUN).decode()).get("run")
+        name = run.get("recipe") if isinstance(run, dict) else None
         return name if isinstance(name, str) else None
     return None
 

@@ -139,7 +139,7 @@ _CHAT = {
 
 
 def _by_name(table: dict[str, str]) -> dict[str, str]:
-    return {name: own for own, names in table.items() for name in names.split()}
+    return {name: flag for flag, names in table.items() for name in names.split()}
 
 
 #: toynn's name by another program's name. CHAT is for commands within a conversation.
@@ -157,8 +157,8 @@ def meant(name: str, known: Iterable[str], *tables: dict[str, str]) -> str | Non
     """
     names = list(known)
     for table in tables:
-        own = table.get(name, "")
-        for words in (own, own.removeprefix("train ")):
+        flags = table.get(name, "")
+        for words in (flags, flags.removeprefix("train ")):
             if words.partition(" ")[0] in names:
                 return words
     close = get_close_matches(name, names, 1, NEAR)
@@ -169,8 +169,8 @@ def hint(
     name: str, known: Iterable[str], *tables: dict[str, str], form: Callable[[str], str] = str
 ) -> str:
     """Return "did you mean ...?" for an unknown name, or advice; "" without either."""
-    own = meant(name, known, *tables)
-    return f"did you mean {form(own)}?" if own else ADVICE.get(name, "")
+    flag = meant(name, known, *tables)
+    return f"did you mean {form(flag)}?" if flag else ADVICE.get(name, "")
 
 
 def hinted(message: str) -> str:

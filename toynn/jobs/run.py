@@ -53,13 +53,13 @@ def carried_out(job: Job) -> Outcome:
     """
     start = time.perf_counter()
     run, group = job.options, distributed.current()
-    found = _resolve(job) if group.rank == 0 else None
-    begun = begun_with(group, found)
+    checkpoint = _resolve(job) if group.rank == 0 else None
+    begun = begun_with(group, checkpoint)
     if run.epochs is None:
         _resolve_warmup(job, begun)
-    beside = Path(run.out or ".").parent if found is None else found.path.parents[1]
+    beside = Path(run.out or ".").parent if checkpoint is None else checkpoint.path.parents[1]
     job.beside = group.tell(beside)
-    if found is None and group.rank == 0 and not job.fresh:
+    if checkpoint is None and group.rank == 0 and not job.fresh:
         RunFolder.check_absent(Path(str(run.out)))
     job.fetch()
     job.resolve()
@@ -75,15 +75,15 @@ def carried_out(job: Job) -> Outcome:
         fit(job, max(1, len(group.local_cpus)))
         job.recipe, optimizer, schedule = build(job)
     identity = _identity(job)
-    if found is not None:
-        _complete(found, identity, job)
+    if checkpoint is not None:
+        _complete(checkpoint, identity, job)
     trainer = Trainer(
         job.recipe,
         job.batches(),
         valid=[*job.valid(), *extras] if (extras := job.extras()) else job.valid(),
         optimizer=optimizer,
         schedule=schedule,
-        resume=found,
+        resume=checkpoint,
         force=run.force_resume,
         save_total_limit=run.save_total_limit,
         identity=identity,
@@ -97,12 +97,12 @@ def carried_out(job: Job) -> Outcome:
         rank_timeout=run.rank_timeout,
         **vars(job.take(LoopOptions, batches=batches)),
     )
-    with _run_folder(job, found, begun) if group.rank == 0 else nullcontext() as folder:
+    with _run_folder(job, checkpoint, begun) if group.rank == 0 else nullcontext() as folder:
         for line in job.said:
             print(line)
         job.announce()
         if folder is not None:
-            resumed = "" if found is None else f", resumed from step {found.step}"
+            resumed = "" if checkpoint is None else f", resumed from step {checkpoint.step}"
             print(f"run folder  {folder.path}{resumed}", flush=True)
         trainer.folder = folder
         with trainer.running() as events:
@@ -177,7 +177,7 @@ def _check_machine(job: Job) -> None:
 
 
 @contextmanager
-def _run_folder(job: Job, found: Checkpoint | None, begun: Begun) -> Iterator[RunFolder]:
+def _run_folder(job: Job, checkpoint: Checkpoint | None, begun: Begun) -> Iterator[RunFolder]:
     """Make the run's folder, or open a resumed run's. A new folder is removed if the run fails.
 
     config.toml gets the options that this run uses.
@@ -187,8 +187,8 @@ def _run_folder(job: Job, found: Checkpoint | None, begun: Begun) -> Iterator[Ru
         recipe["ranks"] = begun.ranks
     recipe |= {"directory": job.directory.path, "steps": job.options.steps}
     tables = {"run": recipe, **job.tables(), "train": job.kept()}
-    if found is not None:
-        with RunFolder.resume(found.path.parent) as folder:
+    if checkpoint is not None:
+        with RunFolder.resume(checkpoint.path.parent) as folder:
             folder.config = tables
             yield folder
         return
@@ -200,18 +200,18 @@ def _run_folder(job: Job, found: Checkpoint | None, begun: Begun) -> Iterator[Ru
 def _identity(job: Job) -> dict[str, Any]:
     """Return what must be equal when the run is resumed."""
     harmless = {name for name, each in job.known.items() if not each.compared}
-    given = {name: value for name, value in job.kept().items() if name not in harmless}
+    options = {name: value for name, value in job.kept().items() if name not in harmless}
     return {
         "recipe": job.name,
-        "config": given,
+        "config": options,
         **job.tables(),
         "base": job.sources(),
     }
 
 
-def _complete(found: Checkpoint, identity: Mapping[str, Any], job: Job) -> None:
+def _complete(checkpoint: Checkpoint, identity: Mapping[str, Any], job: Job) -> None:
     """Add options that are newer than a checkpoint to it, with the values of its time."""
-    before = found.state["identity"]
+    before = checkpoint.state["identity"]
     if isinstance(config := before.get("config"), dict):
         known = absent(job.kind)
         before["config"] = completed(renamed(config), identity["config"], known)

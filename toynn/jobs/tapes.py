@@ -137,21 +137,21 @@ def _options(job: TextJob, *, packed: bool = False) -> RecipeOptions:
     return job.all_options(t_seq=seq, packed=packed)
 
 
-def shown(what: str, given: Mapping[str, Any]) -> Shown:
+def shown(what: str, typed: Mapping[str, Any]) -> Shown:
     """Return the step of a recipe by name, of a model's file or folder, or of a run.
 
-    ``given`` are options of ``toynn train`` by name; they take precedence over a run's. A model's
+    ``typed`` are options of ``toynn train`` by name; they take precedence over a run's. A model's
     file or folder gives the step of ``toynn train lora``.
 
     Raises ConfigError for anything else.
     """
-    path, own = Path(what), dict(given)
+    path, options = Path(what), dict(typed)
     if what in RECIPES:
-        return Shown(f"toynn train {what}", lambda: made(what, {"batch": 1, **own}))
+        return Shown(f"toynn train {what}", lambda: made(what, {"batch": 1, **options}))
     if (path / CONFIG).is_file():
         file = str(path / CONFIG)
         recipe, _, _ = read_config(file, None, None, OPTIONS)
-        return Shown(path.absolute().name, lambda: made(recipe, {"config": file, **own}), path)
+        return Shown(path.absolute().name, lambda: made(recipe, {"config": file, **options}), path)
     if not path.exists():
         names = ", ".join(RECIPES)
         raise ConfigError(
@@ -160,4 +160,4 @@ def shown(what: str, given: Mapping[str, Any]) -> Shown:
         )
     # The data are never read, so any path will do.
     base = {"model": what, "data": what, "batch": 1}
-    return Shown(f"adapters over {path.name}", lambda: made("lora", base | own))
+    return Shown(f"adapters over {path.name}", lambda: made("lora", base | options))

@@ -94,8 +94,8 @@ def columns_of(text: str | None) -> dict[str, str]:
 
 def column_names(text: str) -> str:
     """Return NEW=OLD,... if it is well-formed. Raises ArgumentTypeError."""
-    found = columns_of(text)
-    if not found or not all(found) or not all(found.values()):
+    columns = columns_of(text)
+    if not columns or not all(columns) or not all(columns.values()):
         raise ArgumentTypeError(f"must be NEW=OLD, several separated by commas; got {text!r}")
     return text
 
@@ -276,9 +276,9 @@ class TextJob(Job):
     of_questions: frozenset[str] = OF_QUESTIONS  # metrics that need questions
     data: Dataset | PreferenceData | Mixture
 
-    def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
+    def __init__(self, typed: Mapping[str, Any], command: str | None = None) -> None:
         """Take the options. Raises ConfigError for contradictory ones."""
-        super().__init__(given, command)
+        super().__init__(typed, command)
         valid, holdout = self.options.valid, self.options.holdout
         if valid is not None and holdout is not None:
             raise ConfigError(
@@ -296,36 +296,36 @@ class TextJob(Job):
         sources, store = self._sources(), self._store()
         with Reading() as reading:
             how = self.reading(seq, store, reading)
-            found = [self.read_source(path, how) for path, _ in sources]
+            datasets = [self.read_source(path, how) for path, _ in sources]
             if self.options.valid is not None:
-                found = [self._with_valid(found, how)]
-        for text in (each.source for each in found):
+                datasets = [self._with_valid(datasets, how)]
+        for text in (each.source for each in datasets):
             if text is not None and text.sha256 is not None:
                 said = f"{text.name}: {text.bytes:,} bytes, sha256 {text.sha256[:12]}"
                 self.say("corpus", said)
-        if len(found) == 1:
-            self.data = found[0]
+        if len(datasets) == 1:
+            self.data = datasets[0]
         else:
             names = source_names([Path(str(path)) for path, _ in sources])
             weights = [weight for _, weight in sources if weight is not None]
-            self.data = Mixture.of(dict(zip(names, found, strict=True)), weights or None)
+            self.data = Mixture.of(dict(zip(names, datasets, strict=True)), weights or None)
         for note in self.data.notes:
             self.say("data", note)
         self.t_seq = self.data.seq
         self._check_held_out()
 
     def _with_valid(
-        self, found: Sequence[Dataset | PreferenceData], how: ReadOptions
+        self, datasets: Sequence[Dataset | PreferenceData], how: ReadOptions
     ) -> Dataset | PreferenceData:
         """Return the data with --valid as the validation part."""
         path = str(self.options.valid)
-        if len(found) > 1:
+        if len(datasets) > 1:
             raise ConfigError(
-                f"--valid {path}: expected one source as --data; got {len(found)}: give each a "
+                f"--valid {path}: expected one source as --data; got {len(datasets)}: give each a "
                 "folder with train.jsonl and valid.jsonl"
             )
         other: Any = self.read_source(str(jsonl.measured_part(Path(path))), how)
-        return found[0].with_valid(other, path)
+        return datasets[0].with_valid(other, path)
 
     def _check_held_out(self) -> None:
         """Raise ConfigError if a metric needs held-out data and nothing is held out."""
@@ -341,11 +341,11 @@ class TextJob(Job):
 
     def _sources(self) -> list[tuple[str | None, float | None]]:
         """Return the path of each source of data, with its weight or None."""
-        given = self.options.data
-        if not isinstance(given, tuple):
-            return [(given, None)]
-        found = (path_and_weight(word, "--data") for word in given)
-        return [(str(path), weight) for path, weight in found]
+        words = self.options.data
+        if not isinstance(words, tuple):
+            return [(words, None)]
+        weighted = (path_and_weight(word, "--data") for word in words)
+        return [(str(path), weight) for path, weight in weighted]
 
     def reading(self, seq: int, store: TokenCache | None, progress: Progress) -> ReadOptions:
         """Return how the data are read."""
@@ -399,9 +399,9 @@ class TextJob(Job):
         If stop tokens have loss, the figures include their mean loss, and the mean loss of all
         other labels.
         """
-        found = measured(batch, self.recipe)
-        if found is not None:
-            return found
+        figures = measured(batch, self.recipe)
+        if figures is not None:
+            return figures
         loss = self.recipe.evaluate(batch)
         return {"loss": loss, **(self._of_ends(batch) if self._has_ends else {})}
 
@@ -417,14 +417,14 @@ class TextJob(Job):
 
     def _counts(self, batches: Iterable[Any]) -> dict[str, int]:
         """Return the number of labels that are stop tokens, and of all other labels."""
-        found = ends.added(ends.sums(each.labels, self.tokenizer.eog) for each in batches)
-        return {name: count for name, (_, count) in found.items()}
+        sums = ends.added(ends.sums(each.labels, self.tokenizer.eog) for each in batches)
+        return {name: count for name, (_, count) in sums.items()}
 
     def _of_ends(self, batch: Any) -> dict[str, tuple[float, int]]:
         """Return the losses of the last evaluated batch: of stop tokens, and of the rest."""
         losses = self.recipe.label_losses()
-        found = ends.sums(batch.labels, self.tokenizer.eog, losses)
-        return {name: each for name, each in found.items() if each[1]}
+        sums = ends.sums(batch.labels, self.tokenizer.eog, losses)
+        return {name: each for name, each in sums.items() if each[1]}
 
     def _unlearned(self, result: Result) -> Iterator[str]:
         """Yield a warning, with advice, if the model does not learn stop tokens.
@@ -461,11 +461,11 @@ class TextJob(Job):
                 return {name: told[f"val_{name}"] for name in names}
         if result.interrupted:
             return None
-        found = []
+        losses = []
         for batch in batches:
             self.recipe.evaluate(batch)
-            found.append(self._of_ends(batch))
-        return {name: total / count for name, (total, count) in ends.added(found).items()}
+            losses.append(self._of_ends(batch))
+        return {name: total / count for name, (total, count) in ends.added(losses).items()}
 
     @property
     def advice_on_ends(self) -> str:
@@ -588,8 +588,8 @@ class TextJob(Job):
         is_late, texts = late(result), []
         for name, part in self.parts:
             prompt = self._prompt(part)
-            own = takewhile(lambda _: not is_late(), self._new(prompt, SAMPLE_TOKENS))
-            texts.append(self.tokenizer.decode([*prompt, *own], special=True))
+            ids = takewhile(lambda _: not is_late(), self._new(prompt, SAMPLE_TOKENS))
+            texts.append(self.tokenizer.decode([*prompt, *ids], special=True))
             of = f" of {harmless(name, '')}" if name else ""
             which = "validation" if len(part.valid) else "training"
             what = f"{len(prompt)} tokens of the {which} data{of}, then the model's own"

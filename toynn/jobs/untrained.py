@@ -77,7 +77,7 @@ def untrained_rows(
     spare = tokenizer.special - tokenizer.eog - known - set(used)
     unused = _spaced(np.array(sorted(spare | set(tokenizer.of_type(TokenType.UNUSED).tolist()))))
     normal = _spaced(tokenizer.of_type(TokenType.NORMAL))
-    found = []
+    untrained = []
     for weight in (TABLE, HEAD):
         info = file.tensors.get(weight)
         if info is not None and len(info.shape) == 2 and len(normal) > 1:
@@ -91,12 +91,12 @@ def untrained_rows(
             targets = () if is_tied(file) else ("embed",) if weight == TABLE else ("head",)
             for id, row in zip(ids, rows(np.array(ids)), strict=True):
                 if why := looks.why(id, row):
-                    found.append(Row(id, tokenizer.tokens[id], weight, why, 0.0, targets))
-    if not found:
+                    untrained.append(Row(id, tokenizer.tokens[id], weight, why, 0.0, targets))
+    if not untrained:
         return []
     engine = frozen(file)
-    unknown = {id: _unknown(engine, used[id], id, unused) for id in {row.id for row in found}}
-    return [row._replace(p=p) for row in found if (p := unknown[row.id]) is not None]
+    unknown = {id: _unknown(engine, used[id], id, unused) for id in {row.id for row in untrained}}
+    return [row._replace(p=p) for row in untrained if (p := unknown[row.id]) is not None]
 
 
 def _unknown(
@@ -111,10 +111,10 @@ def _unknown(
         np.c_[log_p[:, token], np.median(log_p[:, unused], axis=1) if len(unused) else log_p.min(1)]
         for _, log_p in log_probabilities(read(engine, ids[:-1]))
     ]
-    own, others = np.concatenate(parts).T
-    elsewhere = np.median(own[~at]) if not at.all() else -np.inf
-    ratios = own[at] - np.maximum(others[at], elsewhere)
-    return None if ratios.max() > np.log(KNOWN) else float(np.exp(own[at].max()))
+    token_log_p, others = np.concatenate(parts).T
+    elsewhere = np.median(token_log_p[~at]) if not at.all() else -np.inf
+    ratios = token_log_p[at] - np.maximum(others[at], elsewhere)
+    return None if ratios.max() > np.log(KNOWN) else float(np.exp(token_log_p[at].max()))
 
 
 def _spaced(ids: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -149,8 +149,8 @@ class ViTJob(Job):
 
     def _told(self) -> dict[str, Any]:
         """Return the options that complete or override the file that training starts from."""
-        own = self.options
-        return {"image": own.image_size, "n_heads": own.heads, "act": own.act}
+        options = self.options
+        return {"image": options.image_size, "n_heads": options.heads, "act": options.act}
 
     def realize(self) -> Engine[Any]:
         """Return the recipe, ready to step.
@@ -171,20 +171,20 @@ class ViTJob(Job):
 
     def _config(self) -> ViTConfig:
         """Return the shape of a new model."""
-        own, data = self.options, self.data
-        image = own.image_size or data.side or FOLDER_SIDE
+        options, data = self.options, self.data
+        image = options.image_size or data.side or FOLDER_SIDE
         return ViTConfig(
             image=image,
-            patch=own.patch or _default_patch(image),
+            patch=options.patch or _default_patch(image),
             channels=data.channels,
-            d_model=own.d_model,
-            n_heads=own.heads,
-            d_ff=4 * own.d_model,
-            n_layers=own.layers,
+            d_model=options.d_model,
+            n_heads=options.heads,
+            d_ff=4 * options.d_model,
+            n_layers=options.layers,
             classes=len(data.classes),
-            norm=own.norm,
-            act=own.act,
-            bias=not own.no_bias,
+            norm=options.norm,
+            act=options.act,
+            bias=not options.no_bias,
         )
 
     def announce(self) -> None:
@@ -229,12 +229,12 @@ class ViTJob(Job):
 
     def batches(self) -> RandomImages:
         """Return random pictures, augmented at random."""
-        own, data, options = self.options, self.data, self.recipe_options()
+        job_options, data, options = self.options, self.data, self.recipe_options()
         augment = Augment(
-            crop=-(-self.recipe.config.image // 8) if own.crop else 0,
-            flip=own.flip,
-            mixup=own.mixup,
-            smoothing=own.label_smoothing,
+            crop=-(-self.recipe.config.image // 8) if job_options.crop else 0,
+            flip=job_options.flip,
+            mixup=job_options.mixup,
+            smoothing=job_options.label_smoothing,
         )
         pictures, classes = self._fitted(data.train), len(data.classes)
         return RandomImages(pictures, classes, options.t_batch, options.seed, augment)
@@ -261,9 +261,9 @@ class ViTJob(Job):
 
     def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
         """Yield a command to try the model, on a held-out file or on the data's arrays."""
-        run, found = in_shell(folder.path), self.data.valid.pictures
-        if isinstance(found, Files):
-            yield f"try it      toynn predict --model {run} {in_shell(found.paths[0])}"
+        run, pictures = in_shell(folder.path), self.data.valid.pictures
+        if isinstance(pictures, Files):
+            yield f"try it      toynn predict --model {run} {in_shell(pictures.paths[0])}"
             return
         path = self.options.data
         data = "" if path is None else f" --data {in_shell(path)}"
@@ -323,10 +323,10 @@ def _judged(
     wrong: list[dict[str, str]] = []
     right: list[dict[str, str]] = []
     for batch in valid:
-        found = engine.predict(batch.inputs)
+        probabilities = engine.predict(batch.inputs)
         labels.append(batch.labels)
-        predicted.append(found)
-        for picture, label, taken in zip(batch.inputs, batch.labels, found, strict=True):
+        predicted.append(probabilities)
+        for picture, label, taken in zip(batch.inputs, batch.labels, probabilities, strict=True):
             shown = right if label == taken else wrong
             if len(shown) < SHOWN:
                 names = {"class": classes[label], "taken_for": classes[taken]}

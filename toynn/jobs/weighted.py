@@ -40,8 +40,8 @@ def sources(words: Sequence[str], option: str = "--data") -> str | tuple[str, ..
     Raises ConfigError for weights that are not above 0 or missing for some paths, and for a path
     that is named twice.
     """
-    found = [path_and_weight(word, option) for word in words]
-    paths, weights = [path for path, _ in found], [weight for _, weight in found]
+    weighted = [path_and_weight(word, option) for word in words]
+    paths, weights = [path for path, _ in weighted], [weight for _, weight in weighted]
     for word, weight in zip(words, weights, strict=True):
         if weight is not None and weight <= 0:
             raise ConfigError(f"{option} {word}: expected a weight above 0")
