@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hang import HANG
 from lora_bases import write_base
+from small_encoders import of_bytes
 
 import toynn
 from toynn import _kernels
@@ -37,17 +38,19 @@ LINES = ("--data", "pairs.jsonl", "--seq", "24")
 TOKENS = ("--data", "tokens.bin", "--seq", "8")
 BASE = ("--model", "base.gguf", "--dropout", "0.3", "--targets", "q,v", "--cache", "cached")
 GPT2 = (*RUN, *SHAPE, "--seq", "8", "--decay", "matrices", "--sample-every", "2")
+TEXTS = ("--model", "encoder.gguf", "--data", "texts.csv", "--columns", "label=kind")
 COMMANDS = {
     "gpt2": (*GPT2, "--data", "text.txt"),
     "from-scratch": (*RUN, *LINES, "--init-from", "base.gguf", "--checkpointing", *DECAY),
     "warm-start": (*RUN, *TOKENS, *SHAPE, "--donor", "base.gguf", "--lr-schedule", "wsd"),
     "lora": (*RUN, *LINES, *BASE, *SAMPLES),
+    "classify": (*RUN, *TEXTS, "--method", "lora", "--dropout", "0.3", "--metric", "macro-f1"),
     "vit": (*RUN, "--data", "pictures.npz", *SHAPE, "--flip", "--epochs", "0.7", *DECAY),
 }
 #: Files that say when it was, and how long it took.
 TIMED = ("complete.json", "trainer_state.json", "run.json", "report.html")
 VARYING = ("time", "peak_memory")
-VARYING += ("tokens_per_second", "images_per_second", "pairs_per_second")
+VARYING += ("tokens_per_second", "images_per_second", "pairs_per_second", "texts_per_second")
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,9 @@ def files(tmp_path_factory):
     pairs = [{"prompt": f"say {n}: ", "completion": "abc" * (n % 3 + 1)} for n in range(20)]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     write_base(folder / "base.gguf", vocab=256, context=64)
+    rows = [f'"{n}, {"high" if n % 3 else "low"}",{n % 3}\n' for n in range(20)]
+    (folder / "texts.csv").write_text("text,kind\n" + "".join(rows))
+    of_bytes(folder / "encoder.gguf", folder / "encoder", context=32, n_layers=1)
     images = np.random.default_rng(1).integers(0, 256, (40, 8, 8), np.uint8)
     np.savez(folder / "pictures.npz", images=images, labels=np.arange(40) % 2)
     return folder

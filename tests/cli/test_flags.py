@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("PIL", reason="Pillow, of the images extra, is not installed")
 from lora_bases import write_base
 from pictures import class_folders
+from small_encoders import of_bytes
 from some_adapters import draw
 from vocabs import bpe_file
 
@@ -42,8 +43,10 @@ BASES = {
     "from-scratch": {**RUN, **TEXTS, **SHAPE},
     "warm-start": {**RUN, **TEXTS, **SHAPE, "--donor": "base.gguf"},
     "lora": {**RUN, **TEXTS, "--model": "base.gguf"},
+    "classify": {**RUN, "--data": "kinds.csv", "--model": "encoder.gguf"},
     "vit": {**RUN, "--data": "pictures.npz", **SHAPE},
 }
+CRAFTED = {"--method": "lora"}
 FRESH = dict.fromkeys(SHAPE)
 #: What each flag is given; "" is a switch. In a pair, the second are more words, of both runs; a
 #: None takes a flag of the base away: --init-from leaves no choice about it. By recipe, if that
@@ -51,26 +54,39 @@ FRESH = dict.fromkeys(SHAPE)
 SEEN = {
     "--adapter": "adapter.gguf",
     "--act": "silu",
-    "--alpha": "3",
+    "--alpha": {"classify": ("3", CRAFTED), "": "3"},
     "--arch": "qwen3",
-    "--loraplus-lr-ratio": "16",
+    "--loraplus-lr-ratio": {"classify": ("16", CRAFTED), "": "16"},
     "--backend": "reference",
     "--batch": "3",
     "--beta": ("0.5", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
     "--activations": ("bfloat16", {"--steps": "3"}),
-    "--checkpointing": {"lora": "", "": ("", {"--layers": "2"})},
+    "--checkpointing": {
+        "lora": "",
+        "classify": ("", {"--model": "another.gguf"}),
+        "": ("", {"--layers": "2"}),
+    },
     "--cache": ("tokens", {"--data": "pairs.jsonl", "--seq": "64"}),
-    "--columns": ("text=other", {"--data": "columns.csv", "--seq": "64"}),
+    "--class-weights": "balanced",
+    "--labels": "2,1,0",
+    "--method": "head",
+    "--problem": "number",
+    "--separator": (";", {"--data": "several.jsonl", "--holdout": "1"}),
+    "--too-long": ("drop", {"--seq": "12"}),
+    "--columns": {
+        "classify": "label=other",
+        "": ("text=other", {"--data": "columns.csv", "--seq": "64"}),
+    },
     "--crop": "--no-crop",
     "--d-ff": "40",
     "--d-model": "8",
-    "--data": {"vit": "other.npz", "": "other.txt"},
-    "--decay": "matrices",
+    "--data": {"vit": "other.npz", "classify": "others.csv", "": "other.txt"},
+    "--decay": {"classify": "all", "": "matrices"},
     "--desirable-weight": ("2", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "kto"}),
     "--donor": "other.gguf",
-    "--dora": "",
+    "--dora": {"classify": ("", CRAFTED), "": ""},
     "--document-separator": " the ",
-    "--dropout": "0.5",
+    "--dropout": {"classify": ("0.5", CRAFTED), "": "0.5"},
     "--config": "flags.toml",
     "--early-stopping": ("1", {"--lr": "5", "--min-lr-ratio": "1", "--eval-every": "1"}),
     "--epochs": "0.3",
@@ -80,7 +96,7 @@ SEEN = {
     "--grad-accum": "2",
     "--heads": "1",
     "--image-size": "4",
-    "--init": {"lora": "normal", "": "scratch"},
+    "--init": {"lora": "normal", "classify": ("normal", CRAFTED), "": "scratch"},
     "--init-from": {"vit": ("vit", FRESH), "gpt2": ("gpt2.gguf", FRESH), "": ("base.gguf", FRESH)},
     "--init-scale": "3",
     "--kv-heads": "1",
@@ -91,39 +107,39 @@ SEEN = {
     "--loss": ("orpo", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
     "--layers": "2",
     "--log-every": "1",
-    "--lorafa": "",
+    "--lorafa": {"classify": ("", CRAFTED), "": ""},
     "--lr": "0.02",
-    "--lr-schedule": "linear",
+    "--lr-schedule": {"classify": "wsd", "": "linear"},
     "--max-grad-norm": "0.01",
     "--memory": "1G",
-    "--metric": {"vit": "accuracy", "": "loss,perplexity"},
+    "--metric": {"vit": "accuracy", "classify": "accuracy", "": "loss,perplexity"},
     "--min-lr-ratio": "0.5",
     "--mixup": "0",
     "--holdout": "0",
-    "--model": "other.gguf",
+    "--model": {"classify": "another.gguf", "": "other.gguf"},
     "--no-bias": "",
     "--no-mask-prompt": ("", {"--data": "pairs.jsonl", "--seq": "64"}),
     "--no-packing": ("", {"--data": "pairs.jsonl", "--seq": "64"}),
     "--norm": "rmsnorm",
-    "--num-layers": "1",
+    "--num-layers": {"classify": ("1", CRAFTED | {"--model": "another.gguf"}), "": "1"},
     "--out": "elsewhere",
     "--patch": "4",
     "--precision": {"lora": "high", "": "medium"},
     "--qkv-bias": "",
     "--prepack": ("never", {"--model": "wide.gguf", "--seq": "64"}),
-    "--rank": "3",
+    "--rank": {"classify": ("3", CRAFTED), "": "3"},
     "--sample-every": "2",
-    "--save-every": "2",
+    "--save-every": {"classify": "1", "": "2"},
     "--save-total-limit": ("1", {"--save-every": "1"}),
     "--questions": "asked.jsonl",
     "--recompute-cheap": "",
     "--report": "none",
-    "--rslora": "",
+    "--rslora": {"classify": ("", CRAFTED), "": ""},
     "--seed": "7",
     "--seq": "6",
     "--skip-unreadable": ("", {"--data": "folders", "--image-size": "8"}),
     "--steps": "3",
-    "--targets": "q",
+    "--targets": {"classify": ("q", CRAFTED), "": "q"},
     "--threads": "3",
     "--tokenizer": {
         "warm-start": ("words.gguf", {"--init": "scratch"}),
@@ -134,10 +150,11 @@ SEEN = {
     "--undesirable-weight": ("2", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "kto"}),
     "--untied": "",
     "--warmup": "3",
-    "--valid": "other.txt",
+    "--valid": {"classify": "others.csv", "": "other.txt"},
     "--weight-decay": "0.9",
     "--weight-dtype": "bf16",
 }
+UNITS = ("tokens", "images", "texts")
 #: Files that repeat the flags, and say how long it took.
 TOLD = ("config.toml", "run.json", "report.html")
 #: Recipes whose parser knows a flag only to say why it is none.
@@ -167,6 +184,13 @@ def files(tmp_path_factory):
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     (folder / "columns.csv").write_text("text,other\n" + "the cat,a rat\na rat,a mat\n" * 4)
     asked = {"question": "the cat", "choices": ["sat", "x"], "answer": 0}
+    for name in ("kinds", "others"):
+        rows = [f'"the {name}, {n}",{n % 3},{n % 2}\n' for n in range(20)]
+        (folder / f"{name}.csv").write_text("text,label,other\n" + "".join(rows))
+    rows = ['{"text": "the cat", "labels": "0;2"}', '{"text": "a rat", "labels": "2"}'] * 5
+    (folder / "several.jsonl").write_text("\n".join(rows))
+    for n, name in enumerate(("encoder", "another")):
+        of_bytes(folder / f"{name}.gguf", folder / name, context=32, n_layers=n + 1)
     (folder / "asked.jsonl").write_text(json.dumps(asked) + "\n")
     prefer = [{"prompt": f"{n}: ", "chosen": "ab" * (n % 3 + 1), "rejected": "x"} for n in range(9)]
     (folder / "prefer.jsonl").write_text("\n".join(map(json.dumps, prefer)))
@@ -244,7 +268,7 @@ class See:
     def content(path):
         if path.name != "metrics.jsonl":
             return path.is_dir() or path.name in TOLD or path.read_bytes()
-        timed = ("time", "tokens_per_second", "images_per_second", "peak_memory")
+        timed = ("time", "peak_memory", *(f"{unit}_per_second" for unit in UNITS))
         reports = [json.loads(line) for line in path.read_text().splitlines()]
         return [{k: v for k, v in report.items() if k not in timed} for report in reports]
 
@@ -309,7 +333,7 @@ OWN = [
     (name, each)
     for name, options in OPTIONS.items()
     for each in options.values()
-    if each.source == "own" and name != "warm-start"
+    if each.source == "own" and name != "warm-start" and JOBS[name].source[0] in options
 ]
 
 

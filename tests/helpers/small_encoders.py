@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from toynn.engines.encoder import Encoder
 from toynn.formats import hf
 from toynn.models import ENCODERS
 from toynn.options import RecipeOptions
@@ -23,8 +24,14 @@ def written(path, arch="bert", **shape):
     return path
 
 
-def with_words(path, **shape):
+def with_words(path, words=WORDS, **shape):
     """Write a folder that reads WORDS; return its path."""
-    written(path, vocab=len(WORDS), **shape)
-    (path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    written(path, vocab=len(words), **shape)
+    (path / "vocab.txt").write_text("\n".join(words) + "\n")
+    return path
+
+
+def of_bytes(path, folder, **shape):
+    """Write a GGUF file whose tokens are bytes, and its folder; return its path."""
+    Encoder.load(written(folder, vocab=256, **shape)).export_gguf(path)
     return path

@@ -7,7 +7,7 @@
 The prompt is the one that Alpaca was trained with. Source: Taori et al. 2023, Stanford Alpaca.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from toynn.errors import DataError
@@ -130,12 +130,17 @@ def _text_of(at: str, part: Any) -> str:
     raise DataError(f"{at}: content: expected parts of type text; got {kind!r}")
 
 
-def renamed(where: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
+def renamed(
+    where: str,
+    row: Mapping[str, Any],
+    columns: Mapping[str, str],
+    read: Collection[str] = READ,
+) -> Mapping[str, Any]:
     """Return a row with its columns renamed: ``columns`` has new names, each with the old one.
 
-    Other columns keep their names, unless a renamed column takes the name. If the renamed columns
-    alone make up a format, columns of any format are dropped, so that the format is not ambiguous.
-    Raises DataError for a column that the row lacks.
+    Other columns that are ``read`` keep their names, unless a renamed column takes the name. If the
+    renamed columns alone make up a format, columns of any format are dropped, so that the format is
+    not ambiguous. Raises DataError for a column that the row lacks.
     """
     for column in columns.values():
         if column not in row:
@@ -145,4 +150,4 @@ def renamed(where: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> M
     whole = any(named.keys() >= set(form) for form in FORMS)
     hidden = {key for form in FORMS for key in form} if whole else set()
     others = row.keys() - set(columns.values()) - hidden
-    return {name: row[name] for name in row if name in others & READ} | named
+    return {name: row[name] for name in row if name in others and name in read} | named

@@ -1,7 +1,7 @@
 """Read the rows of a file as objects; errors name file and line."""
 
 import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing
 from difflib import get_close_matches
 from pathlib import Path
@@ -67,13 +67,14 @@ def rows(
     progress: Progress,
     columns: Mapping[str, str] = MappingProxyType({}),
     bounds: Bounds = USUAL,
+    read: Collection[str] = READ,
 ) -> Iterator[tuple[int | str, Mapping[str, Any]]]:
     """Yield the number and the object of each non-blank line, or of each row of a table.
 
-    ``columns`` renames columns: see ``renamed``. Raises DataError for a row that is not an object,
-    and for a line or a file beyond its ``bounds``.
+    ``columns`` renames columns: see ``renamed``. ``read`` are the keys of interest. Raises
+    DataError for a row that is not an object, and for a line or a file beyond its ``bounds``.
     """
-    with closing(attempts(path, progress, columns, bounds)) as numbered:
+    with closing(attempts(path, progress, columns, bounds, read)) as numbered:
         for line, row in numbered:
             if isinstance(row, DataError):
                 raise row  # refers to the frames that have the file open, so it is closed here
@@ -85,6 +86,7 @@ def attempts(
     progress: Progress,
     columns: Mapping[str, str] = MappingProxyType({}),
     bounds: Bounds = USUAL,
+    read: Collection[str] = READ,
 ) -> Generator[tuple[int | str, Mapping[str, Any] | DataError], None, None]:
     """Yield what ``rows`` does; for a bad row, yield its error and continue.
 
@@ -92,7 +94,7 @@ def attempts(
     """
     files = files_of(path)
     for file in files:
-        for place, row in _attempts(file, progress, columns, bounds):
+        for place, row in _attempts(file, progress, columns, bounds, read):
             yield (place if len(files) == 1 else where_of(file, place)), row
 
 
@@ -107,11 +109,15 @@ def line_of(place: int | str) -> str:
 
 
 def _attempts(
-    path: Path, progress: Progress, columns: Mapping[str, str], bounds: Bounds
+    path: Path,
+    progress: Progress,
+    columns: Mapping[str, str],
+    bounds: Bounds,
+    read: Collection[str],
 ) -> Iterator[tuple[int | str, Mapping[str, Any] | DataError]]:
     numbered: Generator[tuple[int | str, Any], None, None]
     if kind_of(path) in TABLES or (path.is_dir() and kind_of(path) not in LINES):
-        numbered = table_rows(path, progress, READ.union(columns.values()), bounds)
+        numbered = table_rows(path, progress, {*read, *columns.values()}, bounds)
     elif is_array(path):
         numbered = items_of(path, progress, bounds)
     else:
@@ -122,7 +128,7 @@ def _attempts(
                 row = _row(path, int(line), raw) if isinstance(raw, bytes) else raw
                 if not isinstance(row, Mapping):
                     raise _no_object(where_of(path, line), row)
-                row = renamed(where_of(path, line), row, columns) if columns else row
+                row = renamed(where_of(path, line), row, columns, read) if columns else row
             except DataError as error:
                 yield line, error
                 continue

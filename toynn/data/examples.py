@@ -151,10 +151,24 @@ class Examples:
         return picked
 
 
+class Drawn(Protocol):
+    """What batches are drawn from: examples, or texts of at most ``seq`` tokens."""
+
+    @property
+    def seq(self) -> int:
+        """The most tokens of one."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def batch(self, indices: Iterable[int], room: int) -> Batch:
+        """Return these as a batch."""
+
+
 class ShuffledExamples(Iterator[Batch]):
     """Endless training batches: every example once an epoch, in a new random order."""
 
-    def __init__(self, examples: Examples, batch: int, seed: int) -> None:
+    def __init__(self, examples: Drawn, batch: int, seed: int) -> None:
         self._examples, self._batch = examples, batch
         self._seed, self._drawn = seed, 0
         self._epoch, self._order = -1, np.empty(0, np.int64)

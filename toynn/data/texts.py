@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -81,6 +82,12 @@ class Texts(Batch):
         first = np.asarray(self.segments)
         starts = np.flatnonzero(first == np.arange(len(first)))
         return np.append(starts, len(first)).astype(np.int32)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The first token of each text, and the token after its last."""
+        bounds = self.bounds_of_texts.tolist()
+        return list(pairwise(bounds))
 
     @cached_property
     def rows(self) -> int:

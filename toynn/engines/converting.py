@@ -27,7 +27,7 @@ from toynn.formats.hf import HFModel
 from toynn.formats.sentences import POOLINGS
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.models import HEAD, TABLE, architecture
-from toynn.models.encoder import LABELS
+from toynn.models.encoder import LABELS, PROBLEM
 from toynn.options import RecipeOptions
 
 __all__ = ["convert", "fuse_into", "unlike"]
@@ -165,7 +165,8 @@ def _metadata(
     found = metadata_of(described, cfg, outtype, more)
     if described.encodes:
         pooling = "rank" if cfg.head else sentences.read(model.path).pooling
-        name, labels = found["general.architecture"], f"{model.architecture}.{LABELS}"
+        name, stored = found["general.architecture"], model.metadata
         found[f"{name}.pooling_type"] = POOLINGS.index(pooling)
-        found |= {f"{name}.{LABELS}": model.metadata[labels]} if labels in model.metadata else {}
+        own = (key for key in (LABELS, PROBLEM) if f"{model.architecture}.{key}" in stored)
+        found |= {f"{name}.{key}": stored[f"{model.architecture}.{key}"] for key in own}
     return found

@@ -13,6 +13,7 @@ trained, the head alone, or adapters and the head over a frozen file (``enable_l
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -29,24 +30,28 @@ from toynn.engines import files
 from toynn.engines.engine import Inputs, Recorded
 from toynn.engines.files import StrPath
 from toynn.engines.sequence import SequenceEngine
+from toynn.engines.targets import AdapterOptions
 from toynn.engines.vectors import LOSSES, WholeBatch, inputs_of, record_loss, units
 from toynn.errors import ConfigError, LabelError, LifecycleError, ShapeError
-from toynn.formats import bases, sentences
+from toynn.formats import adapters, bases, hf, safetensors, sentences
+from toynn.formats.adapters import Adapter
+from toynn.formats.files import write_atomically
 from toynn.formats.gguf import Strings
+from toynn.formats.safetensors import SafeTensors
 from toynn.formats.sentences import POOLINGS, Sentences
 from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.graph.tape import Tensor
 from toynn.models import ARCHITECTURES, ENCODERS, Source, architecture, check_tensors, refuse
 from toynn.models import Encoder as Model
-from toynn.models.encoder import LABELS
+from toynn.models.encoder import LABELS, PROBLEM
 from toynn.models.table import Weight
 from toynn.nn import Dropout, Layers
 from toynn.numerics import checks
 from toynn.options import RecipeOptions
 from toynn.system.critical import exclusive
 
-__all__ = ["Encoder", "Task"]
+__all__ = ["ADAPTERS", "Encoder", "Task"]
 
 Floats = NDArray[np.float32]
 Text = str | Sequence[int] | tuple[str, str]
@@ -85,6 +90,8 @@ class Task:
         a tape has the whole batch.
     head_only
         Whether only the head is trained.
+    names
+        The names of the classes. A file's head whose classes have other names is not used.
     """
 
     kind: Literal["vectors", "sequence", "tokens"] = "vectors"
@@ -96,6 +103,7 @@ class Task:
     dims: tuple[int, ...] = ()
     mini_batch: int = 0
     head_only: bool = False
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         losses = LOSSES if self.kind == "vectors" else _LOSSES
@@ -114,6 +122,10 @@ class Task:
 
 
 _LOSSES = ("cross_entropy", "binary", "squared")
+#: The losses of a head of sequences by Hugging Face's problem_type.
+_PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+PROBLEMS = dict(zip(_PROBLEMS, _LOSSES, strict=True))
+ADAPTERS = "adapter.safetensors"  # the adapters and the head, beside the merged weights
 
 
 class Encoder(SequenceEngine[Any]):
@@ -164,10 +176,30 @@ class Encoder(SequenceEngine[Any]):
             engine.build_training_step()
         return engine
 
+    def realize(
+        self,
+        model: StrPath | Source,
+        opts: RecipeOptions,
+        task: Task,
+        lora: AdapterOptions | None = None,
+    ) -> None:
+        """Read a file or folder, or map it under adapters (``lora``); compile the training step.
+
+        t_batch * t_seq is the room of a usual batch in tokens, ``texts`` its number of texts.
+        Raises what ``load`` does.
+        """
+        with self._realizing("realize"), bases.opened(model) as file:
+            if lora is None:
+                self.read(file, opts, task)
+            else:
+                self.enable_lora(lora)
+                self.map(file, opts, task)
+                self.init_adapters(lora.init, opts.seed, opts.init_scale)
+            self.build_training_step()
+
     def read(self, file: Source, opts: RecipeOptions, task: Task | None = None) -> None:
         """Declare an open file's model and take its weights; there is no training step yet."""
-        self._begin(file, task)
-        self.declare_from(file, opts)
+        self.declare_from(file, opts, task)
         self._fill(self._values(file, self.tensors))
         file.check_unchanged()
         self._carried = files.passed_on(file)
@@ -178,15 +210,20 @@ class Encoder(SequenceEngine[Any]):
         The weights of a head are in memory, and trained: the file's, or new ones. Raises
         ConfigError for a head that the architecture has not, or without labels.
         """
+        self.declare_over(file, opts, task)
+        copies = ((name, values()) for name, values in self._copies.items())
+        head = [name for name in self._loadable if name.startswith("cls")]
+        self._fill(chain(copies, self._values(file, head)))
+        self._adapters.zero()
+        self._carried = files.passed_on(file)
+
+    def declare_over(self, file: Source, opts: RecipeOptions, task: Task | None = None) -> None:
+        """Declare what ``map`` uses; allocates nothing. Raises ConfigError as ``map`` does."""
         self._begin(file, task)
         cfg, options = files.config_of(file, self.architectures, type(self).__name__)
         files.check_options(file, opts, options)
         cfg, self.file = self._suited(file, cfg), file
         self.declare(cfg, replace(opts, **options))
-        copies = ((name, values()) for name, values in self._copies.items())
-        head = [name for name in self._loadable if name.startswith("cls")]
-        self._fill(chain(copies, self._values(file, head)))
-        self._adapters.zero()
 
     def _values(self, file: Source, names: Iterable[str]) -> Iterator[tuple[str, ArrayLike]]:
         """Yield weights of the file, and drawn ones that it does not have."""
@@ -209,11 +246,12 @@ class Encoder(SequenceEngine[Any]):
         self.sentences = found if found.pooling else replace(found, pooling=usual)
         self._asked = task
 
-    def declare_from(self, file: Source, opts: RecipeOptions) -> None:
+    def declare_from(self, file: Source, opts: RecipeOptions, task: Task | None = None) -> None:
         """Declare an open file's model with the task's head, before memory is allocated.
 
         Raises ConfigError for a head that the architecture has not, or without labels.
         """
+        self._begin(file, task)
         cfg, options = files.config_of(file, self.architectures, type(self).__name__)
         cfg = self._suited(file, cfg)
         try:
@@ -234,7 +272,9 @@ class Encoder(SequenceEngine[Any]):
         encodes = file.architecture in ENCODERS
         if self._asked is None:
             kind: Any = (cfg.head if encodes else "") or "vectors"
-            self.task = Task(kind, cfg.labels if encodes else 0)
+            said = str(file.metadata.get(f"{file.architecture}.{PROBLEM}", ""))
+            loss = PROBLEMS.get(said, "") if kind == "sequence" else ""
+            self.task = Task(kind, cfg.labels if encodes else 0, loss)
         else:
             self.task = self._asked
         if self.task.kind == "vectors":
@@ -247,10 +287,11 @@ class Encoder(SequenceEngine[Any]):
         labels = self.task.labels or cfg.labels
         if not labels:
             raise ConfigError(f"{file.path}: it has no head: give Task(labels=)")
-        if self.class_names and len(self.class_names) != labels:
-            self.class_names = ()
         self.task = replace(self.task, labels=labels)
         same = (cfg.head, cfg.labels) == (self.task.kind, labels)
+        same = same and self.task.names in ((), self.class_names)
+        if self.task.names or len(self.class_names) != labels:
+            self.class_names = self.task.names
         # A head of tokens has cls only where the architecture has it with a norm.
         dense = any(row.name == "cls.norm" for row in architecture(cfg.arch).table)
         pooler = cfg.pooler if same else self.task.kind == "sequence" or dense
@@ -296,7 +337,8 @@ class Encoder(SequenceEngine[Any]):
     @property
     def _usual(self) -> tuple[Any, ...]:
         texts = self.t_batch * (self.columns if self.task.kind == "vectors" else 2)
-        return self.t_batch * self.t_seq, self.task.mini_batch or texts, False, self.columns
+        texts = self.task.mini_batch or self.texts or texts
+        return self.t_batch * self.t_seq, texts, self.dense, self.columns
 
     def _record_rows(self, size: int, texts: int, *, train: bool) -> tuple[Layers, Tensor]:
         """Record what a head or a loss reads: a row (S, C) for each text, or all rows (N, C)."""
@@ -361,6 +403,8 @@ class Encoder(SequenceEngine[Any]):
 
     #: Texts of an example of infonce: anchor, positive, and any negatives.
     columns = 2
+    #: Texts of a usual batch, and whether its labels are dense; set before the step is built.
+    texts, dense = 0, False
 
     # -- Running -------------------------------------------------------------------------------
 
@@ -537,15 +581,22 @@ class Encoder(SequenceEngine[Any]):
             self.cut += len(ids) > self.longest
             return (ids := ids[: self.longest]), [0] * len(ids)
         parts = (prompt + text,) if isinstance(text, str) else (prompt + text[0], str(text[1]))
-        ids_of = [self.tokenizer.encode(part, add_special=False) for part in parts]
+        return self.fitted(*(self.tokenizer.encode(part, add_special=False) for part in parts))[:2]
+
+    def fitted(self, *texts: Sequence[int]) -> tuple[list[int], list[int], int]:
+        """Return ids and types of one text or two, framed and cut as ``tokens_of`` says.
+
+        Also return how many tokens were cut.
+        """
+        parts = [list(ids) for ids in texts]
         frame = len(self.tokenizer.framed([], *([[]] * (len(parts) - 1)))[0])
-        over = sum(map(len, ids_of)) + frame - self.longest
+        over = rest = max(sum(map(len, parts)) + frame - self.longest, 0)
         self.cut += over > 0
-        for ids in reversed(ids_of):
-            cut = min(max(over, 0), len(ids))
+        for ids in reversed(parts):
+            cut = min(rest, len(ids))
             del ids[len(ids) - cut :]
-            over -= cut
-        return self.tokenizer.framed(*ids_of)
+            rest -= cut
+        return *self.tokenizer.framed(*parts), over
 
     def encode(self, texts: Sequence[Text], *, prompt: str = "") -> Floats:
         """Return the vectors (n, d_model) of texts, or of lists of ids.
@@ -589,21 +640,24 @@ class Encoder(SequenceEngine[Any]):
             size = len(found[0]) if found else 0
             full = total + size > tokens or len(waiting) == AT_ONCE
             if waiting and (found is None or full):
-                yield self._run(Texts.pack(*zip_texts(waiting)))
+                yield self.outputs_of(Texts.pack(*zip_texts(waiting)))
                 waiting, total = [], 0
             if found is not None:
                 waiting.append(found)
                 total += size
 
     @exclusive
-    def _run(self, given: Texts) -> Floats:
-        s, given = self.session, self._checked(given)
+    def outputs_of(self, batch: Batch) -> Floats:
+        """Return the vectors or logits of a batch of Texts: a row for each text or token.
+
+        Raises ShapeError for a batch that is none.
+        """
+        s, given = self._session_for("outputs_of()"), self._checked(batch)
         if (size := given.tokens) < FEW:
             types = None if given.types is None else np.append(given.types, [0] * FEW)
             segments = np.append(given.segments, [size] * FEW)
             more = Texts(np.append(given.inputs, [0] * FEW), None, None, segments, types=types)
-            rows = size if self.task.kind == "tokens" else given.examples
-            return self._run(more)[:rows]
+            return self.outputs_of(more)[: size if self.task.kind == "tokens" else given.examples]
         room, texts = 1 << (given.tokens - 1).bit_length(), 1 << (given.examples - 1).bit_length()
         step = s.record(("outputs", room, texts), lambda: self._record_outputs(room, texts))
         rows = given.tokens if self.task.kind == "tokens" else given.examples
@@ -626,9 +680,58 @@ class Encoder(SequenceEngine[Any]):
         For vectors the folder has sentence-transformers' files, too. Return why the folder has no
         tokenizer, or "".
         """
-        own = self._source if self._source is not None and self._source.is_dir() else None
-        own = own if own is not None and has_tokenizer(own) else None
-        return super().export_hf(path, own if tokenizer is None else tokenizer)
+        return super().export_hf(path, self._tokenizer if tokenizer is None else tokenizer)
+
+    @property
+    def _tokenizer(self) -> Path | None:
+        """The folder that it was read from, if that has a tokenizer."""
+        folder = self._source
+        return folder if folder is not None and has_tokenizer(folder) else None
+
+    def whole_weights(self) -> dict[str, Floats]:
+        """Return the weights in float32, the adapters merged into those of the mapped file."""
+        if self.file is None:
+            return self.weights()
+        head = {name: w for name, w in self._loadable.items() if name.startswith("cls")}
+        adapter = self._adapted("whole_weights").copy() if self.adapters else None
+        with bases.open(self.file.path, check=False) as base:
+            values = {name: np.array(base[name], np.float32) for name in self._mapped}
+        for name in adapter.pairs if adapter is not None else ():
+            adapters.merge(values[name], cast(Adapter, adapter), name)
+        return values | self._downloaded(head)
+
+    def _check_exported(self, call: str) -> None:
+        """Raise LifecycleError if there are no weights; of mapped ones, folders can be written."""
+        if call != "export_hf":
+            super()._check_exported(call)
+        self._session_for(f"{call}()")
+        self.check_unchanged()
+
+    def write_run(self, folder: Path) -> None:
+        """Write the model to a run folder, as ``export_hf`` does; adapters also apart."""
+        self._built("write_run")
+
+        def write(path: Path, *model: Any, **more: Any) -> None:
+            for name, content in hf.contents(path, *model, **more).items():
+                if name == hf.WEIGHTS or not (path / name).exists():
+                    (path / name).parent.mkdir(exist_ok=True)
+                    write_atomically(path / name, content)
+
+        if self.file is not None:
+            self.check_unchanged()
+            trained = {name: self.session.download(w) for name, w in self._loadable.items()}
+            write_atomically(folder / ADAPTERS, safetensors.parts(trained))
+        files.write_hf(folder, self, self._tokenizer, write)
+
+    def read_run(self, folder: Path) -> None:
+        """Load what ``write_run`` wrote."""
+        self._built("read_run")
+        if self.file is not None:
+            with closing(SafeTensors(folder / ADAPTERS)) as trained:
+                self.load_weights({name: trained[name] for name in trained.tensors})
+            return
+        with bases.open(folder, check=False) as file:
+            self.load_weights({name: file[name] for name in self._loadable})
 
     def told(self, *, folder: bool = False) -> dict[str, Any]:
         """Return pooling and the names of classes, as a file has them."""
@@ -640,6 +743,8 @@ class Encoder(SequenceEngine[Any]):
             found["head"] = self.config.head
         if self.class_names:
             found[LABELS] = list(self.class_names)
+        if self.task.kind == "sequence":
+            found[PROBLEM] = _PROBLEMS[_LOSSES.index(self.task.loss)]
         return found
 
     def files_beside(self) -> dict[str, bytes]:

@@ -4,7 +4,7 @@ Nothing in a file is silently ignored: a tensor or hyper-parameter that the mode
 an error that names it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
@@ -188,10 +188,16 @@ def write_gguf(path: StrPath, engine: Any, outtype: str, *, overwrite: bool) -> 
     gguf.write(path, metadata, tensors, overwrite=overwrite)
 
 
-def write_hf(path: StrPath, engine: Any, tokenizer: StrPath | None) -> str:
+def write_hf(
+    path: StrPath,
+    engine: Any,
+    tokenizer: StrPath | None,
+    write: Callable[..., None] = hf.write,
+) -> str:
     """Write a model as a new Hugging Face folder; return why it has no tokenizer, or "".
 
-    ``engine`` is a SequenceEngine; ``tokenizer``, a path, replaces its own. Raises ConfigError for
+    ``engine`` is a SequenceEngine; ``tokenizer``, a path, replaces its own; ``write`` takes the
+    arguments of ``hf.write``. Raises ConfigError for
     tensors that config.json cannot describe, and what reading a tokenizer raises.
     """
     model, cfg = engine.model, engine.config
@@ -200,9 +206,9 @@ def write_hf(path: StrPath, engine: Any, tokenizer: StrPath | None) -> str:
         raise ConfigError(f"export_hf: config.json has no place for {', '.join(sorted(unsaid))}")
     keys = model.write(cfg) | {"vocab_size": cfg.vocab} | engine.told(folder=True)
     files, named, why = _tokenizer_files(engine, tokenizer)
-    tensors = model.exported(cfg, engine.weights())
+    tensors = model.exported(cfg, engine.whole_weights())
     files |= engine.files_beside()
-    hf.write(path, model.architecture, keys, tensors, beside, files=files, named=named)
+    write(path, model.architecture, keys, tensors, beside, files=files, named=named)
     return why
 
 

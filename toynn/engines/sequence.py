@@ -589,6 +589,10 @@ class SequenceEngine(Engine[C], Generic[C]):
 
     # -- Writing files -------------------------------------------------------------------------
 
+    def whole_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Return the weights that a folder gets."""
+        return self.weights()
+
     def told(self, *, folder: bool = False) -> dict[str, Any]:
         """Return hyper-parameters that the engine knows and its model does not: none."""
         return {}

@@ -1,7 +1,9 @@
 """Open a model in either format: a GGUF file or a Hugging Face folder."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from toynn.errors import GGUFError
 from toynn.formats import gguf, hf
@@ -10,7 +12,7 @@ from toynn.formats.gguf import GGUFFile
 from toynn.formats.hf import HFModel
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
-__all__ = ["Base", "context_length", "open"]
+__all__ = ["Base", "context_length", "open", "opened"]
 
 #: An open model; both formats have GGUF's keys and names.
 Base = GGUFFile | HFModel
@@ -33,6 +35,13 @@ def open(path: str | os.PathLike[str], *, check: bool | None = None) -> Base:
         file.close()
         raise GGUFError(f"{file.path}: {other}")
     return file
+
+
+def opened(model: Any, check: bool = True) -> AbstractContextManager[Any]:
+    """Open a file or folder unless it is open. A session keeps the mapping of a closed file."""
+    if isinstance(model, str | os.PathLike):
+        return open(model, check=check)
+    return nullcontext(model)
 
 
 def context_length(path: str | os.PathLike[str]) -> int | None:

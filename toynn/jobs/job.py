@@ -228,6 +228,10 @@ class Job(ABC):
     def measure(self, batch: Any) -> Figures:
         """Return the figures of an evaluation batch: "loss", and further ones by name."""
 
+    def joined(self, measured: Sequence[Any]) -> Mapping[str, float]:
+        """Return figures of a whole evaluation: see ``Learner``."""
+        return {}
+
     def check(self) -> None:
         """Raise if a mapped file was replaced or overwritten."""
         self.recipe.check_unchanged()

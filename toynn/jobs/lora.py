@@ -35,35 +35,18 @@ from toynn.system.printing import fact, harmless
 from toynn.train.folder import RunFolder
 from toynn.train.state import Figures, Result
 
-__all__ = ["LoRAJob", "LoRAOptions"]
+__all__ = ["AdapterFields", "LoRAJob", "LoRAOptions"]
 
 NORMAL_STD = 0.02  # standard deviation of A with --init normal
 _SFT = "sft"
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
-class _Adapter:
-    """The base model, and its adapter."""
+class AdapterFields:
+    """The shape of adapters, and how they start."""
 
     GROUP: ClassVar[str] = ADAPTER
 
-    model: StrPath = option(
-        "base model: a GGUF file, Hugging Face folder or hf:OWNER/NAME (default: the base of "
-        "--adapter)",
-        also="-m",
-        read=model_name,
-        fetch=model_file,
-        metavar="PATH",
-        hashed=True,
-    )
-    adapter: StrPath | None = option(
-        "continue training an adapter: a run folder, .gguf file or PEFT folder",
-        None,
-        metavar="PATH",
-        once="a run continues one adapter (`toynn export` combines several)",
-        hashed=True,
-    )
-    strict: bool = option(STRICT, False, compared=False)
     rank: int = option("rank of the adapters", 8, of=AdapterOptions, source="own", memory="smaller")
     alpha: float = option(
         "scale the adapters by alpha / rank", 16.0, of=AdapterOptions, source="own"
@@ -114,7 +97,32 @@ class _Adapter:
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
-class LoRAOptions(TextJobOptions, _Adapter):
+class _Base:
+    """The base model, or an adapter with its base."""
+
+    GROUP: ClassVar[str] = ADAPTER
+
+    model: StrPath = option(
+        "base model: a GGUF file, Hugging Face folder or hf:OWNER/NAME (default: the base of "
+        "--adapter)",
+        also="-m",
+        read=model_name,
+        fetch=model_file,
+        metavar="PATH",
+        hashed=True,
+    )
+    adapter: StrPath | None = option(
+        "continue training an adapter: a run folder, .gguf file or PEFT folder",
+        None,
+        metavar="PATH",
+        once="a run continues one adapter (`toynn export` combines several)",
+        hashed=True,
+    )
+    strict: bool = option(STRICT, False, compared=False)
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class LoRAOptions(TextJobOptions, AdapterFields, _Base):
     """The options of ``toynn train lora``."""
 
     GROUP: ClassVar[str] = OPTIMIZATION

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from toynn.jobs.classify import ClassifyJob
 from toynn.jobs.config_file import read_config
 from toynn.jobs.job import Job
 from toynn.jobs.lora import LoRAJob
@@ -14,7 +15,7 @@ from toynn.system.platform import in_shell
 __all__ = ["JOBS", "OPTIONS", "made"]
 
 JOBS: dict[str, type[Job]] = {
-    job.name: job for job in (GPT2Job, FromScratchJob, WarmStartJob, LoRAJob, ViTJob)
+    job.name: job for job in (GPT2Job, FromScratchJob, WarmStartJob, LoRAJob, ViTJob, ClassifyJob)
 }
 LENGTH = ("steps", "epochs")  # if one of them is given, the file's steps and epochs are ignored
 OPTIONS = {name: arranged(job.kind) for name, job in JOBS.items()}

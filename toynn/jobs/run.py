@@ -88,6 +88,7 @@ def carried_out(job: Job) -> Outcome:
         save_total_limit=run.save_total_limit,
         identity=identity,
         measure=job.measure,
+        joined=job.joined,
         sample=job.sample,
         check=job.check,
         unit=job.unit,

@@ -47,6 +47,7 @@ __all__ = [
     "METRICS",
     "NO_TEXTS",
     "TOKENIZER",
+    "RowOptions",
     "TextJob",
     "TextJobOptions",
     "TextOptions",
@@ -129,7 +130,52 @@ def data_names(texts: str | Sequence[str]) -> str | tuple[str, ...]:
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
-class TextOptions:
+class RowOptions:
+    """How rows of data are read, and which of them validate."""
+
+    GROUP: ClassVar[str] = MODEL
+
+    columns: str | None = option(
+        "map field names to columns of the data: prompt=question,completion=answer",
+        None,
+        read=column_names,
+        metavar="NEW=OLD,...",
+    )
+    max_line: int = option(
+        "most bytes of a line of data",
+        LONGEST,
+        read=whole(1, HUGE),
+        metavar="BYTES",
+        compared=False,
+    )
+    max_unpacked: int | None = option(
+        "most bytes that a compressed file may hold (default: 100 times its size, at least 1 GiB)",
+        None,
+        read=whole(1, HUGE),
+        metavar="BYTES",
+        compared=False,
+    )
+    valid: StrPath | None = option(
+        "validate on this file, or hf:OWNER/NAME:SPLIT, instead of rows of --data",
+        None,
+        group=SAVING,
+        read=data_name,
+        fetch=local_data,
+        metavar="FILE",
+        hashed=True,
+    )
+    holdout: float | None = option(
+        "hold out a share or N rows (tokens of a text) for validation; 0: none (default: a "
+        f"tenth, or none of fewer than {FEW} rows)",
+        None,
+        group=SAVING,
+        read=share_or_count,
+        metavar="SHARE|N|0",
+    )
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class TextOptions(RowOptions):
     """The texts or examples of a job, and how they are read."""
 
     GROUP: ClassVar[str] = MODEL
@@ -153,26 +199,6 @@ class TextOptions:
         "train on prompts and user messages too, not only on completions", False
     )
     no_packing: bool = option("put one example in a row instead of packing as many as fit", False)
-    columns: str | None = option(
-        "map field names to columns of the data: prompt=question,completion=answer",
-        None,
-        read=column_names,
-        metavar="NEW=OLD,...",
-    )
-    max_line: int = option(
-        "most bytes of a line of data",
-        LONGEST,
-        read=whole(1, HUGE),
-        metavar="BYTES",
-        compared=False,
-    )
-    max_unpacked: int | None = option(
-        "most bytes that a compressed file may hold (default: 100 times its size, at least 1 GiB)",
-        None,
-        read=whole(1, HUGE),
-        metavar="BYTES",
-        compared=False,
-    )
     truncation_mode: Literal["keep_start", "keep_end"] = option(
         "keep the start or the end of examples longer than --seq", "keep_start"
     )
@@ -189,23 +215,6 @@ class TextOptions:
         None,
         metavar="DIR",
         compared=False,
-    )
-    valid: StrPath | None = option(
-        "validate on this file, or hf:OWNER/NAME:SPLIT, instead of rows of --data",
-        None,
-        group=SAVING,
-        read=data_name,
-        fetch=local_data,
-        metavar="FILE",
-        hashed=True,
-    )
-    holdout: float | None = option(
-        "hold out a share or N rows (tokens of a text) for validation; 0: none (default: a "
-        f"tenth, or none of fewer than {FEW} rows)",
-        None,
-        group=SAVING,
-        read=share_or_count,
-        metavar="SHARE|N|0",
     )
     questions: StrPath | None = option(
         "multiple-choice questions (.jsonl) whose accuracy each evaluation reports",

@@ -27,7 +27,17 @@ from toynn.models.table import Row, matrix
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["EPS", "HEADS", "LABELS", "STD", "TYPES", "Encoder", "EncoderConfig", "head_rows"]
+__all__ = [
+    "EPS",
+    "HEADS",
+    "LABELS",
+    "PROBLEM",
+    "STD",
+    "TYPES",
+    "Encoder",
+    "EncoderConfig",
+    "head_rows",
+]
 
 Floats = NDArray[np.float32]
 
@@ -35,12 +45,14 @@ HEADS = ("", "sequence", "tokens")
 #: Keys: norms' epsilon, the number of token types, the names of classes.
 EPS, TYPES = "attention.layer_norm_epsilon", "tokenizer.ggml.token_type_count"
 LABELS = "classifier.output_labels"
+#: Hugging Face's problem_type: what the outputs of a head of sequences are.
+PROBLEM = "classifier.problem_type"
 STD = 0.02
 _MOST = 1 << 20  # classes that a config.json may name
 #: Keys of config.json that act in training only, or say what the weights say.
 _UNUSED = (
     *("attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout", "dropout"),
-    *("qa_dropout", "seq_classif_dropout", "gradient_checkpointing", "num_labels", "problem_type"),
+    *("qa_dropout", "seq_classif_dropout", "gradient_checkpointing", "num_labels"),
     *("label2id", "finetuning_task", "output_past", "directionality", "layer_norm_eps"),
     *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_type"),
     *("pooler_size_per_head", "sinusoidal_pos_embds", "tie_weights_", "sentence_transformers"),
@@ -133,7 +145,7 @@ class Encoder(SequenceModel[EncoderConfig]):
         head = hyper.word("head", "sequence" if labels else "") if labels else ""
         types = tensors["token_types.weight"].shape[0] if "token_types.weight" in tensors else 0
         hyper.count(TYPES, types)
-        hyper.known(LABELS, "position_offset", "head", "pooling_type")
+        hyper.known(LABELS, PROBLEM, "position_offset", "head", "pooling_type")
         cfg: EncoderConfig = self.config_type(
             **hyper.sizes(),
             norm_eps=hyper.real(EPS),
@@ -179,6 +191,8 @@ class Encoder(SequenceModel[EncoderConfig]):
             if not names or not all(isinstance(name, str) for name in names):
                 config.refuse(f"id2label must name classes 0, 1, ...; got {labels!r:.80}")
             hyper[LABELS] = names
+        if isinstance(problem := config.get("problem_type"), str):
+            hyper[PROBLEM] = problem
         return {}
 
     def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
@@ -189,6 +203,8 @@ class Encoder(SequenceModel[EncoderConfig]):
         if names := hyper.get(LABELS):
             keys["id2label"] = {str(n): name for n, name in enumerate(names)}
             keys["label2id"] = {name: n for n, name in enumerate(names)}
+        if problem := hyper.get(PROBLEM):
+            keys["problem_type"] = problem
         return keys
 
     # -- Forward -------------------------------------------------------------------------------

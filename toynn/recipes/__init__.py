@@ -1,5 +1,6 @@
 """Recipes: a model, its initial weights, and its training step."""
 
+from toynn.recipes.encoders import Classifier
 from toynn.recipes.from_scratch import GPT2, FromScratch
 from toynn.recipes.lora import LoRA
 from toynn.recipes.metal import LoRAMetal, WarmStartMetal
@@ -9,6 +10,7 @@ from toynn.recipes.warm_start import WarmStart
 
 __all__ = [
     "GPT2",
+    "Classifier",
     "FromScratch",
     "LoRA",
     "LoRAMetal",

@@ -12,7 +12,6 @@ Source: Hu et al. 2021, arXiv:2106.09685.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -73,7 +72,7 @@ class LoRA(SequenceEngine[Any]):
         if not isinstance(options, AdapterOptions):
             options = AdapterOptions(options, alpha, targets, dropout, use_rslora, **more)
         opts = replace(opts, checkpointing=checkpointing or opts.checkpointing)
-        with self._realizing("realize"), _opened(gguf) as file:
+        with self._realizing("realize"), bases.opened(gguf) as file:
             self.enable_lora(options)
             self.realize_for_mmap(file, cfg, opts)
             self.init_adapters(options.init, opts.seed, opts.init_scale)
@@ -93,7 +92,7 @@ class LoRA(SequenceEngine[Any]):
         ``training`` are loraplus_lr_ratio and use_lorafa of AdapterOptions.
         AdamW starts anew. Raises AdapterError if the adapter is for another model.
         """
-        with self._realizing("realize_from_adapter"), _opened(gguf) as file:
+        with self._realizing("realize_from_adapter"), bases.opened(gguf) as file:
             trained = _read(adapter, file)
             self.enable_lora(AdapterOptions.of(trained, dropout, **training))
             self.realize_for_mmap(file, None, opts)
@@ -176,7 +175,7 @@ class LoRA(SequenceEngine[Any]):
         ``more`` are further fields of AdapterOptions.
         """
         options = AdapterOptions(rank, targets=targets, dropout=dropout, **more)
-        with _opened(gguf, check=False) as file:
+        with bases.opened(gguf, check=False) as file:
             engine = SequenceEngine[Any]()
             engine.enable_lora(options)
             engine.declare_for_mmap(file, None, opts)
@@ -188,10 +187,3 @@ def _read(adapter: StrPath | Adapter, base: Source) -> Adapter:
         return adapters.load(adapter, base)
     adapters.check(adapter, base)
     return adapter
-
-
-def _opened(gguf: StrPath | Source, check: bool = True) -> AbstractContextManager[Source]:
-    """Open a file or folder unless it is open. A session keeps the mapping of a closed file."""
-    if isinstance(gguf, str | PathLike):
-        return bases.open(gguf, check=check)
-    return nullcontext(gguf)

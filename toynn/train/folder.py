@@ -63,6 +63,15 @@ def _toml(value: Value) -> str:
     return repr(value)
 
 
+#: Files of a Hugging Face folder beside the weights.
+_BESIDE = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer.model"),
+)
+#: PEFT's files; the adapters and the head of an encoder.
+_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter.safetensors")
+
+
 class RunFolder:
     """The folder of a run: a new one, which must not exist yet.
 
@@ -126,7 +135,7 @@ class RunFolder:
 
     def best_files(self) -> list[Path]:
         """Return the files that hold the best model so far."""
-        peft = [self.path / name for name in ("adapter_config.json", "adapter_model.safetensors")]
+        peft = [self.path / name for name in _ADAPTERS]
         return [each for each in (self.model, self.gguf, self.adapter, *peft) if each.exists()]
 
     def __enter__(self) -> "RunFolder":
@@ -145,7 +154,8 @@ class RunFolder:
                 error.add_note(f"(the run folder {self.path} has the best weights until then)")
         if error is not None and not self.trained:
             own = (self.path / "config.toml", self.path / NOTES, self.metrics, self.samples)
-            for path in (*own, *self.best_files()):
+            beside = [self.path / name for name in _BESIDE]
+            for path in (*own, *self.best_files(), *beside):
                 path.unlink(missing_ok=True)
             for name in BOARDS:
                 shutil.rmtree(self.path / name, ignore_errors=True)

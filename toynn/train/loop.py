@@ -30,6 +30,7 @@ from toynn.train.ranks import Alone
 from toynn.train.state import Figures, Means, Part, Result
 
 __all__ = [
+    "WHOLE",
     "Best",
     "Evaluating",
     "Event",
@@ -41,6 +42,7 @@ __all__ = [
     "train",
 ]
 
+WHOLE = "whole"  # key of what ``Learner.joined`` takes of a batch
 PATIENCE = 5.0  # seconds that an evaluation may take after a signal asks to stop
 
 
@@ -101,6 +103,9 @@ class Learner:
     measure
         Returns the figures of a validation batch, such as "loss" and "accuracy": means over its
         rows, or pairs (sum, count). ``best_by`` chooses the best weights by one of them.
+    joined
+        Returns further figures, which are no means, of what ``measure`` returned as WHOLE for each
+        batch of an evaluation.
     sample
         Yields a text of the model, in pieces.
     ranks
@@ -111,6 +116,7 @@ class Learner:
     optimizer: AdamW
     schedule: Callable[[int], float]
     measure: Callable[[Any], Figures]
+    joined: Callable[[Sequence[Any]], Mapping[str, float]] = lambda _: {}
     sample: Callable[[], Iterable[str]] = tuple
     ranks: Alone = field(default_factory=Alone)
 
@@ -287,7 +293,8 @@ def evaluate(
     """
     feed.check()
     ranks, begin, before = model.ranks, time.perf_counter(), resumable(feed, state)
-    means, by, losses = Means(), list[float](), list[float]()
+    means, by, losses, whole = Means(), list[float](), list[float](), list[Any]()
+    joined: Mapping[str, float] = {}
     metric, more_is_better = METRICS[options.metrics[0]]
     for done, batches in feed.turns(ranks.size) if options.eval_every else ():
         if ranks.agree(_is_late(model, state, done, begin)):
@@ -300,9 +307,11 @@ def evaluate(
         if ranks.rank < len(batches):  # each rank evaluates one of them
             batch = batches[ranks.rank]
             measured = model.measure(batch), batch.rows, getattr(batch, "source", None)
-        for figures, rows, source in ranks.gather(measured):
+        for measures, rows, source in ranks.gather(measured):
+            figures: dict[str, Any] = {**measures}
+            whole.append(figures.pop(WHOLE, None))
             if source is not None:
-                figures = {**figures, f"loss/{source}": figures["loss"]}
+                figures[f"loss/{source}"] = figures["loss"]
             means.add(figures, rows)
             for name, weight, sums in (
                 (metric, -rows if more_is_better else rows, by),
@@ -311,7 +320,11 @@ def evaluate(
                 figure = figures.get(name)
                 if figure is not None and not isinstance(figure, tuple):
                     sums.append(figure * weight)
-    found = means.all()
+    else:
+        joined = model.joined(whole) if whole else {}
+    found = {**means.all(), **joined}
+    if metric in joined:  # of all batches; an evaluation that was cut short has none
+        by = [-found[metric] if more_is_better else found[metric]]
     if found and not ranks.interrupt.requested:
         _check_metrics(found, options)
     if _is_best(found, by, losses, state):

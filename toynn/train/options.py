@@ -16,6 +16,11 @@ METRICS = {
     "accuracy-normalized": ("accuracy/normalized", True),
     "kl": ("base/kl", False),
     "margins": ("rewards/margins", True),
+    "macro-f1": ("classes/macro_f1", True),
+    "micro-f1": ("classes/micro_f1", True),
+    "matthews": ("classes/matthews", True),
+    "spearman": ("numbers/spearman", True),
+    "entity-f1": ("entities/f1", True),
 }
 
 

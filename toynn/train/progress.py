@@ -22,8 +22,9 @@ COLUMNS = 80  # of a plain line
 #: Figures that a too long line leaves out, in this order; metrics.jsonl has them all.
 DROPPED = (
     *("filled", "examples", "norm", "epoch", "speed", "lr"),
-    *("top", "stop", "perplexity", "kl", "accuracy", "ETA"),
+    *("top", "stop", "perplexity", "kl", "accuracy", "f1", "ETA"),
 )
+F1 = ("val_entities/f1", "val_classes/macro_f1")
 
 
 def _words(report: Report, unit: str, epochs: float | None, eta: float | None, room: int) -> str:
@@ -37,6 +38,7 @@ def _words(report: Report, unit: str, epochs: float | None, eta: float | None, r
         "loss": ("loss {:.4f}", report.train_loss),
         "val": ("val {:.4f}", report.val_loss),
         "stop": ("stop {:.4f}", figures.get("val_stop/loss")),
+        "f1": ("F1 {:.3f}", next((figures[each] for each in F1 if each in figures), None)),
         "accuracy": ("accuracy {:.1%}", report.val_accuracy),
         "perplexity": ("perplexity {:.2f}", figures.get("val_text/perplexity")),
         "kl": ("kl {:.4f}", figures.get("val_base/kl")),

@@ -109,8 +109,9 @@ class Trainer:
         may early stopping.
     identity
         What a resumed run must share with the saved one, by name: configuration, hashes of files.
-    measure
-        Returns the figures of a validation batch: see ``Learner``. The default is the loss.
+    measure, joined
+        Return the figures of a validation batch, and of all of them: see ``Learner``. The default
+        is the loss.
     on_step, on_report
         Called after each step with the result so far, and with each report.
     check
@@ -158,6 +159,7 @@ class Trainer:
         save_total_limit: int = 2,
         identity: Mapping[str, Any] | None = None,
         measure: Callable[[Any], Figures] | None = None,
+        joined: Callable[[Sequence[Any]], Mapping[str, float]] = lambda _: {},
         on_step: Callable[[Result], object] = lambda result: None,
         on_report: Sequence[Callable[[Report], object]] = (),
         sample: Callable[[], Iterable[str]] = tuple,
@@ -197,7 +199,7 @@ class Trainer:
         self.ranks = Alone() if group.size == 1 else Ranks(group, recipe, allreduce)
         measure = measure or (lambda batch: {"loss": recipe.evaluate(batch)})
         self.recipe, self.result = recipe, begun.result
-        self.model = Learner(recipe, optimizer, schedule, measure, sample, self.ranks)
+        self.model = Learner(recipe, optimizer, schedule, measure, joined, sample, self.ranks)
         check = check or _checks(recipe, data)
         self.feed = Feed(source, self.options.batches, per_update, valid, check)
         self.folder = folder if isinstance(folder, RunFolder) else None

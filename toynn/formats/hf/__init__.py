@@ -22,7 +22,7 @@ from toynn.formats import quants
 from toynn.formats.foreign import foreign
 from toynn.formats.gguf.finite import E8M0_LIMIT, find_nonfinite
 from toynn.formats.gguf.tensors import TensorInfo
-from toynn.formats.hf.config import CONFIG, Config
+from toynn.formats.hf.config import CONFIG, WEIGHTS, Config
 from toynn.formats.hf.mxfp4 import BLOCKS, BYTES, ELEMENTS, SCALES, interleaved
 from toynn.formats.hf.name_mapping import (
     NAME_MAPPINGS,
@@ -34,12 +34,12 @@ from toynn.formats.hf.name_mapping import (
 )
 from toynn.formats.hf.pieces import Piece, assembled, pieces_of
 from toynn.formats.hf.shards import Shards
-from toynn.formats.hf.writer import write
+from toynn.formats.hf.writer import contents, write
 from toynn.formats.objects import read_object
 from toynn.formats.opened import Opened
 from toynn.system.reading import Unchanged
 
-__all__ = ["TABLE", "HFModel", "context_length", "open", "write"]
+__all__ = ["TABLE", "WEIGHTS", "HFModel", "contents", "context_length", "open", "write"]
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]

@@ -12,17 +12,31 @@ from numpy.typing import NDArray
 
 from toynn.errors import DataError
 from toynn.formats import safetensors
+from toynn.formats.files import Content
 from toynn.formats.folders import new_folder
 from toynn.formats.hf.config import CONFIG, WEIGHTS
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS, module_of, pairs_apart
 from toynn.formats.hf.pieces import cut, is_cut, joined
 
-__all__ = ["write"]
+__all__ = ["contents", "write"]
 
 Floats = NDArray[np.float32]
 
 
-def write(
+def write(path: str | os.PathLike[str], *model: Any, **more: Any) -> None:
+    """Write a new folder, complete or not at all, with a model as ``contents`` takes it.
+
+    Raises DataError if the path exists, or for a weight that the format cannot hold.
+    """
+    if os.path.lexists(path):
+        raise DataError(f"{os.fspath(path)}: already exists; name a new folder")
+    found = contents(path, *model, **more)
+    with new_folder(Path(path), DataError) as folder:
+        for name, content in found.items():
+            folder.write(name, content)
+
+
+def contents(
     path: str | os.PathLike[str],
     architecture: str,
     hyper: Mapping[str, Any],
@@ -31,11 +45,13 @@ def write(
     *,
     files: Mapping[str, bytes] = MappingProxyType({}),
     named: Mapping[str, int | None] = MappingProxyType({}),
-) -> None:
-    """Write a new folder, complete or not at all.
+) -> dict[str, Content]:
+    """Return the files of a model's folder by name, the weights last; nothing is written.
 
     Parameters
     ----------
+    path
+        The folder's name in errors.
     hyper
         Hyper-parameters by GGUF's keys without the architecture.
     tensors
@@ -47,11 +63,9 @@ def write(
     named
         The ids of the tokenizer's BOS and EOS, by config.json's keys.
 
-    Raises DataError if the path exists, or for a weight that the format cannot hold.
+    Raises DataError for a weight that the format cannot hold.
     """
     path, mapping = Path(path), NAME_MAPPINGS[architecture]
-    if os.path.lexists(path):
-        raise DataError(f"{path}: already exists; name a new folder")
     known = {key: hf_key for key, hf_key in mapping.keys.items() if key in hyper}
     config = {
         "model_type": mapping.model_types[0],
@@ -116,8 +130,5 @@ def write(
     if mapping.encodes:
         head = str(hyper.get("head", ""))
         arrays = {mapping.headed(name, head): values for name, values in arrays.items()}
-    with new_folder(path, DataError) as folder:
-        folder.write(CONFIG, (json.dumps(config, indent=2) + "\n").encode())
-        for name, content in files.items():
-            folder.write(name, content)
-        folder.write(WEIGHTS, safetensors.parts(arrays, {"format": "pt"}))
+    about = (json.dumps(config, indent=2) + "\n").encode()
+    return {CONFIG: about, **files, WEIGHTS: safetensors.parts(arrays, {"format": "pt"})}

@@ -1,0 +1,275 @@
+"""``toynn train classify``: texts with labels to a classifier in a run folder."""
+
+from argparse import ArgumentTypeError
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from toynn.data import labelled
+from toynn.data.batch import IGNORED
+from toynn.data.labelled import Encoded, LabelledTexts
+from toynn.data.texts import Texts
+from toynn.engines.encoder import Encoder, Task
+from toynn.errors import ConfigError
+from toynn.jobs.encoder import EncoderJob, EncoderOptions
+from toynn.jobs.job import late
+from toynn.jobs.options import MODEL
+from toynn.models.encoder import LABELS
+from toynn.options import names_of, option, real
+from toynn.recipes import Classifier
+from toynn.recipes.encoders import decided
+from toynn.system.platform import in_shell
+from toynn.system.printing import fact, harmless
+from toynn.train import classify
+from toynn.train.folder import RunFolder, Value
+from toynn.train.loop import WHOLE
+from toynn.train.state import Result
+
+__all__ = ["ClassifyJob", "ClassifyOptions"]
+
+BALANCED = "balanced"
+LOSSES = {"classes": "cross_entropy", "several": "binary", "number": "squared", "tokens": ""}
+METRICS = ("loss", "accuracy", "macro-f1", "micro-f1", "matthews", "spearman", "entity-f1")
+#: The metric that chooses the best weights, by what labels are.
+METRIC = {"classes": "macro-f1", "several": "macro-f1", "number": "loss", "tokens": "entity-f1"}
+SHOWN = 8  # classes that are listed
+
+
+def names_of_classes(text: str) -> str:
+    """Return names between commas, each once. Raises ArgumentTypeError."""
+    names = text.split(",")
+    if not all(names) or len(set(names)) < len(names):
+        raise ArgumentTypeError(f"must be names with commas between them, each once; got {text!r}")
+    return text
+
+
+def class_weights(text: str) -> str:
+    """Return "balanced", or NAME=WEIGHT with commas between. Raises ArgumentTypeError."""
+    for pair in text.split(",") if text != BALANCED else ():
+        name, sign, weight = pair.rpartition("=")
+        if not name or not sign:
+            raise ArgumentTypeError(f"must be balanced, or NAME=WEIGHT,...; got {text!r}")
+        real(0, above=True)(weight)
+    return text
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class ClassifyOptions(EncoderOptions):
+    """The options of ``toynn train classify``."""
+
+    GROUP: ClassVar[str] = MODEL
+
+    problem: Literal["auto", *labelled.PROBLEMS] = option(  # type: ignore[valid-type]
+        "what labels are: a class of each text, several, a number, or classes of words (tokens); "
+        "auto: as the first row has it, never a number",
+        "auto",
+    )
+    labels: str | None = option(
+        "names of the classes in their order (default: the model's, or the order of first sight)",
+        None,
+        read=names_of_classes,
+        metavar="NAMES",
+    )
+    separator: str | None = option(
+        "TEXT between several classes of one text (default: lists)", None, read=str, metavar="TEXT"
+    )
+    class_weights: str | None = option(
+        "weights of classes in the loss: balanced (by their number), or NAME=WEIGHT,...",
+        None,
+        read=class_weights,
+        metavar="balanced|NAME=WEIGHT,...",
+    )
+    metric: str | Sequence[str] | None = option(  # type: ignore[assignment]
+        "metric that selects the best weights; more after commas are only reported: "
+        f"{', '.join(METRICS)} (default: macro-f1; loss of numbers; entity-f1 of tokens)",
+        None,
+        read=names_of(METRICS),
+    )
+    label_smoothing: float = option(
+        "spread this share of each label over all classes", 0.0, read=real(0, 0.99)
+    )
+
+
+class ClassifyJob(EncoderJob):
+    """``toynn train classify``."""
+
+    name = "classify"
+    help = "train an encoder to classify texts, or words in them"
+    example = "--model all-MiniLM-L6-v2 --data reviews.csv --columns text=review,label=stars"
+    kind = ClassifyOptions
+    options: ClassifyOptions
+    recipe_type = Classifier
+    recipe: Classifier
+    classes: tuple[str, ...]
+    texts: tuple[LabelledTexts, LabelledTexts | None]
+
+    # -- Data ----------------------------------------------------------------------------------
+
+    def read_rows(self, progress: Any) -> Task:
+        """Read the rows; classes are numbered as --labels, the model or the data have them.
+
+        Raises ConfigError for fewer than two classes, and DataError for a bad row.
+        """
+        own = self.options
+        separator = own.separator or ""
+        train, valid = self.parts
+        given = own.labels.split(",") if own.labels else []
+        problem = "" if own.problem == "auto" else own.problem
+        how = self.how(progress, problem=problem, separator=separator, names=given)
+        found = labelled.read(train, how)
+        self.problem = found.problem
+        self.classes = tuple(given) or self._known(found.classes)
+        least = {"classes": 2, "tokens": 2, "several": 1, "number": 0}[self.problem]
+        if len(set(found.classes)) < least:
+            raise ConfigError(
+                f"--data {own.data}: expected at least {least} classes; got "
+                f"{', '.join(found.classes) or 'none'} in {len(found.rows):,} rows"
+            )
+        how = replace(how, names=self.classes, problem=self.problem)
+        self.texts = found, None if valid is None else labelled.read(valid, how)
+        self._check_loss()
+        own.metric = METRIC[self.problem] if own.metric is None else own.metric
+        if self.problem == "tokens":
+            self.unit = self.items = "words"
+        kind: Any = "tokens" if self.problem == "tokens" else "sequence"
+        count = len(self.classes) or 1
+        head_only = own.method == "head"
+        return Task(kind, count, LOSSES[self.problem], head_only=head_only, names=self.classes)
+
+    def _known(self, classes: Sequence[str]) -> tuple[str, ...]:
+        """Return the model's classes if it has all of the data's; else the data's."""
+        names = self.file.metadata.get(f"{self.file.architecture}.{LABELS}")
+        known = tuple(map(str, names)) if isinstance(names, list) else ()
+        return known if known and set(classes) <= set(known) else tuple(classes)
+
+    def _check_loss(self) -> None:
+        """Raise ConfigError for options that the loss has not."""
+        own = self.options
+        weighted, smoothed = own.class_weights is not None, own.label_smoothing > 0
+        if self.problem in ("number", "tokens") and (weighted or smoothed):
+            flag = "--class-weights" if weighted else "--label-smoothing"
+            raise ConfigError(f"{flag}: it is for classes of texts; labels are {self.problem}")
+        pairs = dict(pair.rpartition("=")[::2] for pair in (own.class_weights or "").split(","))
+        if weighted and own.class_weights != BALANCED and (new := pairs.keys() - {*self.classes}):
+            raise ConfigError(
+                f"--class-weights: {min(new)!r} is none of the classes "
+                f"{', '.join(self.classes[:SHOWN])}"
+            )
+
+    def encoded(self, engine: Encoder) -> tuple[Encoded, Encoded | None]:
+        """Return the rows as tokens."""
+        encode, fit = engine.tokenizer.encode_many, engine.fitted
+        how = encode, fit, engine.longest, self.options.too_long
+        train, valid = (
+            None if part is None else labelled.encoded(part, self.classes, *how)
+            for part in self.texts
+        )
+        assert train is not None
+        return train, valid
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The weights of classes in the loss, of the training texts; 1 if none are given."""
+        given, count = self.options.class_weights, len(self.classes)
+        if given is None:
+            return np.ones(count)
+        if given != BALANCED:
+            pairs = dict(pair.rpartition("=")[::2] for pair in given.split(","))
+            return np.array([float(pairs.get(name, 1)) for name in self.classes])
+        labels = np.array(self.train.labels)
+        if self.problem == "several":  # as many that do not hold as hold
+            held = labels.sum(axis=0)
+            return np.asarray((len(labels) - held) / np.maximum(held, 1))
+        counts = np.bincount(labels, minlength=count)
+        return np.asarray(len(labels) / (count * np.maximum(counts, 1)))
+
+    def batches(self) -> Any:
+        """Return the training texts in random order; labels may be weighted and smoothed."""
+        share, texts = self.options.label_smoothing, self.train
+        if self._is_dense:
+            count, w = len(self.classes), self.weights
+            table = (1 - share) * np.diag(w) + share / count * w
+            texts = replace(texts, table=table.astype(np.float32), weights=w)
+        elif self.problem == "several" and share:
+            smooth = [(1 - share) * each + share / 2 for each in self.train.labels]
+            texts = replace(texts, labels=smooth)
+        return self._shuffled(texts)
+
+    @property
+    def _is_dense(self) -> bool:
+        own = self.options
+        return self.problem == "classes" and bool(own.class_weights or own.label_smoothing)
+
+    def prepare(self, engine: Encoder) -> None:
+        """Say whether labels are dense, and weigh labels that hold."""
+        engine.dense = self._is_dense
+        if self.problem == "several" and self.options.class_weights and hasattr(self, "train"):
+            engine.positive_weights = self.weights.astype(np.float32)
+
+    def described(self) -> Sequence[str]:
+        """Return lines about the texts and their classes."""
+        lines = list(super().described())
+        if self.problem == "number":
+            return [*lines, fact("labels", "numbers")]
+        labels = [np.ravel(each) for each in self.train.labels]
+        if self.problem == "several":
+            counts = dict(enumerate(np.sum(labels, axis=0).astype(int).tolist()))
+        else:
+            counts = Counter(np.concatenate(labels).tolist())
+        said = [f"{name} {counts.get(k, 0):,}" for k, name in enumerate(self.classes[:SHOWN])]
+        more = f" and {len(self.classes) - SHOWN} more" if len(self.classes) > SHOWN else ""
+        return [*lines, fact("classes", harmless(f"{', '.join(said)}{more}", ""))]
+
+    def tables(self) -> dict[str, Mapping[str, Value]]:
+        """Return config.toml's table of the data, with the classes."""
+        found = dict(super().tables()["data"])
+        return {"data": {**found, "problem": self.problem, "classes": self.classes}}
+
+    # -- Measuring -----------------------------------------------------------------------------
+
+    def measure(self, batch: Texts) -> dict[str, Any]:
+        """Return loss and accuracy of a batch; and what ``joined`` takes of it."""
+        outputs, problem = self.recipe.outputs_of(batch), self.problem
+        labels, found = np.asarray(batch.labels), decided(problem, outputs)
+        figures = classify.figures_of_batch(problem, outputs, labels)
+        if problem != "tokens":
+            return {**figures, WHOLE: (labels, found)}
+        pairs = ((labels[a:b], found[a:b]) for a, b in batch.spans)
+        both = [(y[y != IGNORED], x[y != IGNORED]) for y, x in pairs]
+        names = np.array(self.classes, object)
+        return {**figures, WHOLE: tuple([names[each[k]] for each in both] for k in (0, 1))}
+
+    def joined(self, measured: Sequence[Any]) -> Mapping[str, float]:
+        """Return macro F1 and what else is of all texts together."""
+        return classify.joint(self.problem, measured, len(self.classes))
+
+    def show(self, folder: RunFolder, result: Result) -> str:
+        """Show how good the classifier is on the held-out texts."""
+        is_late, measured = late(result), []
+        for batch in self.valid():
+            if is_late():
+                return ""
+            measured.append(self.measure(batch)[WHOLE])
+        if not measured:
+            return ""
+        figures = self.joined(measured)
+        if self.problem == "classes":
+            labels, found = (np.concatenate([each[k] for each in measured]) for k in (0, 1))
+            matrix = classify.confusion(labels, found, len(self.classes))
+            folder.notes["confusion"] = {"classes": list(self.classes), "counts": matrix.tolist()}
+            print("--- confusion: a row for each class ---")
+            print(harmless(classify.confusion_text(matrix, self.classes)))
+            print("---")
+            figures = {"accuracy": float((labels == found).mean()), **figures}
+        said = (f"{n.rpartition('/')[2].replace('_', ' ')} {x:.4f}" for n, x in figures.items())
+        return ", ".join(said)
+
+    def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
+        """Yield commands that try the classifier."""
+        run = in_shell(folder.path)
+        yield f"try it      toynn predict --model {run} TEXTS.csv"
+        kind = "Token" if self.problem == "tokens" else "Sequence"
+        yield f"in Python   AutoModelFor{kind}Classification.from_pretrained({str(folder.path)!r})"

@@ -1,0 +1,282 @@
+"""Jobs on encoders: texts through a tokenizer, packed; all weights, adapters, or a head alone."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from toynn.data.bounds import Bounds
+from toynn.data.digest import digest
+from toynn.data.examples import ShuffledExamples, check_not_asked, split_off
+from toynn.data.labelled import Encoded, HowToRead, TooLong
+from toynn.data.splits import part_of
+from toynn.data.texts import Texts
+from toynn.engines import AdapterOptions
+from toynn.engines.encoder import Encoder, Task
+from toynn.errors import ConfigError
+from toynn.formats import bases
+from toynn.jobs.job import Job
+from toynn.jobs.lora import AdapterFields
+from toynn.jobs.options import MODEL, OPTIMIZATION, JobOptions, StrPath
+from toynn.jobs.paths import data_name, local_data, model_file, model_name, text_model
+from toynn.jobs.text import RowOptions, columns_of
+from toynn.options import Decay, RecipeOptions, option, whole
+from toynn.system.printing import counted, fact
+from toynn.train.folder import Value
+from toynn.train.progress import Reading
+
+__all__ = ["EncoderJob", "EncoderOptions"]
+
+#: Peak learning rates.
+RATES = {"full": 2e-5, "lora": 2e-4, "head": 1e-3}
+MOST_STEPS = 500  # between evaluations, unless it is said
+TRAIN, VALID = "train.jsonl", "valid.jsonl"
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class _Encoder(RowOptions):
+    """The model, its texts, and what of it is trained."""
+
+    GROUP: ClassVar[str] = MODEL
+
+    model: StrPath = option(
+        "encoder to start from: a Hugging Face or sentence-transformers folder, a GGUF file, a run "
+        "folder or hf:OWNER/NAME",
+        also="-m",
+        read=model_name,
+        fetch=model_file,
+        metavar="PATH",
+        hashed=True,
+    )
+    data: str = option(
+        "texts: .csv, .tsv, .jsonl, .parquet, .arrow, a folder with train.csv, or "
+        "hf:OWNER/NAME[:SPLIT]",
+        read=data_name,
+        fetch=local_data,
+        metavar="PATH",
+        once="name one file, or a folder with train and valid files",
+    )
+    method: Literal["full", "lora", "head"] = option(
+        "what is trained: all weights (full), adapters (lora), or the head alone", "full"
+    )
+    seq: int | None = option(
+        "most tokens of a text (default: what the model can read)",
+        None,
+        also="--max-seq-length",
+        read=whole(3),
+        memory="smaller",
+    )
+    too_long: TooLong = option("cut, drop or refuse texts longer than --seq", "cut")
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class EncoderOptions(JobOptions, AdapterFields, _Encoder):
+    """The options of a job on an encoder."""
+
+    GROUP: ClassVar[str] = OPTIMIZATION
+
+    columns: str | None = option("map fields to columns of the data: text=review,label=stars", None)
+    batch: int = option("texts per step", 32)
+    epochs: float | None = option("passes through the data, unless --steps are given", 3.0)
+    lr: float | None = option(  # type: ignore[assignment]
+        "peak learning rate (default: 2e-5; 2e-4 of lora; 1e-3 of head)", None
+    )
+    lr_schedule: Literal["cosine", "linear", "wsd", "constant"] = "linear"
+    min_lr_ratio: float = 0.0
+    weight_decay: float = 0.01
+    decay: Decay = option(
+        "apply --weight-decay to all weights or to matrices only", "matrices", of=RecipeOptions
+    )
+    eval_every: int | None = option(  # type: ignore[assignment]
+        f"steps between evaluations; 0: none (default: an epoch, at most {MOST_STEPS})", None
+    )
+    save_every: int | None = option(  # type: ignore[assignment]
+        "steps between checkpoints; 0: only when a signal stops the run (default: --eval-every)",
+        None,
+    )
+
+
+class EncoderJob(Job):
+    """A run on texts that an encoder reads; ``columns`` of them make an example."""
+
+    options: EncoderOptions
+    unit = items = "texts"
+    recipe_type: ClassVar[type[Encoder]] = Encoder
+    columns = 1
+    task: Task
+    train: Encoded
+    held_out: Encoded
+
+    def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
+        """Take the options. Raises ConfigError for contradictory ones."""
+        super().__init__(given, command)
+        own = self.options
+        if "steps" in given and "epochs" not in given:
+            own.epochs = None
+        own.lr = RATES[own.method] if own.lr is None else own.lr
+        changed = (e for n, e in self.known.items() if getattr(own, n) != e.default)
+        of_lora = [each.flag for each in changed if each.of[0] is AdapterOptions]
+        if of_lora and own.method != "lora":
+            raise ConfigError(f"{of_lora[0]}: it needs --method lora; the method is {own.method}")
+
+    @property
+    def starts_from_source(self) -> bool:
+        """No option is determined by another one."""
+        return False
+
+    def resolve(self) -> None:
+        """Raise ConfigError for a folder without a model of text."""
+        self.options.model = str(text_model(Path(self.options.model)))
+
+    # -- Data ----------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Open the model and read the texts."""
+        own = self.options
+        self.file = bases.open(own.model)
+        self.files.callback(self.file.close)
+        with Reading() as progress:
+            self.task = self.read_rows(progress)
+            engine = self.declared_with(RecipeOptions(t_seq=1))
+            if own.seq is not None and own.seq > engine.context:
+                self.say("data", f"--seq {own.seq}: the model reads {engine.context} tokens")
+            self.train, valid = self.encoded(engine)
+        path = Path(own.data)
+        if valid is None:
+            self.train, valid, said = split_off(
+                path, self.train, self.recipe_options().seed, VALID, own.holdout
+            )
+            for each in said:
+                self.say("data", each)
+        else:
+            check_not_asked(path, own.holdout)
+        self.held_out = valid
+        steps = self.per_epoch() / own.grad_accum
+        if own.eval_every is None:
+            own.eval_every = max(1, min(round(steps), MOST_STEPS))
+        own.save_every = own.eval_every if own.save_every is None else own.save_every
+
+    @property
+    def parts(self) -> tuple[Path, Path | None]:
+        """The files to train on and to validate on; None if rows of the first are held out."""
+        path, valid = Path(self.options.data), self.options.valid
+        if not path.is_dir():
+            return path, None if valid is None else Path(valid)
+        return part_of(path, TRAIN) or path / TRAIN, Path(valid) if valid else part_of(path, VALID)
+
+    def how(self, progress: Any, **more: Any) -> HowToRead:
+        """Return how rows are read."""
+        own = self.options
+        bounds = Bounds(own.max_line, own.max_unpacked)
+        return HowToRead(columns=columns_of(own.columns), bounds=bounds, progress=progress, **more)
+
+    @abstractmethod
+    def read_rows(self, progress: Any) -> Task:
+        """Read the rows of ``parts``; return the task that follows from them."""
+
+    @abstractmethod
+    def encoded(self, engine: Encoder) -> tuple[Any, Any]:
+        """Return the rows as tokens: those to train on, and those to validate on or None.
+
+        They have what ``Encoded`` has: lengths, seq, pick, batch, batches.
+        """
+
+    # -- The model -----------------------------------------------------------------------------
+
+    def all_options(self) -> RecipeOptions:
+        """Return the recipe's options, with room for a batch of the longest texts."""
+        found, lengths = self.recipe_options(), sorted(self.train.lengths)
+        longest = int(lengths[-1])
+        room = sum(lengths[-found.t_batch :])
+        return replace(found, t_seq=longest, t_batch=-(-int(room) // longest))
+
+    def declared_with(self, options: RecipeOptions) -> Encoder:
+        """Return an engine of the model, before it takes memory."""
+        engine = self._new()
+        if self.options.method == "lora":
+            engine.enable_lora(self.take(AdapterOptions))
+            engine.declare_over(self.file, options, self.task)
+        else:
+            engine.declare_from(self.file, options, self.task)
+        return self._suited(engine)
+
+    def _new(self) -> Encoder:
+        engine = self.recipe_type(self.options.backend)
+        engine.texts = self.options.batch * self.columns
+        self.prepare(engine)
+        return engine
+
+    def _suited(self, engine: Encoder) -> Encoder:
+        """Give the engine --seq as the longest text."""
+        if self.options.seq is not None:
+            length = min(self.options.seq, engine.context)
+            engine.sentences = replace(engine.sentences, length=length)
+        return engine
+
+    def prepare(self, engine: Encoder) -> None:
+        """Set what the step depends on beside the task."""
+
+    def declared(self) -> tuple[Any, int]:
+        """Return an engine of the model, before it takes memory; rows of a batch."""
+        engine = self.declared_with(self.all_options())
+        return engine, engine.t_batch * engine.t_seq
+
+    def realize(self) -> Encoder:
+        """Return the recipe, ready to step."""
+        engine = self._new()
+        adapters = self.take(AdapterOptions) if self.options.method == "lora" else None
+        engine.realize(self.file, self.all_options(), self.task, adapters)
+        return self._suited(engine)
+
+    def announce(self) -> None:
+        """Print the data and the model, and which weights of the head are new."""
+        for line in self.described():
+            print(line)
+        cut = self.train.cut + self.held_out.cut
+        if cut:
+            what = "dropped" if self.options.too_long == "drop" else "cut"
+            said = f"{counted(cut, 'text')} of more than {self.train.seq:,} tokens {what}"
+            print(fact("", said))
+        if self.recipe.new_weights:
+            print(fact("head", f"new: the model has no {', '.join(self.recipe.new_weights)}"))
+        if self.options.method != "lora" or not self.options.dropout:
+            print(fact("", "without dropout, but for adapters (--dropout)"))
+        super().announce()
+        if self.recipe.file is not None:
+            mapped = self.recipe.session.memory().mapped
+            print(fact("", f"and {mapped / 1e6:.1f} MB of the model's file, which stay mapped"))
+
+    def described(self) -> Sequence[str]:
+        """Return lines about the data."""
+        train, held = len(self.train), len(self.held_out)
+        said = f"{counted(train, 'text')} to train on, {held:,} held out"
+        return [fact("data", f"{self.options.data}: {said}")]
+
+    def tables(self) -> dict[str, Mapping[str, Value]]:
+        """Return config.toml's table of the data."""
+        own = self.options
+        named = {"name": self.directory.word(own.data), "sha256": digest(own.data)}
+        return {"data": {**named, "train": len(self.train), "valid": len(self.held_out)}}
+
+    # -- The loop ------------------------------------------------------------------------------
+
+    def batches(self) -> Any:
+        """Return every text once an epoch, in random order; a batch may reach into the next."""
+        return self._shuffled(self.train)
+
+    def _shuffled(self, texts: Any) -> ShuffledExamples:
+        return ShuffledExamples(texts, self.options.batch, self.recipe_options().seed)
+
+    def per_epoch(self) -> float:
+        """Return the number of batches in a pass through the data."""
+        return len(self.train) / self.options.batch
+
+    def valid(self) -> Sequence[Texts]:
+        """Return the held-out texts in batches."""
+        return self._valid
+
+    @cached_property
+    def _valid(self) -> Sequence[Texts]:
+        return self.held_out.batches(self.options.batch)
