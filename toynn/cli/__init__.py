@@ -111,7 +111,7 @@ def meant(words: Sequence[str], known: Collection[str]) -> str:
     """Return the unknown options among words, each with the closest known one, or advice."""
     from toynn.jobs.peers import ADVICE, FLAGS, hint
 
-    found = []
+    answers = []
     for word in words:
         name = word.partition("=")[0]
         bare = name.lstrip("-").replace("_", "-")
@@ -119,8 +119,8 @@ def meant(words: Sequence[str], known: Collection[str]) -> str:
         if name not in known and (long or (name[:1] == "-" and bare in {**FLAGS, **ADVICE})):
             flags = [each[2:] for each in known if each.startswith("--")]
             advice = hint(bare, flags, OLD, FLAGS, form="--{}".format)
-            found.append(f"{name} ({advice})" if advice else name)
-    return ", ".join(found)
+            answers.append(f"{name} ({advice})" if advice else name)
+    return ", ".join(answers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -219,16 +219,16 @@ def _hint(arguments: Namespace) -> str:
     """Return advice: the command's options that reduce memory."""
     from toynn.jobs.made import OPTIONS
 
-    given = vars(arguments)
+    values = vars(arguments)
     options = {name: each for known in OPTIONS.values() for name, each in known.items()}
-    there = [each for name, each in options.items() if each.memory and name in given]
+    there = [each for name, each in options.items() if each.memory and name in values]
     there.sort(key=lambda each: each.of[0] is not RecipeOptions)  # the batch first
-    smaller = (each for each in there if each.memory == "smaller" and given[each.name] is not None)
+    smaller = (each for each in there if each.memory == "smaller" and values[each.name] is not None)
     *most, last = [each.flag for each in smaller] or [""]
     ways = [f"a smaller {', '.join(most)}{' or ' if most else ''}{last}"] if last else []
-    if given.get("memory") is None:  # --memory has tried these options already
+    if values.get("memory") is None:  # --memory has tried these options already
         for each in there:
-            if isinstance(each.memory, tuple) and given[each.name] == each.memory[0]:
+            if isinstance(each.memory, tuple) and values[each.name] == each.memory[0]:
                 ways.append(each.flag if each.is_switch else f"{each.flag} {each.memory[1]}")
     return f"; try {', or '.join(ways)}" if ways else ""
 

@@ -43,16 +43,16 @@ def add_adapters(parser: ArgumentParser, *, required: bool = False) -> None:
 
 
 def combined(
-    given: Sequence[Weighted] | None,
+    typed: Sequence[Weighted] | None,
     base: Source | None,
     method: Literal["cat", "linear"] = "cat",
     *,
     strict: bool,
 ) -> Adapter | None:
     """Return all given adapters combined into one; None if none is given."""
-    if not given:
+    if not typed:
         return None
-    found = [adapters.load(each.path, base, strict=strict) for each in given]
-    if len(found) == 1 and given[0].weight == 1:
-        return found[0]
-    return adapters.combine(found, [each.weight for each in given], method, strict=strict)
+    loaded = [adapters.load(each.path, base, strict=strict) for each in typed]
+    if len(loaded) == 1 and typed[0].weight == 1:
+        return loaded[0]
+    return adapters.combine(loaded, [each.weight for each in typed], method, strict=strict)

@@ -120,20 +120,20 @@ def _reached(folder: Path, steps: int) -> Lines:
 
 def adapter(path: Path) -> Lines:
     """Describe an adapter in a GGUF file."""
-    found = adapters.load(path)
+    loaded = adapters.load(path)
     shapes = {
         weight: (a.shape[0], b.shape[0]) if is_embedding(weight) else (*b.shape[:-1], a.shape[-1])
-        for weight, (a, b) in found.pairs.items()
+        for weight, (a, b) in loaded.pairs.items()
     }
-    ranks = {weight: found.rank_of(weight) for weight in shapes}
+    ranks = {weight: loaded.rank_of(weight) for weight in shapes}
     return [
         ("file", f"{path}, {size(path.stat().st_size)}"),
         ("adapter", "LoRA, as llama.cpp reads it"),
-        ("architecture", found.architecture),
-        ("base model", called(found.metadata) or "not named"),
-        *_scales(ranks, found.alpha, found.use_rslora),
-        ("parameters", f"{sum(values.size for values in found.tensors.values()):,}"),
-        ("needs a base with", f"the architecture {found.architecture}, and matrices (out x in):"),
+        ("architecture", loaded.architecture),
+        ("base model", called(loaded.metadata) or "not named"),
+        *_scales(ranks, loaded.alpha, loaded.use_rslora),
+        ("parameters", f"{sum(values.size for values in loaded.tensors.values()):,}"),
+        ("needs a base with", f"the architecture {loaded.architecture}, and matrices (out x in):"),
         *_matrices(shapes),
     ]
 
@@ -146,19 +146,19 @@ def peft(folder: Path) -> Lines:
     sides: dict[str, dict[str, tuple[int, ...]]] = defaultdict(dict)
     kinds = peft_folder.SUFFIXES | peft_folder.TABLES
     for name, info in tensors.items():
-        if found := peft_folder.TENSOR.fullmatch(name):
-            if kinds[found[2]] != LORA_M and len(info.shape) not in (2, 3):
+        if match := peft_folder.TENSOR.fullmatch(name):
+            if kinds[match[2]] != LORA_M and len(info.shape) not in (2, 3):
                 where = f"{folder / peft_folder.WEIGHTS}: tensor {name}"
                 raise AdapterError(f"{where}: expected a matrix; got {info.type} {info.shape}")
-            sides[found[1]][kinds[found[2]]] = info.shape
+            sides[match[1]][kinds[match[2]]] = info.shape
     whole = {module: pair for module, pair in sides.items() if {LORA_A, LORA_B} <= pair.keys()}
     ranks = {module: pair[LORA_A][0] for module, pair in whole.items()}
     shapes = {module: (pair[LORA_B][0], pair[LORA_A][-1]) for module, pair in whole.items()}
     for name in tensors:
-        found = peft_folder.TENSOR.fullmatch(name)
-        if found and found[2] in peft_folder.TABLES and found[1] in shapes:
-            pair = whole[found[1]]  # A (r, vocabulary), B (width, r)
-            shapes[found[1]] = pair[LORA_A][1], pair[LORA_B][0]
+        match = peft_folder.TENSOR.fullmatch(name)
+        if match and match[2] in peft_folder.TABLES and match[1] in shapes:
+            pair = whole[match[1]]  # A (r, vocabulary), B (width, r)
+            shapes[match[1]] = pair[LORA_A][1], pair[LORA_B][0]
     magnitudes = any(LORA_M in pair for pair in whole.values())
     alpha, targets = config.get("lora_alpha"), config.get("target_modules")
     return [
@@ -179,10 +179,10 @@ def peft(folder: Path) -> Lines:
 
 def _scales(ranks: Mapping[str, int], alpha: Any, rslora: bool) -> Lines:
     """Return the ranks, and the scale of B A."""
-    found = ", ".join(map(str, sorted(set(ranks.values())))) or "none"
+    numbers = ", ".join(map(str, sorted(set(ranks.values())))) or "none"
     kind = "alpha / sqrt(rank)" if rslora else "alpha / rank"
     number = f"{alpha:g}" if isinstance(alpha, int | float) else str(alpha)
-    return [("rank", found), ("alpha", f"{number}: B A is scaled by {kind}")]
+    return [("rank", numbers), ("alpha", f"{number}: B A is scaled by {kind}")]
 
 
 def _matrices(shapes: Mapping[str, tuple[int, int]]) -> Lines:

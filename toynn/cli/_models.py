@@ -51,8 +51,8 @@ def origin(arguments: Namespace) -> Origin:
         tokenizer = model_file(tokenizer)
     if model is not None:
         return Origin(str(local_path(model)), tokenizer)
-    found = {each.path: origin_of(each.path) for each in arguments.adapter}
-    first, *others = found.items()
+    origins = {each.path: origin_of(each.path) for each in arguments.adapter}
+    first, *others = origins.items()
     for path, other in others:
         if Path(other.model).resolve() != Path(first[1].model).resolve():
             raise ConfigError(

@@ -49,13 +49,13 @@ def scaling(parts: Sequence[str], cores: Sequence[int], bandwidth: float) -> lis
         f"{HAND_OVER[0] / 1e3:.1f} microseconds, and {HAND_OVER[1] / 1e3:.1f} for each further "
         f"thread.\nMemory bandwidth: {told}.{loaded}"
     )
-    found = []
+    tables = []
     for part in parts:
         set_num_threads(max(*cores, here, 2))  # programs are compiled for so many
         with _part(part) as (title, record):
-            found.append(_table(part, title, record, cores, here, bandwidth))
+            tables.append(_table(part, title, record, cores, here, bandwidth))
     set_num_threads(here)
-    return found
+    return tables
 
 
 #: (cores, alone) -> launches; None: another library has the threads, and toynn cannot set how many
@@ -160,18 +160,18 @@ def _table(
             if (kind == "measured" and n > here) or (kind == "simulated" and n == 1):
                 continue
             known = kind == "measured"
-            found = record(n, not known) if n > 1 else one
-            if found is None:
+            run = record(n, not known) if n > 1 else one
+            if run is None:
                 continue
             machine = Machine(n, (0.0, 0.0)) if known else Machine(n, bandwidth=bandwidth)
-            ops = by_op(found.launches, one.launches, machine)
+            ops = by_op(run.launches, one.launches, machine)
             lost = _sum(ops)
             tail = ""
             if known:
                 measured[n] = lost.time
             elif n in measured:
                 tail = f"   off by {lost.time / measured[n] - 1:+.1%}"
-            wall = found.seconds if known else None
+            wall = run.seconds if known else None
             _print_row(f"{n:5d} {kind}", lost, alone / lost.time, machine.rate, wall, tail)
             rows.append(
                 {
@@ -185,7 +185,7 @@ def _table(
             )
             if kind == "simulated" and n == max(cores):
                 slow = Machine(n, bandwidth=bandwidth, slow=n // 2)
-                lost = _sum(by_op(found.launches, one.launches, slow))
+                lost = _sum(by_op(run.launches, one.launches, slow))
                 of = f"   {slow.slow} cores at half the rate"
                 _print_row(f"{n:5d} {kind}", lost, alone / lost.time, slow.rate, None, of)
                 _print_ops(n, ops)

@@ -73,9 +73,9 @@ def add_flags(parser: ArgumentParser, text: str) -> None:
 
 def options(arguments: Namespace) -> dict[str, Any]:
     """Return the flags as arguments of ``toynn.generation.complete``."""
-    given = {name: getattr(arguments, flag[2:].replace("-", "_")) for flag, *_, name in DRAWING}
+    values = {name: getattr(arguments, flag[2:].replace("-", "_")) for flag, *_, name in DRAWING}
     stop = [unescaped(each) if arguments.escape else each for each in arguments.stop]
-    return given | {"stop": stop}
+    return values | {"stop": stop}
 
 
 def unescaped(text: str) -> str:

@@ -68,8 +68,8 @@ def run_fuse(arguments: Namespace) -> int:
     if not Path(model).is_dir():  # a GGUF file keeps its own tokenizer
         tokenizer = arguments.tokenizer
     with bases.open(model) as base:
-        given, strict = arguments.adapter, arguments.strict
-        adapter = combined(given, base, arguments.method, strict=strict)
+        weighted, strict = arguments.adapter, arguments.strict
+        adapter = combined(weighted, base, arguments.method, strict=strict)
         assert adapter is not None  # the parser requires --adapter
         fused = fuse_into(
             base,
@@ -99,8 +99,8 @@ def run_export(arguments: Namespace) -> int:
         with suppress(UnknownBase):  # some adapters do not need it
             base = bases.open(model_file(origin(arguments).model), check=False)
             stack.callback(base.close)
-        given, strict = arguments.adapter, arguments.strict
-        adapter = combined(given, base, arguments.method, strict=strict)
+        weighted, strict = arguments.adapter, arguments.strict
+        adapter = combined(weighted, base, arguments.method, strict=strict)
         assert adapter is not None
         if arguments.to == "gguf":
             adapters.write_gguf(arguments.out, adapter, base, overwrite=arguments.overwrite)

@@ -128,21 +128,21 @@ def _cores(text: str) -> tuple[int, ...]:
         raise ArgumentTypeError(
             f"must be comma-separated whole numbers, such as 1,2,16; got {text!r}"
         )
-    found = {1, *map(int, words)}
-    if min(found) < 1 or max(found) > MOST_CORES:
+    counts = {1, *map(int, words)}
+    if min(counts) < 1 or max(counts) > MOST_CORES:
         raise ArgumentTypeError(f"must be numbers from 1 to {MOST_CORES}; got {text!r}")
-    return tuple(sorted(found))
+    return tuple(sorted(counts))
 
 
 def _bandwidth(text: str) -> float:
     """Read gigabytes per second."""
     try:
-        found = float(text)
+        gigabytes = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
+        gigabytes = 0.0
+    if not 0 < gigabytes < float("inf"):
         raise ArgumentTypeError(f"must be a number of gigabytes per second > 0; got {text!r}")
-    return 1e9 * found
+    return 1e9 * gigabytes
 
 
 def run(arguments: Namespace) -> int:

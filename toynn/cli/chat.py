@@ -135,7 +135,7 @@ class _Talk:
             clock.tick()
             print(harmless(text), end="", flush=True)
 
-        found = complete(
+        completion = complete(
             self._engine,
             self._tokenizer,
             ids,
@@ -145,9 +145,9 @@ class _Talk:
             interruptible=True,
         )
         print(flush=True)
-        self._turns.append({"role": "assistant", "content": found.text})
+        self._turns.append({"role": "assistant", "content": completion.text})
         self._drawn += 1
-        return clock.speed(found.prompt_tokens, len(found.drawn))
+        return clock.speed(completion.prompt_tokens, len(completion.drawn))
 
     def _again(self) -> list[int]:
         """Remove the last answer; return the ids to answer."""
@@ -192,15 +192,15 @@ def _wrong(name: str, words: str) -> str:
     if name in COMMANDS:
         wants = "no words" if words else COMMANDS[name].partition(" ")[0]
         return f"{name} takes {wants}; got {words.strip()[:80]!r}. {HELP}"
-    own = peers.meant(name[1:].lower(), [each[1:] for each in COMMANDS], peers.CHAT)
-    near = f"; did you mean /{own}?" if own else "."
+    command = peers.meant(name[1:].lower(), [each[1:] for each in COMMANDS], peers.CHAT)
+    near = f"; did you mean /{command}?" if command else "."
     return f"there is no command {name}{near} {HELP}"
 
 
-def _system(given: str, *, escape: bool) -> str:
-    if not given.startswith("@"):
-        return unescaped(given) if escape else given
-    path = Path(given[1:])
+def _system(typed: str, *, escape: bool) -> str:
+    if not typed.startswith("@"):
+        return unescaped(typed) if escape else typed
+    path = Path(typed[1:])
     try:
         return read_bytes(path).decode().removesuffix("\n")
     except UnicodeDecodeError as error:

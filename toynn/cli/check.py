@@ -49,8 +49,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("check", help=help_, description=help_, allow_abbrev=False)
     data = "files or folders, as for `toynn train --data`; each is checked alone"
     known = options_of(TextOptions)
-    own = replace(known["data"], help=data, metavar="PATH")
-    add(parser, own, type=data_name, required=True)
+    option = replace(known["data"], help=data, metavar="PATH")
+    add(parser, option, type=data_name, required=True)
     model = "model with the tokenizer and chat template (default: lengths in characters)"
     parser.add_argument("-m", "--model", type=path_or_name, metavar="PATH", help=model)
     add(parser, TOKENIZER)
@@ -72,7 +72,7 @@ def add_parser(commands: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Source:
     """What was found in a source of data."""
 
     path: Path
@@ -126,40 +126,40 @@ def run(arguments: Namespace) -> int:
         seq, said = rows_within(seq, context or seq)
     elif arguments.seq is not None:
         raise ConfigError("--seq: counting tokens needs a model: name it by --model")
-    found: list[_Found] = []
+    sources: list[_Source] = []
     for word in arguments.data:
         path, _ = path_and_weight(word, "--data")
-        found.append(_looked_at(path, tokenizer, seq, arguments))
-        if said and not arguments.json and len(found) == 1:
+        sources.append(_looked_at(path, tokenizer, seq, arguments))
+        if said and not arguments.json and len(sources) == 1:
             print(f"{'model':20} {said}")
         if not arguments.json:
-            for line in _lines(found[-1], tokenizer, seq):
+            for line in _lines(sources[-1], tokenizer, seq):
                 print(line)
-    shared = list(_shared(found))
+    shared = list(_shared(sources))
     used = {
         id: ids
-        for each in found
+        for each in sources
         for part in each.parts.values()
         for id, ids in part.special.items()
     }
     rows, said_of_rows = _untrained(arguments.model, tokenizer, used)
     if arguments.json:
-        told: dict[str, Any] = {"sources": [_object(each, seq) for each in found]}
+        told: dict[str, Any] = {"sources": [_object(each, seq) for each in sources]}
         told["shared"] = [{"path": a, "in": b, "rows": repeats.rows} for a, b, repeats in shared]
         told["untrained"] = [row._asdict() for row in rows]
         print(json.dumps(told))
     else:
         for line in said_of_rows:
             print(harmless(f"{'untrained':20} {line}", ""))
-    if not arguments.json and len(found) > 1:
+    if not arguments.json and len(sources) > 1:
         lines = (
             f"{counted(r.rows, 'row')} of {a} {'is' if r.rows == 1 else 'are'} in {b}, too"
             for a, b, r in shared
         )
         print(harmless(f"{'shared':20} {'; '.join(lines) or 'no row is in two sources'}", ""))
-    if any(each.refused for each in found):
+    if any(each.refused for each in sources):
         return 2
-    doubtful = shared or rows or any(each.doubtful for each in found)
+    doubtful = shared or rows or any(each.doubtful for each in sources)
     return 1 if arguments.strict and doubtful else 0
 
 
@@ -175,8 +175,8 @@ def _fetch(arguments: Namespace) -> None:
 def _tokenizer(model: Path | None, named: str | None) -> Tokenizer | None:
     """Return a model's tokenizer, or the named one; None without either."""
     if model is None or named is None:
-        found = text_model(model) if model is not None else named
-        return None if found is None else Tokenizer.of(found)
+        source = text_model(model) if model is not None else named
+        return None if source is None else Tokenizer.of(source)
     with bases.open(text_model(model), check=False) as file:
         return Tokenizer.for_model(file, named)
 
@@ -198,11 +198,11 @@ def _untrained(
 def _of_rows(rows: Sequence[Row], arch: str, model: str) -> Iterator[str]:
     """Yield a line for each token that the model does not know, and a line with advice."""
     for id in dict.fromkeys(row.id for row in rows):
-        own = [row for row in rows if row.id == id]
-        where = " and ".join(f"in {row.weight} ({row.why})" for row in own)
+        of_token = [row for row in rows if row.id == id]
+        where = " and ".join(f"in {row.weight} ({row.why})" for row in of_token)
         yield (
-            f"{own[0].token}, which is in the data: its row looks untrained {where}, and the "
-            f"model gives it p = {own[0].p:.1g} where it stands"
+            f"{of_token[0].token}, which is in the data: its row looks untrained {where}, and the "
+            f"model gives it p = {of_token[0].p:.1g} where it stands"
         )
     if targets := sorted({target for row in rows for target in row.targets}):
         yield f"train such rows, too: --targets all-linear,{','.join(targets)}"
@@ -215,29 +215,29 @@ def _of_rows(rows: Sequence[Row], arch: str, model: str) -> Iterator[str]:
 
 def _looked_at(
     path: Path, tokenizer: Tokenizer | None, seq: int | None, arguments: Namespace
-) -> _Found:
+) -> _Source:
     """Read a source and count. Raises DataError if it cannot be read."""
     encoder: Any = tokenizer or Characters()
     vocabulary = None if tokenizer is None or tokenizer.of_bytes else _vocabulary(tokenizer)
-    given: dict[str, Any] = {"vocabulary": vocabulary}
+    options: dict[str, Any] = {"vocabulary": vocabulary}
     with ExitStack() as stack:
-        given["progress"] = stack.enter_context(Reading())
+        options["progress"] = stack.enter_context(Reading())
         if path.suffix == ".txt" and not path.is_dir():
-            parts = {"text": survey_text(path, encoder, **given)}
-            return _Found(path, parts, _leaks(parts, seq, 0), seq)
+            parts = {"text": survey_text(path, encoder, **options)}
+            return _Source(path, parts, _leaks(parts, seq, 0), seq)
         unnamed = path.is_dir() and part_of(path, TRAIN) is None
         if path.suffix == ".bin" or (unnamed and any(path.glob("*.bin"))):
             raise DataError(f"{path}: it holds tokens already: `toynn train` checks all of them")
-        given |= {"mask_prompt": not arguments.no_mask_prompt}
-        given |= {"columns": columns_of(arguments.columns)}
-        given |= {"bounds": Bounds(arguments.max_line, arguments.max_unpacked)}
+        options |= {"mask_prompt": not arguments.no_mask_prompt}
+        options |= {"columns": columns_of(arguments.columns)}
+        options |= {"bounds": Bounds(arguments.max_line, arguments.max_unpacked)}
         parts = {
-            name: survey(file, encoder, encoder.vocab_size, **given)
+            name: survey(file, encoder, encoder.vocab_size, **options)
             for name, file in parts_of(path).items()
         }
     roles = sorted({role for part in parts.values() for role in part.roles})
     odd = () if tokenizer else tuple(role for role in roles if unknown_role(role))
-    return _Found(path, parts, _leaks(parts, seq, arguments.seed), seq, odd)
+    return _Source(path, parts, _leaks(parts, seq, arguments.seed), seq, odd)
 
 
 def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
@@ -270,16 +270,16 @@ def _leaks(
     else:
         rows = train.kept(seq)
         what, (chosen, held) = "held out", (rows[each] for each in held_out(len(rows), seed))
-    found = []
+    repeats = []
     for hashes in (np.array(train.alike), np.array(train.asked)) if len(held) else ():
         count, first = common(hashes[held], hashes[chosen])
-        found.append(Repeats(count, first and (int(held[first[0]]), int(chosen[first[1]]))))
-    return {what: (found[0], found[1])} if found else {}
+        repeats.append(Repeats(count, first and (int(held[first[0]]), int(chosen[first[1]]))))
+    return {what: (repeats[0], repeats[1])} if repeats else {}
 
 
-def _shared(found: Sequence[_Found]) -> Iterator[tuple[str, str, Repeats]]:
+def _shared(sources: Sequence[_Source]) -> Iterator[tuple[str, str, Repeats]]:
     """Yield two parts of different sources that share rows of the same words, and these rows."""
-    parts = [(source, part) for source in found for part in source.parts.values()]
+    parts = [(source, part) for source in sources for part in source.parts.values()]
     for k, (source, part) in enumerate(parts):
         for other, before in parts[:k]:
             repeats = common(part.alike, before.alike)
@@ -290,19 +290,19 @@ def _shared(found: Sequence[_Found]) -> Iterator[tuple[str, str, Repeats]]:
 # -- Telling -----------------------------------------------------------------------------------
 
 
-def _lines(found: _Found, tokenizer: Tokenizer | None, seq: int | None) -> Iterator[str]:
+def _lines(source: _Source, tokenizer: Tokenizer | None, seq: int | None) -> Iterator[str]:
     """Yield the lines about a source."""
     unit = "characters" if tokenizer is None else "tokens"
-    for name, part in found.parts.items():
+    for name, part in source.parts.items():
         yield harmless(f"== {part.path} ==", "")
-        for what, value in _of_part(found, name, part, unit, seq):
+        for what, value in _of_part(source, name, part, unit, seq):
             yield harmless(f"{what:20} {value}", "")
         if name != "text" and part.rows:
             yield f"lengths in {unit}"
             yield from histogram(part.lengths, seq)
-    for what, pair in found.leaks.items():
-        yield harmless(f"{'leaks':20} {_leaked(found, what, pair)}", "")
-    first = next(iter(found.parts.values()))
+    for what, pair in source.leaks.items():
+        yield harmless(f"{'leaks':20} {_leaked(source, what, pair)}", "")
+    first = next(iter(source.parts.values()))
     decode = _characters if tokenizer is None else _decoder(tokenizer)
     for full in first.shown:
         shown = full.cut(seq)
@@ -314,7 +314,7 @@ def _lines(found: _Found, tokenizer: Tokenizer | None, seq: int | None) -> Itera
 
 
 def _of_part(
-    found: _Found, name: str, part: Survey, unit: str, seq: int | None
+    source: _Source, name: str, part: Survey, unit: str, seq: int | None
 ) -> Iterator[tuple[str, str]]:
     """Yield the facts about a part: names and values."""
     compression = f", {part.compression}" if part.compression else ""
@@ -332,20 +332,20 @@ def _of_part(
             yield "  ignored", ", ".join(f"{key} ({part.fields[key]:,})" for key in others)
         if part.roles:
             yield "roles", ", ".join(sorted(part.roles))
-            yield from (("", f"{role!r}: {unknown_role(role)}") for role in found.odd_roles)
+            yield from (("", f"{role!r}: {unknown_role(role)}") for role in source.odd_roles)
     if part.refused:
         yield "refused", f"{counted(part.refused, 'row')}, which training stops at; the first:"
         for error in part.errors:
             yield "", error
-    if name in found.empty and not part.refused:
+    if name in source.empty and not part.refused:
         short = "it is too short for two windows"
         short = short if name == "text" else "no row has a token with loss"
         why = f"{short} at --seq {seq}" if part.rows or part.tokens else "it is empty"
         yield "refused", f"training stops at it: {why}"
     if name != "text" and part.rows:
         yield "lengths", _measures(part)
-    if name in found.cuts:
-        yield from _cut(found.cuts[name], part, seq or 0)
+    if name in source.cuts:
+        yield from _cut(source.cuts[name], part, seq or 0)
     what, behind = ("line", " of 32 and more characters") if name == "text" else ("row", "")
     same, alike = part.repeats
     yield "repeats", _repeated(part, same, alike, what, behind)
@@ -386,9 +386,9 @@ def _repeated(part: Survey, same: Repeats, alike: Repeats, what: str, behind: st
     return f"{text}; the first: {part.where(at)} repeats {part.places[of]}"
 
 
-def _leaked(found: _Found, what: str, pair: tuple[Repeats, Repeats]) -> str:
-    held = found.parts.get(what, next(iter(found.parts.values())))
-    train = next(iter(found.parts.values()))
+def _leaked(source: _Source, what: str, pair: tuple[Repeats, Repeats]) -> str:
+    held = source.parts.get(what, next(iter(source.parts.values())))
+    train = next(iter(source.parts.values()))
     named = {"held out": "what a run would hold out", "last tenth": "the last tenth, held out"}
     parts = []
     for repeats, kind in zip(pair, ("row", "prompt"), strict=True):
@@ -423,10 +423,10 @@ def _characters(ids: Sequence[int]) -> str:
     return "".join(map(chr, ids))
 
 
-def _object(found: _Found, seq: int | None) -> dict[str, Any]:
+def _object(source: _Source, seq: int | None) -> dict[str, Any]:
     """Return a source's object in the JSON output."""
     parts = {}
-    for name, part in found.parts.items():
+    for name, part in source.parts.items():
         same, alike = part.repeats
         parts[name] = {
             "path": str(part.path),
@@ -450,7 +450,7 @@ def _object(found: _Found, seq: int | None) -> dict[str, Any]:
             parts[name]["lengths"] = dict(
                 zip(("median", "p95", "longest"), map(float, quantiles), strict=True)
             )
-        if name in found.cuts:
-            parts[name]["seq"] = {"seq": seq, **found.cuts[name]._asdict()}
-    leaks = {k: {"rows": a.rows, "prompts": b.rows} for k, (a, b) in found.leaks.items()}
-    return {"path": str(found.path), "parts": parts, "leaks": leaks}
+        if name in source.cuts:
+            parts[name]["seq"] = {"seq": seq, **source.cuts[name]._asdict()}
+    leaks = {k: {"rows": a.rows, "prompts": b.rows} for k, (a, b) in source.leaks.items()}
+    return {"path": str(source.path), "parts": parts, "leaks": leaks}

@@ -50,18 +50,18 @@ def run(arguments: Namespace) -> int:
     """Print the script."""
     from toynn.cli import _parser
 
-    found = dict(_parsers(_parser(), "toynn"))
-    names = [name for name in found if name != "toynn"]
+    parsers = dict(_parsers(_parser(), "toynn"))
+    names = [name for name in parsers if name != "toynn"]
     choices, words = [], []
-    for name, parser in found.items():
+    for name, parser in parsers.items():
         subcommands: list[str] = []
         for action in parser._actions:
             if isinstance(action, _SubParsersAction):
                 subcommands += action.choices
             elif action.option_strings and (values := _values(action)):
-                own = "|".join(shlex.quote(f"{name} {each}") for each in action.option_strings)
+                pattern = "|".join(shlex.quote(f"{name} {each}") for each in action.option_strings)
                 reply = _reply(values)
-                choices.append(f"        {own}) {reply}; return ;;")
+                choices.append(f"        {pattern}) {reply}; return ;;")
             elif action.choices:
                 subcommands += map(str, action.choices)
         flags = [option for option in parser._option_string_actions if option.startswith("--")]

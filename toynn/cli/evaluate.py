@@ -98,12 +98,12 @@ def run(arguments: Namespace) -> int:
     """Print the figures."""
     _fetch(arguments)
     if arguments.model is not None and of_pictures(arguments.model):
-        found, seconds = _pictures(arguments)
+        measured, seconds = _pictures(arguments)
     elif arguments.loss is not None:
-        found, seconds = _preferences(arguments)
+        measured, seconds = _preferences(arguments)
     else:
-        found, seconds = _texts(arguments)
-    print(json.dumps(found) if arguments.json else _lines(found, seconds))
+        measured, seconds = _texts(arguments)
+    print(json.dumps(measured) if arguments.json else _lines(measured, seconds))
     return 0
 
 
@@ -144,8 +144,8 @@ def _check(arguments: Namespace) -> None:
 
 def _is_given(arguments: Namespace, name: str) -> bool:
     """Return whether a flag is given. A flag with the value 0 is."""
-    given = getattr(arguments, name)
-    return given is not None and given is not False
+    value = getattr(arguments, name)
+    return value is not None and value is not False
 
 
 def _refuse(arguments: Namespace, names: Sequence[str], why: str) -> None:
@@ -161,17 +161,17 @@ def _pictures(arguments: Namespace) -> tuple[dict[str, Any], float]:
     engine = ViTEngine.load(path, options, backend=arguments.backend)
     start = time.perf_counter()
     top, skip = arguments.top or TOP, arguments.skip_unreadable
-    found = picture_figures(engine, arguments.data, top, skip_unreadable=skip)
-    return found, time.perf_counter() - start
+    measured = picture_figures(engine, arguments.data, top, skip_unreadable=skip)
+    return measured, time.perf_counter() - start
 
 
 def _preference(arguments: Namespace) -> PreferenceOptions:
     """Return the loss of preferences. Raises ConfigError if it lacks data or an adapter."""
     if arguments.data is None:
         raise ConfigError("--loss: name preferences by --data")
-    given = {name: getattr(arguments, name) for name in BESIDE_LOSS}
-    given = {name: value for name, value in given.items() if value is not None}
-    preference = PreferenceOptions(arguments.loss, **given)
+    options = {name: getattr(arguments, name) for name in BESIDE_LOSS}
+    options = {name: value for name, value in options.items() if value is not None}
+    preference = PreferenceOptions(arguments.loss, **options)
     if preference.loss != "orpo" and not arguments.adapter:
         raise ConfigError(
             f"--loss {preference.loss}: it compares an adapter's model with the base: name the "
@@ -191,8 +191,8 @@ def _preferences(arguments: Namespace) -> tuple[dict[str, Any], float]:
     tokenizer, engine = opened(arguments, options)
     engine.enable_preference(preference)
     start = time.perf_counter()
-    found = preference_figures(engine, tokenizer, arguments.data, seq, batch)
-    return found, time.perf_counter() - start
+    measured = preference_figures(engine, tokenizer, arguments.data, seq, batch)
+    return measured, time.perf_counter() - start
 
 
 def _texts(arguments: Namespace) -> tuple[dict[str, Any], float]:
@@ -203,7 +203,7 @@ def _texts(arguments: Namespace) -> tuple[dict[str, Any], float]:
     if arguments.against is not None:
         against = partial(_beside, arguments, options)
     start = time.perf_counter()
-    found = figures(
+    measured = figures(
         engine,
         tokenizer,
         arguments.data,
@@ -214,10 +214,10 @@ def _texts(arguments: Namespace) -> tuple[dict[str, Any], float]:
     )
     seconds = time.perf_counter() - start
     if against is not None:
-        found["against"] = str(arguments.against)
-    if "tokens" in found:
-        found["tokens_per_second"] = found["tokens"] / seconds
-    return found, seconds
+        measured["against"] = str(arguments.against)
+    if "tokens" in measured:
+        measured["tokens_per_second"] = measured["tokens"] / seconds
+    return measured, seconds
 
 
 def _beside(arguments: Namespace, options: RecipeOptions) -> SequenceEngine[Any]:
@@ -226,67 +226,67 @@ def _beside(arguments: Namespace, options: RecipeOptions) -> SequenceEngine[Any]
         return engines.frozen(file, None, arguments.backend, options)
 
 
-def _lines(found: Mapping[str, Any], seconds: float) -> str:
+def _lines(measured: Mapping[str, Any], seconds: float) -> str:
     """Return the figures as lines for people."""
-    lines, end = [fact("data", str(found["data"]))], f"time        {seconds:.1f} s"
-    if "pictures" in found:
-        return "\n".join([*lines, *_of_pictures(found), end])
-    if "loss_of" in found:
-        return "\n".join([*lines, *_of_preferences(found), end])
-    if "questions" in found:
+    lines, end = [fact("data", str(measured["data"]))], f"time        {seconds:.1f} s"
+    if "pictures" in measured:
+        return "\n".join([*lines, *_of_pictures(measured), end])
+    if "loss_of" in measured:
+        return "\n".join([*lines, *_of_preferences(measured), end])
+    if "questions" in measured:
         said = (
-            f"{100 * found['accuracy']:.1f} % of {found['questions']:,} questions; by "
-            f"length-normalized scores {100 * found['accuracy_normalized']:.1f} %"
+            f"{100 * measured['accuracy']:.1f} % of {measured['questions']:,} questions; by "
+            f"length-normalized scores {100 * measured['accuracy_normalized']:.1f} %"
         )
-        lines += [fact("questions", f"joined to their choices {found['joined']}")]
+        lines += [fact("questions", f"joined to their choices {measured['joined']}")]
         return "\n".join([*lines, fact("accuracy", said), end])
-    what = f"{found['counted']:,} tokens"
-    if "windows" in found:
-        what += f", in the second halves of {found['windows']:,} windows of {found['window']}"
-    said = f"{found['perplexity']:.4f} +/- {found['perplexity_error']:.5f}"
-    lines.append(fact("perplexity", f"{said}, loss {found['loss']:.4f} nats, over {what}"))
-    if "perplexity_every" in found:
-        said = f"{found['perplexity_every']:.4f} +/- {found['perplexity_error_every']:.5f}"
-        said += f", loss {found['loss_every']:.4f}, over all {found['counted_every']:,}"
+    what = f"{measured['counted']:,} tokens"
+    if "windows" in measured:
+        what += f", in the second halves of {measured['windows']:,} windows of {measured['window']}"
+    said = f"{measured['perplexity']:.4f} +/- {measured['perplexity_error']:.5f}"
+    lines.append(fact("perplexity", f"{said}, loss {measured['loss']:.4f} nats, over {what}"))
+    if "perplexity_every" in measured:
+        said = f"{measured['perplexity_every']:.4f} +/- {measured['perplexity_error_every']:.5f}"
+        said += f", loss {measured['loss_every']:.4f}, over all {measured['counted_every']:,}"
         lines.append(fact("", said))
-    if "loss_stop" in found:
-        said = f"loss {found['loss_stop']:.4f} on {found['counted_stop']:,} stop tokens"
-        lines.append(fact("", f"{said}, {found['loss_rest']:.4f} on the rest"))
-    if "kl_mean" in found:
-        base = f"{found['perplexity_base']:.4f} +/- {found['perplexity_error_base']:.5f}"
-        kl = f"{found['kl_mean']:.6f} +/- {found['kl_error']:.6f} nats"
-        same = f"{100 * found['same_top']:.3f} +/- {100 * found['same_top_error']:.3f} %"
+    if "loss_stop" in measured:
+        said = f"loss {measured['loss_stop']:.4f} on {measured['counted_stop']:,} stop tokens"
+        lines.append(fact("", f"{said}, {measured['loss_rest']:.4f} on the rest"))
+    if "kl_mean" in measured:
+        base = f"{measured['perplexity_base']:.4f} +/- {measured['perplexity_error_base']:.5f}"
+        kl = f"{measured['kl_mean']:.6f} +/- {measured['kl_error']:.6f} nats"
+        same = f"{100 * measured['same_top']:.3f} +/- {100 * measured['same_top_error']:.3f} %"
         lines += [
-            fact("against", f"{found['against']}: perplexity {base}"),
-            fact("divergence", f"{kl}, at most {found['kl_largest']:.4f}"),
+            fact("against", f"{measured['against']}: perplexity {base}"),
+            fact("divergence", f"{kl}, at most {measured['kl_largest']:.4f}"),
             fact("same top", f"{same} of the tokens"),
-            fact("rms dp", f"{100 * found['rms_delta_p']:.3f} %"),
+            fact("rms dp", f"{100 * measured['rms_delta_p']:.3f} %"),
         ]
-    rate = f", {found['tokens_per_second']:,.0f} tokens/s" if "tokens" in found else ""
+    rate = f", {measured['tokens_per_second']:,.0f} tokens/s" if "tokens" in measured else ""
     return "\n".join([*lines, f"{end}{rate}"])
 
 
-def _of_pictures(found: Mapping[str, Any]) -> Iterator[str]:
-    count, right = found["pictures"], round(found["accuracy"] * found["pictures"])
-    which = "its held-out part" if found["part"] == "held out" else "all of it"
-    yield fact("pictures", f"{count:,} of {found['classes']} classes, {which}")
-    if "skipped" in found:
-        yield fact("skipped", f"{found['skipped']:,} unreadable files")
-    said = f"{found['accuracy']:.2%}, {right:,} of {count:,} right"
-    if "top_accuracy" in found:
-        said += f"; in the top {found['top']} {found['top_accuracy']:.2%}"
+def _of_pictures(measured: Mapping[str, Any]) -> Iterator[str]:
+    count, right = measured["pictures"], round(measured["accuracy"] * measured["pictures"])
+    which = "its held-out part" if measured["part"] == "held out" else "all of it"
+    yield fact("pictures", f"{count:,} of {measured['classes']} classes, {which}")
+    if "skipped" in measured:
+        yield fact("skipped", f"{measured['skipped']:,} unreadable files")
+    said = f"{measured['accuracy']:.2%}, {right:,} of {count:,} right"
+    if "top_accuracy" in measured:
+        said += f"; in the top {measured['top']} {measured['top_accuracy']:.2%}"
     yield fact("accuracy", said)
-    yield fact("loss", f"{found['loss']:.4f} nats")
+    yield fact("loss", f"{measured['loss']:.4f} nats")
 
 
-def _of_preferences(found: Mapping[str, Any]) -> Iterator[str]:
-    unit = "pairs" if "pairs" in found else "completions"
-    how = f"{found['loss_of']}, beta {found['beta']:g}"
-    yield fact("loss", f"{found['loss']:.4f} ({how}), over {found[unit]:,} {unit}")
+def _of_preferences(measured: Mapping[str, Any]) -> Iterator[str]:
+    unit = "pairs" if "pairs" in measured else "completions"
+    how = f"{measured['loss_of']}, beta {measured['beta']:g}"
+    yield fact("loss", f"{measured['loss']:.4f} ({how}), over {measured[unit]:,} {unit}")
     if unit == "pairs":
-        yield fact("margins", f"{found['rewards/margins']:.4f}")
-        yield fact("accuracy", f"{found['rewards/accuracies']:.2%} of the chosen are likelier")
+        yield fact("margins", f"{measured['rewards/margins']:.4f}")
+        yield fact("accuracy", f"{measured['rewards/accuracies']:.2%} of the chosen are likelier")
     for what in ("rewards", "logps"):
-        both = [(which, found.get(f"{what}/{which}")) for which in ("chosen", "rejected")]
+        both = [(which, measured.get(f"{what}/{which}")) for which in ("chosen", "rejected")]
         said = ", ".join(f"{which} {value:.4f}" for which, value in both if value is not None)
         yield fact(what, said)

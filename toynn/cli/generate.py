@@ -86,11 +86,11 @@ def run(arguments: Namespace) -> int:
             clock.tick()
             print(harmless(text), end="", flush=True)
 
-        given = options(arguments) | {"seed": seed}
-        found = complete(engine, tokenizer, read[0], **given, show=show, interruptible=True)
+        drawing = options(arguments) | {"seed": seed}
+        completion = complete(engine, tokenizer, read[0], **drawing, show=show, interruptible=True)
         print(flush=True)
-        print_line(clock.speed(found.prompt_tokens, len(found.drawn)))
-        if found.ended == "interrupt":
+        print_line(clock.speed(completion.prompt_tokens, len(completion.drawn)))
+        if completion.ended == "interrupt":
             return 130
     return 0
 
@@ -115,15 +115,15 @@ def _lines(
             file = stack.enter_context(replacing(arguments.out, "completions", DataError))
         completions = _completions(arguments, tokenizer, engine, read)
         samples = itertools.product(prompts, _seeds(arguments))
-        for (prompt, seed), found in zip(samples, completions, strict=False):  # or interrupted
-            told = _object(tokenizer, prompt, found)
+        for (prompt, seed), completion in zip(samples, completions, strict=False):  # or interrupted
+            told = _object(tokenizer, prompt, completion)
             told |= {"seed": seed} if arguments.num_samples > 1 else {}
             line = json.dumps(told, ensure_ascii=False)
             if file is None:
                 print(line, flush=True)
             else:
                 file.write(f"{line}\n".encode())
-            interrupted = interrupted or found.ended == "interrupt"
+            interrupted = interrupted or completion.ended == "interrupt"
     if interrupted:
         return 130
     if arguments.out is not None:
@@ -138,33 +138,33 @@ def _completions(
     read: Sequence[list[int]],
 ) -> Iterator[Completion]:
     """Yield the completion of each prompt; an interrupted one is the last."""
-    given = options(arguments) | {
+    drawing = options(arguments) | {
         "log_probabilities": arguments.logprobs,
         "interruptible": True,
     }
     samples = arguments.num_samples
     if arguments.batch > 1 < len(read) * samples:
         yield from complete_all(
-            engine, tokenizer, read, batch=arguments.batch, samples=samples, **given
+            engine, tokenizer, read, batch=arguments.batch, samples=samples, **drawing
         )
         return
     for ids, seed in itertools.product(read, _seeds(arguments)):
-        found = complete(engine, tokenizer, ids, **given | {"seed": seed})
-        yield found
-        if found.ended == "interrupt":
+        completion = complete(engine, tokenizer, ids, **drawing | {"seed": seed})
+        yield completion
+        if completion.ended == "interrupt":
             return
 
 
-def _object(tokenizer: Tokenizer, prompt: Prompt, found: Completion) -> dict[str, Any]:
+def _object(tokenizer: Tokenizer, prompt: Prompt, completion: Completion) -> dict[str, Any]:
     """Return a completion's object in the JSON output."""
     line: dict[str, Any] = {
         "prompt" if isinstance(prompt, str) else "messages": prompt,
-        "completion": found.text,
-        "ended": found.ended,
-        "prompt_tokens": found.prompt_tokens,
-        "tokens": len(found.drawn),
+        "completion": completion.text,
+        "ended": completion.ended,
+        "prompt_tokens": completion.prompt_tokens,
+        "tokens": len(completion.drawn),
     }
-    told = [_token(tokenizer, drawn) for drawn in found.drawn if drawn.log_probability <= 0]
+    told = [_token(tokenizer, drawn) for drawn in completion.drawn if drawn.log_probability <= 0]
     return line | {"log_probabilities": told} if told else line
 
 
@@ -177,16 +177,16 @@ def _token(tokenizer: Tokenizer, drawn: Drawn) -> dict[str, Any]:
     return told | {"likeliest": [of(*each) for each in drawn.likeliest]}
 
 
-def _prompt(given: str, *, escape: bool) -> str:
+def _prompt(typed: str, *, escape: bool) -> str:
     """Return the text of --prompt."""
     try:
-        text = input_bytes().decode() if given == "-" else given
+        text = input_bytes().decode() if typed == "-" else typed
     except UnicodeDecodeError as error:
         raise DataError(
             f"--prompt -: expected UTF-8; got {error.object[error.start]:#04x} at byte "
             f"{error.start}: convert it, with iconv for example"
         ) from None
-    if given == "-" and not text:
+    if typed == "-" and not text:
         raise ConfigError("--prompt -: standard input is empty; expected a text to continue")
     return unescaped(text) if escape else text
 
@@ -195,11 +195,11 @@ def _prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
     """Yield each prompt of a file with its place. Raises DataError, which names the line."""
     name = "standard input" if str(path) == "-" else str(path)
     if path.suffix in (".jsonl", ".json"):
-        found: Iterator[tuple[str, Prompt]] = jsonl.prompts(path)
+        prompts: Iterator[tuple[str, Prompt]] = jsonl.prompts(path)
     else:
-        found = _texts(name, input_bytes() if str(path) == "-" else read_bytes(path))
+        prompts = _texts(name, input_bytes() if str(path) == "-" else read_bytes(path))
     empty = True
-    for each in found:
+    for each in prompts:
         yield each
         empty = False
     if empty:

@@ -72,10 +72,10 @@ def run(arguments: Namespace) -> int:
 def _lines(path: Path, seq: int | None, batch: int, named: str | None) -> Lines:
     """Return the facts about a path: names and texts."""
     if path.is_dir():
-        found = next((path / name for name in INSIDE if (path / name).is_file()), None)
-        if found is None:
+        inside = next((path / name for name in INSIDE if (path / name).is_file()), None)
+        if inside is None:
             raise DataError(f"{path}: expected a folder with one of {', '.join(INSIDE)} in it")
-        return _info_lines.run_of(path) + _lines(found, seq, batch, named)
+        return _info_lines.run_of(path) + _lines(inside, seq, batch, named)
     if path.name in (peft.CONFIG, peft.WEIGHTS):
         return _info_lines.peft(path.parent)
     of_hf = path.name == WEIGHTS and path.with_name(CONFIG).is_file()

@@ -80,8 +80,8 @@ def _as_text(row: Row) -> None:
 
 
 def _as_json(row: Row) -> None:
-    found = [{"class": name, "probability": share} for name, share in row[1]]
-    print(json.dumps({"path": row[0], "classes": found}))
+    classes = [{"class": name, "probability": share} for name, share in row[1]]
+    print(json.dumps({"path": row[0], "classes": classes}))
 
 
 def _as_csv(row: Row) -> None:
@@ -124,12 +124,12 @@ class _Pictures:
                 yield path, True
                 continue
             below = ((each, each.relative_to(path)) for each in Path(path).rglob("*"))
-            found = sorted(
+            paths = sorted(
                 each
                 for each, name in below
                 if each.is_file() and not any(part.startswith(".") for part in name.parts)
             )
-            if not found:
+            if not paths:
                 raise DataError(f"{path}: expected pictures in it; it is empty")
-            for each in found:
+            for each in paths:
                 yield str(each), False

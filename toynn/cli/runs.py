@@ -63,10 +63,10 @@ def add_parser(commands: Any) -> None:
 
 def run_runs(arguments: Namespace) -> int:
     """Print a row for each run."""
-    rows = [_row(folder) for folder in _found(arguments.folders or [Path("runs")])]
+    rows = [_row(folder) for folder in _run_folders(arguments.folders or [Path("runs")])]
     if not rows:
-        given = ", ".join(map(str, arguments.folders or ["runs"]))
-        raise DataError(f"{given}: expected run folders, which have {METRICS}; got none")
+        folders = ", ".join(map(str, arguments.folders or ["runs"]))
+        raise DataError(f"{folders}: expected run folders, which have {METRICS}; got none")
     rows.sort(key=lambda row: _order(row[arguments.sort]))
     if arguments.json:
         for row in rows:
@@ -134,7 +134,7 @@ def _order(value: Any) -> tuple[bool, Any]:
     return value is None, value
 
 
-def _found(folders: Sequence[Path]) -> Iterator[Path]:
+def _run_folders(folders: Sequence[Path]) -> Iterator[Path]:
     """Yield run folders: the given ones and those inside. Raises DataError for a missing folder."""
     for folder in folders:
         if not folder.is_dir():

@@ -67,14 +67,14 @@ def _print_speeds(name: str) -> None:
             print(f"  {each}")
         return
     print("speeds, and those of the CPU")
-    for own, cpu in zip(selftest.speeds(name), selftest.speeds("cpu"), strict=True):
-        print(f"  {own}; cpu {cpu.rpartition(': ')[2]}")
+    for speed, cpu in zip(selftest.speeds(name), selftest.speeds("cpu"), strict=True):
+        print(f"  {speed}; cpu {cpu.rpartition(': ')[2]}")
 
 
-def _report(found: "Iterable[Found]") -> int:
+def _report(checks: "Iterable[Found]") -> int:
     """Print a line for each check; return how many are wrong."""
     wrong = 0
-    for name, right, said in found:
+    for name, right, said in checks:
         print(f"  {name:24} {'ok   ' if right else 'WRONG'} {said}", flush=True)
         wrong += not right
     return wrong

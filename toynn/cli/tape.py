@@ -81,8 +81,8 @@ def run(arguments: Namespace) -> int:
     """Write the page, and the JSON, or print the tape."""
     if arguments.html is None and (arguments.time or arguments.values or arguments.follow):
         raise ConfigError("--time, --values and --follow are shown on a page: add --html FILE")
-    given = {name: value for name, value in vars(arguments).items() if name in SHAPING}
-    step = _xor() if arguments.what == XOR else shown(arguments.what, given)
+    shaping = {name: value for name, value in vars(arguments).items() if name in SHAPING}
+    step = _xor() if arguments.what == XOR else shown(arguments.what, shaping)
     values = arguments.values or arguments.follow is not None or arguments.what == XOR
     session, more = None, {}
     if arguments.html is not None and (values or arguments.time):

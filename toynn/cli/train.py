@@ -25,12 +25,14 @@ def add_parser(commands: Any, *, required: bool = True) -> None:
     parser = commands.add_parser("train", help="train a model", allow_abbrev=False)
     recipes = parser.add_subparsers(required=True, metavar="RECIPE", dest="recipe")
     for name, job in JOBS.items():
-        own = recipes.add_parser(name, help=job.help, description=job.help, allow_abbrev=False)
+        subparser = recipes.add_parser(
+            name, help=job.help, description=job.help, allow_abbrev=False
+        )
         options = OPTIONS[name]
-        add_all(own, options.values(), required=required)
+        add_all(subparser, options.values(), required=required)
         first = (each.name for each in options.values() if each.group == MOST_USED)
-        show_first(own, first, f"toynn train {name} {job.example}".strip())
-        own.set_defaults(run=train, saves=True)
+        show_first(subparser, first, f"toynn train {name} {job.example}".strip())
+        subparser.set_defaults(run=train, saves=True)
 
 
 def train(arguments: Namespace) -> int:
@@ -47,9 +49,9 @@ def train(arguments: Namespace) -> int:
 
 def job_of(arguments: Namespace) -> Job:
     """Return the job of the arguments, and of the file that --config or --resume names."""
-    found, recipe = vars(arguments), arguments.recipe
-    given = {name: found[name] for name in OPTIONS[recipe] if name in found}
-    return made(recipe, given, found.get("typed"))
+    values, recipe = vars(arguments), arguments.recipe
+    typed = {name: values[name] for name in OPTIONS[recipe] if name in values}
+    return made(recipe, typed, values.get("typed"))
 
 
 def words_of(words: Sequence[str]) -> list[str]:
@@ -57,13 +59,13 @@ def words_of(words: Sequence[str]) -> list[str]:
 
     If no recipe is typed, it comes from the file that --config or --resume names.
     """
-    found = [_renamed(word) for word in words]
-    config, resume = _value_of(found, "--config"), _value_of(found, "--resume")
+    renamed = [_renamed(word) for word in words]
+    config, resume = _value_of(renamed, "--config"), _value_of(renamed, "--resume")
     if (config or resume) is None:
-        return found
-    typed = found[0] if found and not found[0].startswith("-") else None
+        return renamed
+    typed = renamed[0] if renamed and not renamed[0].startswith("-") else None
     recipe, _, _ = read_config(config, resume, typed, OPTIONS)
-    return found if typed else [recipe, *found]
+    return renamed if typed else [recipe, *renamed]
 
 
 def _renamed(word: str) -> str:
@@ -77,13 +79,13 @@ def _value_of(words: Sequence[str], option: str) -> str | None:
 
     Raises ConfigError if the option is the last word.
     """
-    found = None
+    value = None
     for word, following in zip(words, [*words[1:], None], strict=False):
         if word == option:
             if following is None:
                 wanted = "the folder of a run" if option == "--resume" else "a file"
                 raise ConfigError(f"{option}: expected {wanted} after it; got none")
-            found = following
+            value = following
         elif word.startswith(f"{option}="):
-            found = word.partition("=")[2]
-    return found
+            value = word.partition("=")[2]
+    return value
