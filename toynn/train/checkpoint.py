@@ -75,17 +75,19 @@ class Checkpoint:
 def save(
     folder: Path,
     step: int,
-    found: Snapshot,
+    snapshot: Snapshot,
     state: dict[str, Any],
     best: Sequence[Path] = (),
 ) -> Path:
     """Write checkpoint-<step> in a run's folder; return its path. Raises CheckpointError."""
-    path, weights = folder / f"checkpoint-{step}", f"{found.kind}.safetensors"
-    text = json.dumps({"format": FORMAT, "step": step, **state, "recipe": found.counts}, indent=1)
+    path, weights = folder / f"checkpoint-{step}", f"{snapshot.kind}.safetensors"
+    text = json.dumps(
+        {"format": FORMAT, "step": step, **state, "recipe": snapshot.counts}, indent=1
+    )
     with new_folder(path, CheckpointError, replace=True) as new:
         files = {}
-        for name, shapes in ((weights, found.weights), (OPTIMIZER, found.optimizer)):
-            parts = safetensors.streamed(shapes, found.read)
+        for name, shapes in ((weights, snapshot.weights), (OPTIMIZER, snapshot.optimizer)):
+            parts = safetensors.streamed(shapes, snapshot.read)
             files[name] = _write(new.path / name, parts, path / name)
         files[STATE] = _write(new.path / STATE, [text.encode()], path / STATE)
         if best:
@@ -125,8 +127,8 @@ def _link(source: Path, target: Path) -> None:
 
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Return steps and paths of all folders named as checkpoints, newest first."""
-    found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
-    return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+    matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
 
 def newest(folder: Path, tell: Callable[[str], object]) -> Checkpoint | None:
@@ -166,8 +168,8 @@ def read(path: Path) -> Checkpoint:
         count = state["recipe"].get(name)
         if not isinstance(count, int | float) or not math.isfinite(count):
             raise CheckpointError(f"{path / STATE}: recipe.{name}: expected a number")
-    found = Snapshot(state["recipe"], trained, kept, tensor, Path(weights).stem)
-    return Checkpoint(path, state["step"], state, found)
+    snapshot = Snapshot(state["recipe"], trained, kept, tensor, Path(weights).stem)
+    return Checkpoint(path, state["step"], state, snapshot)
 
 
 def _files(path: Path) -> dict[str, dict[str, int]]:
@@ -208,14 +210,14 @@ def _object(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise CheckpointError(f"{path.parent}: not a complete checkpoint: no {path.name}")
     try:
-        found = json.loads(read_bytes(path, CheckpointError))
+        record = json.loads(read_bytes(path, CheckpointError))
     except CheckpointError:
         raise
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot read: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: expected an object; got {type(found).__name__}")
-    return found
+    if not isinstance(record, dict):
+        raise CheckpointError(f"{path}: expected an object; got {type(record).__name__}")
+    return record
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -226,9 +228,9 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
         raise CheckpointError(f"{path}: cannot read: {error}") from error
 
 
-def restore_best(found: Checkpoint, folder: Path) -> None:
+def restore_best(checkpoint: Checkpoint, folder: Path) -> None:
     """Restore the best model of a checkpoint in its run's folder."""
-    best = found.path / BEST
+    best = checkpoint.path / BEST
     for path in sorted(best.iterdir()) if best.is_dir() else []:
         target = folder / path.name
         if target.exists() and os.path.samefile(path, target):

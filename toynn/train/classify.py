@@ -55,8 +55,8 @@ def in_top(logits: NDArray[np.float32], labels: NDArray[np.int32], count: int) -
 
     Logits are (B, V), labels (B,).
     """
-    own = logits[np.arange(len(labels)), labels]
-    return float(((logits > own[:, None]).sum(axis=1) < count).mean())
+    of_label = logits[np.arange(len(labels)), labels]
+    return float(((logits > of_label[:, None]).sum(axis=1) < count).mean())
 
 
 def confusion(labels: ArrayLike, predicted: ArrayLike, classes: int) -> Matrix:

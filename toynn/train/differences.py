@@ -16,14 +16,14 @@ __all__ = ["check_alike", "completed", "differences"]
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> list[str]:
     """Return a line for each value that differs between two nested tables."""
-    found = []
+    lines = []
     for name in sorted({*before, *now}):
         old, new = before.get(name), now.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += differences(old, new, f"{at}{name}.")
+            lines += differences(old, new, f"{at}{name}.")
         elif _plain(old) != _plain(new):
-            found.append(f"{at}{name}: {_said(old)} then, {_said(new)} now")
-    return found
+            lines.append(f"{at}{name}: {_said(old)} then, {_said(new)} now")
+    return lines
 
 
 def completed(
@@ -34,19 +34,19 @@ def completed(
 
 
 def check_alike(
-    found: Checkpoint, now: Mapping[str, Any], begun: Begun, options: LoopOptions, force: bool
+    checkpoint: Checkpoint, now: Mapping[str, Any], begun: Begun, options: LoopOptions, force: bool
 ) -> None:
     """Raise CheckpointError, with all differences, unless a run matches the saved one.
 
     More steps are allowed; fewer are a difference. ``force`` allows all differences, but not a run
     that has taken more steps than it should, or that has ended early.
     """
-    before = found.state["identity"]
+    before = checkpoint.state["identity"]
     if isinstance(before.get("config"), dict):
         before = before | {"config": renamed(before["config"])}
     if "training" in before and "training" in now:
         before = before | {"training": _training(before["training"], now["training"])}
-    path, lines = found.path, [] if force else differences(before, now)
+    path, lines = checkpoint.path, [] if force else differences(before, now)
     if not lines:
         _check_length(path, begun, options)
     if begun.plan is not None and options.steps < begun.plan.steps and not force:
@@ -60,12 +60,12 @@ def check_alike(
 
 def _training(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Return the saved settings of a run's loop, with the old values of newer fields."""
-    found = completed(before, now, absent(LoopOptions))
+    values = completed(before, now, absent(LoopOptions))
     for name, kind in (("schedule", Schedule), ("optimizer", AdamW)):
-        old, new = found.get(name), now.get(name)
+        old, new = values.get(name), now.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found[name] = completed(old, new, absent(kind))
-    return found
+            values[name] = completed(old, new, absent(kind))
+    return values
 
 
 def _check_length(path: object, begun: Begun, options: LoopOptions) -> None:

@@ -12,18 +12,18 @@ from typing import Any
 from toynn.data.batch import IGNORED, Batch
 from toynn.errors import CheckpointError, DataError
 
-__all__ = ["Cycle", "Feed", "made"]
+__all__ = ["Cycle", "Feed", "as_batch"]
 
 MAX_EMPTY_BATCHES = 1000  # in a row: more is a fault of the data, not chance
 
 
-def made(batch: Any) -> Batch:
+def as_batch(batch: Any) -> Batch:
     """Return a batch or any object with ``rows``; convert tuples and mappings to batches.
 
     Raises TypeError for any other object.
     """
-    known: Batch = batch if hasattr(batch, "rows") else Batch.of(batch)
-    return known
+    rows: Batch = batch if hasattr(batch, "rows") else Batch.of(batch)
+    return rows
 
 
 class Feed:
@@ -71,7 +71,7 @@ class Feed:
     def turns(self, ranks: int) -> Iterator[tuple[int, list[Batch]]]:
         """Yield the validation batches, one for each rank at a time, after how many of them."""
         done, rest = 0, iter(self.valid)
-        while batches := [made(batch) for batch in islice(rest, ranks)]:
+        while batches := [as_batch(batch) for batch in islice(rest, ranks)]:
             yield done, batches
             done += len(batches)
 
@@ -88,7 +88,7 @@ class Feed:
             batch = next(self._source, None)
             if batch is None:
                 return None
-            batch = made(batch)
+            batch = as_batch(batch)
             self._drawn += 1
             if batch.rows:
                 return batch

@@ -153,9 +153,9 @@ class RunFolder:
             if error is not None and self.path.is_dir():
                 error.add_note(f"(the run folder {self.path} has the best weights until then)")
         if error is not None and not self.trained:
-            own = (self.path / "config.toml", self.path / NOTES, self.metrics, self.samples)
+            files = (self.path / "config.toml", self.path / NOTES, self.metrics, self.samples)
             beside = [self.path / name for name in _BESIDE]
-            for path in (*own, *self.best_files(), *beside):
+            for path in (*files, *self.best_files(), *beside):
                 path.unlink(missing_ok=True)
             for name in BOARDS:
                 shutil.rmtree(self.path / name, ignore_errors=True)

@@ -322,16 +322,16 @@ def evaluate(
                     sums.append(figure * weight)
     else:
         joined = model.joined(whole) if whole else {}
-    found = {**means.all(), **joined}
+    averages = {**means.all(), **joined}
     if metric in joined:  # of all batches; an evaluation that was cut short has none
-        by = [-found[metric] if more_is_better else found[metric]]
-    if found and not ranks.interrupt.requested:
-        _check_metrics(found, options)
-    if _is_best(found, by, losses, state):
+        by = [-averages[metric] if more_is_better else averages[metric]]
+    if averages and not ranks.interrupt.requested:
+        _check_metrics(averages, options)
+    if _is_best(averages, by, losses, state):
         yield Best()
-    if found and "perplexity" in options.metrics:
-        found["text/perplexity"] = math.exp(min(found["loss"], 700.0))
-    return found
+    if averages and "perplexity" in options.metrics:
+        averages["text/perplexity"] = math.exp(min(averages["loss"], 700.0))
+    return averages
 
 
 def _is_late(model: Learner, state: Result, done: int, begin: float) -> bool:
@@ -345,18 +345,18 @@ def _is_late(model: Learner, state: Result, done: int, begin: float) -> bool:
     return done > 0 and min(interrupt.waited, time.perf_counter() - begin) > PATIENCE
 
 
-def _check_metrics(found: Mapping[str, float], options: LoopOptions) -> None:
+def _check_metrics(figures: Mapping[str, float], options: LoopOptions) -> None:
     """Raise ConfigError if an evaluation lacks a metric of the options."""
     for name in options.metrics:
-        if METRICS[name][0] not in found:
+        if METRICS[name][0] not in figures:
             raise ConfigError(
                 f"best_by {options.best_by}: an evaluation has no {METRICS[name][0]}; it has "
-                f"{', '.join(found)}"
+                f"{', '.join(figures)}"
             )
 
 
 def _is_best(
-    found: Mapping[str, float], by: list[float], losses: list[float], state: Result
+    figures: Mapping[str, float], by: list[float], losses: list[float], state: Result
 ) -> bool:
     """Return whether an evaluation is the best so far, and note it.
 
@@ -368,13 +368,13 @@ def _is_best(
     now, best = _standing(by, losses), (math.inf, math.inf)
     if state.best_losses:
         best = _standing(state.best_losses[: len(by)], state.tie_losses[: len(losses)])
-    if found and not (by and now <= best):
+    if figures and not (by and now <= best):
         state.not_better += 1
         return False
     state.best_iteration = state.iterations
-    state.not_better = state.not_better + 1 if found and now == best else 0
+    state.not_better = state.not_better + 1 if figures and now == best else 0
     if by:
-        state.val_loss = found.get("loss", math.inf)
+        state.val_loss = figures.get("loss", math.inf)
         state.best_losses, state.tie_losses = by, losses
     return True
 

@@ -82,10 +82,10 @@ def figures_of(report: Report, unit: str = "tokens") -> dict[str, Any]:
 
 def read_reports(path: Path, unit: str = "tokens", length: int | None = None) -> list[Report]:
     """Return the reports in the first ``length`` bytes of a metrics.jsonl; skip bad lines."""
-    names, found = {each.name for each in fields(Report)}, []
+    names, reports = {each.name for each in fields(Report)}, []
     for line in lines_of(path.read_bytes()[:length]):
         known = {k if "/" in k else k.replace(unit, "tokens"): v for k, v in line.items()}
         known["figures"] = {name: value for name, value in known.items() if "/" in name} or None
         with suppress(TypeError):  # a line that is no report
-            found.append(Report(**{name: known[name] for name in names & known.keys()}))
-    return found
+            reports.append(Report(**{name: known[name] for name in names & known.keys()}))
+    return reports

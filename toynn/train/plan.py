@@ -17,7 +17,7 @@ from toynn.optim import AdamW
 from toynn.optim.schedule import Schedule, usual_warmup
 from toynn.options import compared
 from toynn.train.checkpoint import Checkpoint
-from toynn.train.feed import Cycle, made
+from toynn.train.feed import Cycle, as_batch
 from toynn.train.options import LoopOptions
 from toynn.train.state import Result
 
@@ -88,10 +88,10 @@ class Begun:
     feed: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, found: Checkpoint) -> "Begun":
+    def of(cls, checkpoint: Checkpoint) -> "Begun":
         """Read it from a checkpoint. Raises CheckpointError for an invalid one."""
         try:
-            state, plan = found.state, found.state["plan"]
+            state, plan = checkpoint.state, checkpoint.state["plan"]
             feed, rates, batches = state["feed"], plan["schedule"], plan["batches"]
             result, ranks = Result.of(state["loop"]), int(state["ranks"])
             if ranks < 1:
@@ -112,7 +112,7 @@ class Begun:
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             why = f"the saved state is bad: {type(error).__name__}: {error}"
-            raise CheckpointError(f"{found.path}: cannot resume: {why}") from error
+            raise CheckpointError(f"{checkpoint.path}: cannot resume: {why}") from error
 
 
 def source_of(
@@ -120,7 +120,7 @@ def source_of(
 ) -> tuple[Iterator[Batch], Iterable[Batch]]:
     """Return training batches and validation batches. Raises TypeError for other objects."""
     if isinstance(valid, list | tuple):
-        valid = [made(batch) for batch in valid]
+        valid = [as_batch(batch) for batch in valid]
     if isinstance(data, Dataset | PreferenceData | Mixture):
         rows = data.rows_for(recipe.t_batch, recipe.t_seq)
         source: Iterator[Batch] = data.batches(rows, seed)
@@ -138,12 +138,12 @@ def source_of(
     return source, () if valid is None else valid
 
 
-def begun_with(group: Group, found: Checkpoint | None) -> Begun:
+def begun_with(group: Group, checkpoint: Checkpoint | None) -> Begun:
     """Return, on all ranks, how rank 0's run was begun: its checkpoint, or None for a new run.
 
     Raises CheckpointError as ``Begun.of`` does.
     """
-    return group.tell(Begun(group.size) if found is None else Begun.of(found))
+    return group.tell(Begun(group.size) if checkpoint is None else Begun.of(checkpoint))
 
 
 def length_of(
@@ -228,13 +228,13 @@ def extension(begun: Begun, plan: Plan) -> Iterator[str]:
     if plan.schedule is None or before.schedule is None:
         yield "rates       as the given function says"
         return
-    own = plan.schedule
-    now, then, last = own(begun.done), before.schedule(begun.done), own(plan.steps - 1)
+    rate = plan.schedule
+    now, then, last = rate(begun.done), before.schedule(begun.done), rate(plan.steps - 1)
     if now == then:
-        yield f"rates       {own.name}: {now:.3g} as before in step {begun.done + 1}"
+        yield f"rates       {rate.name}: {now:.3g} as before in step {begun.done + 1}"
     else:
         yield (
-            f"rates       {own.name} over all {plan.steps} steps: {now:.3g} in step "
+            f"rates       {rate.name} over all {plan.steps} steps: {now:.3g} in step "
             f"{begun.done + 1}, where {before.steps} steps had {then:.3g}"
         )
     yield f"            and {last:.3g} in the last step"

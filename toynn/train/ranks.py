@@ -130,8 +130,8 @@ class Ranks(Alone):
         Raises NonFiniteError, which names the rank with the bad gradient.
         """
         begin = time.perf_counter()
-        own = (part.tokens, part.loss, *astuple(part.filling))
-        table = self.group.exchange([self.interrupt.heard, *own])
+        figures = (part.tokens, part.loss, *astuple(part.filling))
+        table = self.group.exchange([self.interrupt.heard, *figures])
         self.interrupt.agree(int(table[:, 0].max()))
         exchanged = time.perf_counter()
         totals = [float(sum(column)) for column in table.T[1:].tolist()]  # in the ranks' order

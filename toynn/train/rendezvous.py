@@ -49,23 +49,23 @@ def agree(group: Group, recipe: Any, identity: Mapping[str, Any], first: Batch |
 
     Hashes are compared first; the full description is sent only if they differ.
     """
-    own = {
+    settings = {
         **identity,
         "parameters": {name: w.shape for name, w in recipe.parameters.items()},
         "first batch": None if first is None else _digest(first),
     }
-    text = json.dumps(own, sort_keys=True, default=str)
+    text = json.dumps(settings, sort_keys=True, default=str)
     hashes = group.gather(hashlib.sha256(text.encode()).hexdigest())
     if len(set(hashes)) == 1:
         return
     tables = [json.loads(each) for each in group.gather(text)]
     rank = next(rank for rank, each in enumerate(hashes) if each != hashes[0])
-    found = differences(tables[0], tables[rank])
+    lines = differences(tables[0], tables[rank])
     for words in (("then", "there"), ("now", "here")):
-        found = [line.replace(f" {words[0]}", f" {words[1]}") for line in found]
+        lines = [line.replace(f" {words[0]}", f" {words[1]}") for line in lines]
     raise ConfigError(
         f"the ranks would not do the same: {group.name(rank)} differs from {group.name(0)}: "
-        f"{'; '.join(found)}"
+        f"{'; '.join(lines)}"
     )
 
 
@@ -89,18 +89,18 @@ def check_enough(group: Group, source: Any) -> None:
 
 def share_state(group: Group, recipe: Any) -> None:
     """Copy rank 0's training state to all ranks, except waiting gradients."""
-    own: Snapshot = recipe.snapshot()
-    moments = {n: shape for n, shape in own.optimizer.items() if not n.endswith(".sum")}
-    counts = {**group.tell(own.counts), "waiting": 0.0}
+    state: Snapshot = recipe.snapshot()
+    moments = {n: shape for n, shape in state.optimizer.items() if not n.endswith(".sum")}
+    counts = {**group.tell(state.counts), "waiting": 0.0}
     if group.rank == 0:
-        for name in (*own.weights, *moments):
-            group.share(own.read(name))
+        for name in (*state.weights, *moments):
+            group.share(state.read(name))
         return
 
     def received(name: str) -> NDArray[np.float32]:
-        return group.share(np.empty({**own.weights, **moments}[name], np.float32))
+        return group.share(np.empty({**state.weights, **moments}[name], np.float32))
 
-    recipe.restore(Snapshot(counts, own.weights, moments, received, own.kind))
+    recipe.restore(Snapshot(counts, state.weights, moments, received, state.kind))
 
 
 def share_weights(group: Group, engine: Any) -> None:
@@ -119,9 +119,9 @@ def measured(ranks: Ranks, first: Batch, per_update: int) -> Cost:
     group, recipe = ranks.group, ranks.recipe
     session: Any = recipe.session
     losses, times = zip(*(_timed(lambda: recipe.evaluate(first)) for _ in range(2)), strict=True)
-    found = group.gather(losses[0].hex())
-    if len(set(found)) > 1:
-        rank = next(rank for rank, each in enumerate(found) if each != found[0])
+    hexes = group.gather(losses[0].hex())
+    if len(set(hexes)) > 1:
+        rank = next(rank for rank, each in enumerate(hexes) if each != hexes[0])
         raise ConfigError(
             f"{group.name(rank)} gets another loss of the first batch than {group.name(0)} with "
             "the same weights: do they have the same base and build of toynn?"
@@ -137,8 +137,8 @@ def measured(ranks: Ranks, first: Batch, per_update: int) -> Cost:
         memory.append(_timed(lambda: np.add(values, values.copy(), out=values))[1])
         group.barrier("a sum")
         sums.append(_timed(lambda: ranks.sum(values))[1])
-    own = [min(times), min(memory) / values.nbytes, min(sums) / values.nbytes]
-    forward, copying, here = group.exchange(own).max(axis=0).tolist()
+    figures = [min(times), min(memory) / values.nbytes, min(sums) / values.nbytes]
+    forward, copying, here = group.exchange(figures).max(axis=0).tolist()
     share = -(-per_update // group.size)  # the most micro-batches of an update that a rank has
     return Cost(nbytes, forward * whole * share, copying, here * nbytes)
 
@@ -153,8 +153,8 @@ def expected(ranks: Ranks, per_update: int) -> Iterator[str]:
     """Yield the first lines of a run: the work of each rank and its expected cost."""
     group, cost = ranks.group, ranks.cost
     places = ", ".join(f"{count} on {host}" for host, count in Counter(group.hosts).items())
-    own = ranks.recipe.session.n_threads
-    threads, cpus = get_num_threads(own), len(frozenset().union(*group.local_cpus))
+    limit = ranks.recipe.session.n_threads
+    threads, cpus = get_num_threads(limit), len(frozenset().union(*group.local_cpus))
     each = f"{counted(threads, 'thread')} each of {counted(cpus, 'CPU')}"
     yield f"ranks       {group.size}: {places}; here {each}"
     if len(group.local_cpus) * threads > cpus:

@@ -74,18 +74,18 @@ class TokenCache:
         """
 
         def make(columns: Mapping[str, "_Column"]) -> Facts:
-            made = Examples(
+            written = Examples(
                 empty.seq,
                 keep_end=empty.keep_end,
                 columns=Columns(*(columns[name] for name in EXAMPLES)),
             )
             columns[BEGINS].append(0)
-            return fill(made)
+            return fill(written)
 
-        found = self._found(path, {"kind": "examples", **told}, EXAMPLES, make)
-        columns = Columns(*(found.columns[name] for name in EXAMPLES))
+        entry = self._entry(path, {"kind": "examples", **told}, EXAMPLES, make)
+        columns = Columns(*(entry.columns[name] for name in EXAMPLES))
         examples = Examples.of(columns, empty.seq, keep_end=empty.keep_end)
-        return examples, found.facts, (found.watched,)
+        return examples, entry.facts, (entry.watched,)
 
     def tokens(
         self, path: Path, told: dict[str, Any], vocab_size: int, fill: FillTokens
@@ -101,8 +101,8 @@ class TokenCache:
                 columns[IDS].extend(ids)
             return {}
 
-        found = self._found(path, {"kind": "tokens", **told}, {IDS: _token(vocab_size)}, make)
-        return found.columns[IDS], (found.watched,)
+        entry = self._entry(path, {"kind": "tokens", **told}, {IDS: _token(vocab_size)}, make)
+        return entry.columns[IDS], (entry.watched,)
 
     def documents(
         self, path: Path, told: dict[str, Any], vocab_size: int, fill: FillTokens
@@ -117,16 +117,16 @@ class TokenCache:
                 columns[IDS].extend(ids)
             return {}
 
-        found = self._found(path, {"kind": "documents", **told}, types, make)
-        return Documents(found.columns[IDS], found.columns[BEGINS]), (found.watched,)
+        entry = self._entry(path, {"kind": "documents", **told}, types, make)
+        return Documents(entry.columns[IDS], entry.columns[BEGINS]), (entry.watched,)
 
-    def _found(
+    def _entry(
         self,
         path: Path,
         told: dict[str, Any],
         types: Mapping[str, str],
         make: Callable[[Mapping[str, "_Column"]], Facts],
-    ) -> "_Found":
+    ) -> "_Entry":
         """Return the cached columns and their facts; make them if they are not cached."""
         before = [Unchanged.of(each) for each in files_of(path)]
         made_of = {"format": FORMAT, "sha256": digest(path), "types": dict(types), **told}
@@ -177,7 +177,7 @@ class _Column:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Entry:
     """An open folder of tokens."""
 
     columns: Table
@@ -198,11 +198,11 @@ class _File:
         path = self.state.path
         with readable(path):
             self.file.seek(0)
-            found = hashlib.file_digest(self.file, "sha256").hexdigest()
-        if found != self.sum:
+            hashed = hashlib.file_digest(self.file, "sha256").hexdigest()
+        if hashed != self.sum:
             raise DataError(
                 f"{path}: damaged: expected contents with the SHA-256 {self.sum[:12]}..., as "
-                f"{TABLE} says; got {found[:12]}..."
+                f"{TABLE} says; got {hashed[:12]}..."
             )
 
 
@@ -247,7 +247,7 @@ class _Contents:
             raise DataError(f"{self._damage}{todo}") from self._damage
 
 
-def _opened(folder: Path, types: Mapping[str, str], made_of: Mapping[str, Any]) -> _Found:
+def _opened(folder: Path, types: Mapping[str, str], made_of: Mapping[str, Any]) -> _Entry:
     """Map the columns of a folder. Raises DataError if they contradict the table."""
     path = folder / TABLE
     table = read_object(path, links=False)
@@ -287,7 +287,7 @@ def _opened(folder: Path, types: Mapping[str, str], made_of: Mapping[str, Any]) 
                 each.compare()
         if ids.state.size >= LARGE:
             contents.compare_later(ids, stack.pop_all())
-    return _Found(columns, facts, contents)
+    return _Entry(columns, facts, contents)
 
 
 def _check_places(folder: Path, columns: Mapping[str, NDArray[Any]]) -> None:

@@ -177,8 +177,8 @@ class Trainer:
         if group.rank:  # rank 0 writes, prints and samples
             folder = resume = None
             progress, on_report, sample = False, (), tuple
-        found = find(Path(resume)) if isinstance(resume, str | PathLike) else resume
-        begun = self._begun = begun_with(group, found)
+        resumed = find(Path(resume)) if isinstance(resume, str | PathLike) else resume
+        begun = self._begun = begun_with(group, resumed)
         source, valid = source_of(recipe, data, valid, seed)
         check_enough(group, source)
         per_update = LoopOptions(**{"steps": 1, **options}).per_update(begun.ranks)
@@ -188,12 +188,12 @@ class Trainer:
         self.options = LoopOptions(**{"steps": steps, "batches": batches, **options})
         optimizer = recipe.optimizer() if optimizer is None else optimizer
         schedule = rates(schedule, lr, steps, warmup, min_lr_ratio, begun)
-        own = {"training": described(self.options, optimizer, schedule)}
-        self.identity = {**computed_with(recipe), **(own if identity is None else identity)}
+        settings = {"training": described(self.options, optimizer, schedule)}
+        self.identity = {**computed_with(recipe), **(settings if identity is None else identity)}
         known = schedule if isinstance(schedule, Schedule) else None
         self._plan = Plan(self.options.steps, self.options.batches, per_update, known)
-        if found is not None:
-            check_alike(found, self.identity, begun, self.options, force)
+        if resumed is not None:
+            check_alike(resumed, self.identity, begun, self.options, force)
         for name in BOARDS.keys() & set(report):
             BOARDS[name].check()
         self.ranks = Alone() if group.size == 1 else Ranks(group, recipe, allreduce)
@@ -204,7 +204,7 @@ class Trainer:
         self.feed = Feed(source, self.options.batches, per_update, valid, check)
         self.folder = folder if isinstance(folder, RunFolder) else None
         self._new = None if folder is None or self.folder else Path(str(folder))
-        self._resume, self._limit = found, save_total_limit
+        self._resume, self._limit = resumed, save_total_limit
         self._unit, self._progress = unit, progress
         self._command, self._told = command, report
         self._on_step, self._on_report = on_step, on_report
@@ -239,14 +239,14 @@ class Trainer:
         An error in the body ends the run as an error of the loop does.
         """
         with _Exits() as stack:
-            found = self._resume
+            resumed = self._resume
             with Section():  # a signal must not leave the folder locked
-                if found is not None and self.folder is None:
-                    self.folder = stack.enter_context(RunFolder.resume(found.path.parent))
+                if resumed is not None and self.folder is None:
+                    self.folder = stack.enter_context(RunFolder.resume(resumed.path.parent))
                 elif self._new is not None:
                     self.folder = stack.enter_context(RunFolder(self._new))
             if self._begun.feed is not None:
-                self._restore(found, self._begun.feed)
+                self._restore(resumed, self._begun.feed)
             if isinstance(self.ranks, Ranks):
                 self._join(self.ranks)
             if self.folder is not None:  # a refused run has written nothing
@@ -300,14 +300,14 @@ class Trainer:
 
     # -- Beginning -----------------------------------------------------------------------------
 
-    def _restore(self, found: Checkpoint | None, position: dict[str, Any]) -> None:
+    def _restore(self, resumed: Checkpoint | None, position: dict[str, Any]) -> None:
         """Restore rank 0's recipe and reports, and the data of all ranks; no file is changed.
 
         Raises CheckpointError for a bad position.
         """
-        if found is not None:
-            self.recipe.restore(found.snapshot)
-            keep = found.state["metrics_bytes"]
+        if resumed is not None:
+            self.recipe.restore(resumed.snapshot)
+            keep = resumed.state["metrics_bytes"]
             if self.folder is not None and self.folder.metrics.exists():
                 self.result.reports = read_reports(self.folder.metrics, self._unit, keep)
         try:
@@ -476,13 +476,13 @@ def find(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: expected the folder of a run, or of a checkpoint in one")
     if checkpoint.is_named(path):
         return checkpoint.read(path)
-    found = checkpoint.newest(path, say)
-    if found is None:
+    newest = checkpoint.newest(path, say)
+    if newest is None:
         raise CheckpointError(
             f"{path}: no complete checkpoint in it: the run ended before its first; start again "
             "with its configuration (--config DIR/config.toml)"
         )
-    return found
+    return newest
 
 
 def _checks(recipe: Any, data: Any) -> Callable[[], None]:
