@@ -104,8 +104,8 @@ class Backward:
     def _sparing(self, node: Node, makers: Mapping[Tensor | None, Node]) -> None:
         """Record a node's backward, after recomputing inputs that are too cheap to keep."""
         roots = dict.fromkeys(t.root for t in node.inputs if t is not None and self.wants(t))
-        found = [makers[t] for t in roots if t in makers and t not in self._copies]
-        copies, originals = checkpointing.repeated(checkpointing.cheap(found, node, self._cheap))
+        nodes = [makers[t] for t in roots if t in makers and t not in self._copies]
+        copies, originals = checkpointing.repeated(checkpointing.cheap(nodes, node, self._cheap))
         fresh = self._copies | {tensor: copy for copy, tensor in originals.items()}
         read = checkpointing.reading(node, fresh)
         for copy in self._back_from(copies, originals, [(node, read)]):
@@ -156,12 +156,12 @@ class Backward:
         wrt: Mapping[str, Tensor | None],
         inputs: Mapping[str, Tensor | None],
         node: Node | None = None,
-        **given: Any,
+        **scalars: Any,
     ) -> None:
         """Record a backward node; ``wrt`` maps each output to the tensor whose gradient it is.
 
-        Sizes and options are those of ``node``, or ``given``. If no gradient is wanted, no node is
-        recorded. A kernel with one gradient adds it to what an earlier node wrote for the same
+        Sizes and options are those of ``node``, or ``scalars``. If no gradient is wanted, no node
+        is recorded. A kernel with one gradient adds it to what an earlier node wrote for the same
         tensor, if it can. Gradients of parameters go directly to the session's buffers if the
         kernel can accumulate, else through an activation. The kernel gets a null pointer for the
         gradient of a frozen weight. Of a tensor in another shape, it writes the gradient in that.
@@ -174,7 +174,7 @@ class Backward:
             (name, tensor), *_ = wrt.items()
             if tensor in self._own:
                 tensors = {name: self._own[tensor].view(shapes[name]), **inputs}
-                self.tape.record(op, tensors, like=node, accumulate=Accumulate.ALWAYS, **given)
+                self.tape.record(op, tensors, like=node, accumulate=Accumulate.ALWAYS, **scalars)
                 return
         weights = [wrt[name] for name in op.weights]
         parameters = [t for t in weights if t is not None and t.role is Role.PARAMETER]
@@ -197,7 +197,7 @@ class Backward:
                 outputs[name] = gradient.view(shapes[name])
                 detours.append((tensor, gradient))
         policy = self._policy(parameters) if direct else Accumulate.NEVER
-        self.tape.record(op, {**outputs, **inputs}, like=node, accumulate=policy, **given)
+        self.tape.record(op, {**outputs, **inputs}, like=node, accumulate=policy, **scalars)
         if direct:
             self._written.update(parameters)
         for tensor, gradient in detours:

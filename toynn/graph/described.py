@@ -43,7 +43,7 @@ def described(tape: Tape, places: Mapping[Tensor, Place]) -> dict[str, Any]:
 
     def tensor_as(tensor: Tensor) -> dict[str, Any]:
         root = tensor.root
-        found: dict[str, Any] = {
+        record: dict[str, Any] = {
             "name": tensor.name,
             "shape": list(tensor.shape),
             "dtype": tensor.dtype,
@@ -51,16 +51,16 @@ def described(tape: Tape, places: Mapping[Tensor, Place]) -> dict[str, Any]:
             "bytes": tensor.nbytes,
         }
         if tensor.base is not None:
-            found |= {"base": numbers[tensor.base], "first_element": tensor.offset}
+            record |= {"base": numbers[tensor.base], "first_element": tensor.offset}
         else:
-            found |= {"writers": writers.get(root, []), "readers": readers.get(root, [])}
+            record |= {"writers": writers.get(root, []), "readers": readers.get(root, [])}
         if tensor in gradients and gradients[tensor] in numbers:
-            found["gradient"] = numbers[gradients[tensor]]
+            record["gradient"] = numbers[gradients[tensor]]
         if root in lives:
-            found["first"], found["last"] = lives[root]
+            record["first"], record["last"] = lives[root]
         if root in places:
-            found |= asdict(place_of(tensor, places))
-        return found
+            record |= asdict(place_of(tensor, places))
+        return record
 
     def node_as(i: int, node: Node) -> dict[str, Any]:
         signature = node.op.signature
@@ -69,30 +69,30 @@ def described(tape: Tape, places: Mapping[Tensor, Place]) -> dict[str, Any]:
             "saves": zip(signature.saved, node.saved, strict=True),
             "reads": zip(signature.inputs, node.inputs, strict=True),
         }
-        found: dict[str, Any] = {"op": node.op.kernel, "phase": node.phase}
-        found |= {"section": of_nodes[i]}
-        found |= {part: listed(named) for part, named in parts.items()}
+        record: dict[str, Any] = {"op": node.op.kernel, "phase": node.phase}
+        record |= {"section": of_nodes[i]}
+        record |= {part: listed(named) for part, named in parts.items()}
         if kept := _kept(tape, i, readers):
-            found["kept"] = [numbers[tensor] for tensor in kept]
-        found |= {"sizes": node.sizes}
+            record["kept"] = [numbers[tensor] for tensor in kept]
+        record |= {"sizes": node.sizes}
         if node.options:
-            found["options"] = node.options
+            record["options"] = node.options
         if node.accumulate:
-            found["accumulate"] = node.accumulate.name.lower()
+            record["accumulate"] = node.accumulate.name.lower()
         if "precision" in node.sizes:
-            found["precision"] = ALL_PRECISIONS[node.sizes["precision"]]
-        found |= {"flops": node.flops, "bytes": node.nbytes}
-        return found | ({"at_most": True} if node.at_most else {})
+            record["precision"] = ALL_PRECISIONS[node.sizes["precision"]]
+        record |= {"flops": node.flops, "bytes": node.nbytes}
+        return record | ({"at_most": True} if node.at_most else {})
 
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "sections": sections,
         "nodes": [node_as(i, node) for i, node in enumerate(tape.nodes)],
         "tensors": [tensor_as(tensor) for tensor in numbers],
         "inputs": [numbers[tensor] for tensor in tape.inputs.values() if tensor in numbers],
     }
     if tape.loss in numbers:
-        found["loss"] = numbers[tape.loss]
-    return found | {"arena": _arena(tape, lives, places)}
+        document["loss"] = numbers[tape.loss]
+    return document | {"arena": _arena(tape, lives, places)}
 
 
 def sources(tape: Tape) -> dict[str, Any]:
@@ -113,13 +113,13 @@ def sources(tape: Tape) -> dict[str, Any]:
 
 def numbered(tape: Tape) -> dict[Tensor, int]:
     """Return a number for each tensor and part of one; a part comes after its base."""
-    found: dict[Tensor, int] = {}
+    numbers: dict[Tensor, int] = {}
     for node in tape.nodes:
         for tensor in node.tensors:
             if tensor is not None:
-                found.setdefault(tensor.root, len(found))
-                found.setdefault(tensor, len(found))
-    return found
+                numbers.setdefault(tensor.root, len(numbers))
+                numbers.setdefault(tensor, len(numbers))
+    return numbers
 
 
 def _users(nodes: Iterable[Node]) -> tuple[dict[Tensor, list[int]], dict[Tensor, list[int]]]:
@@ -147,8 +147,8 @@ def _kept(tape: Tape, i: int, readers: Mapping[Tensor, list[int]]) -> list[Tenso
     if node.phase != "F":
         return []
     roots = dict.fromkeys(t.root for t in node.tensors if t is not None)
-    own = (t for t in roots if t.role is Role.ACTIVATION)
-    return [t for t in own if any(tape.nodes[r].phase == "B" for r in readers.get(t, ()))]
+    activations = (t for t in roots if t.role is Role.ACTIVATION)
+    return [t for t in activations if any(tape.nodes[r].phase == "B" for r in readers.get(t, ()))]
 
 
 def _sections(tape: Tape) -> tuple[list[str], list[int]]:
@@ -212,5 +212,5 @@ def _arena(
     live = list(accumulate(changes[:count]))
     ends = [places[t].offset + aligned(t.nbytes) for t in lives if t in places]
     peak = max(range(count), key=live.__getitem__, default=0)
-    found: dict[str, Any] = {"live": live, "peak": peak}
-    return found | ({"bytes": max(ends)} if ends else {})
+    arena: dict[str, Any] = {"live": live, "peak": peak}
+    return arena | ({"bytes": max(ends)} if ends else {})

@@ -65,12 +65,12 @@ def lower(tape: Tape, places: Mapping[Tensor, Place], backend: Backend) -> Lower
     Raises ConfigError for a tensor of another session.
     """
     layout, undo_log = _planned(tape, places, backend)
-    own = {tensor: Place("arena", offset) for tensor, offset in layout.offsets.items()}
-    for root in tape.roots - own.keys():
+    placed = {tensor: Place("arena", offset) for tensor, offset in layout.offsets.items()}
+    for root in tape.roots - placed.keys():
         if root not in places:
             raise ConfigError(f"{root.name} belongs to another session")
-        own[root] = places[root]
-    return Lowered(tape, layout, undo_log, own, _launches(tape, own))
+        placed[root] = places[root]
+    return Lowered(tape, layout, undo_log, placed, _launches(tape, placed))
 
 
 def compile_tape(lowered: Lowered, buffers: Mapping[str, Buffer], backend: Backend) -> CompiledTape:

@@ -34,8 +34,8 @@ class Operators:
         session = self.owner and self.owner()
         if session is None:
             raise LifecycleError(f"{op}: the session of {self.name} no longer exists")
-        found: Self = RECORDERS[op](session, *operands, **options)
-        return found
+        recorded: Self = RECORDERS[op](session, *operands, **options)
+        return recorded
 
     def __add__(self, other: Self | float) -> Self:
         return self._record("add", self, other)

@@ -39,7 +39,7 @@ def solve(
     what: str,
     signature: Signature,
     tensors: Tensors,
-    given: Mapping[str, Any],
+    scalars: Mapping[str, Any],
     *,
     grouped: bool = False,
 ) -> Solved:
@@ -58,7 +58,7 @@ def solve(
         if spec.name in there:
             spec, shapes[spec.name] = _seen(spec, there[spec.name].shape, width)
         specs.append(spec)
-    known = {name: _number(what, name, value) for name, value in given.items()}
+    known = {name: _number(what, name, value) for name, value in scalars.items()}
     known |= {s.kind: dtypes.DTYPES[t.dtype].ggml for s, t in _typed(signature, there)}
     options = {name: known.pop(name) for name in signature.options if name in known}
     try:
@@ -71,13 +71,13 @@ def solve(
     if unseen := [name for name in signature.sizes if name not in sizes]:
         raise ConfigError(f"{what}: no tensor shows {', '.join(unseen)}; give it by name")
     missing = [s for s in signature.specs if s.written and s.name not in tensors]
-    made = {s.name: _made(s, sizes, alike) for s in missing if not s.nullable}
-    if width and "y" in made:
-        made["y"] = there["x"].shape
+    outputs = {s.name: _made(s, sizes, alike) for s in missing if not s.nullable}
+    if width and "y" in outputs:
+        outputs["y"] = there["x"].shape
     return Solved(
         {name: sizes[name] for name in signature.sizes},
         {name: options[name] for name in signature.options},
-        made,
+        outputs,
     )
 
 
@@ -115,15 +115,15 @@ def _made(spec: TensorSpec, sizes: Mapping[str, int], alike: Shape | None) -> Sh
 
 def _alike(signature: Signature, there: Mapping[str, Tensor]) -> Shape | None:
     """Return the common shape of all tensors x[n]; None without such tensors."""
-    found = [s for s in signature.specs if s.extents == ("n",) and s.name in there]
-    found.sort(key=lambda spec: spec.written)
-    for spec in found[1:]:
-        first, shape = there[found[0].name].shape, there[spec.name].shape
+    specs = [s for s in signature.specs if s.extents == ("n",) and s.name in there]
+    specs.sort(key=lambda spec: spec.written)
+    for spec in specs[1:]:
+        first, shape = there[specs[0].name].shape, there[spec.name].shape
         if shape != first:
             raise Unsolved(
-                f"{spec} needs shape {first}, as {found[0].name} has; got {spec.name} {shape}"
+                f"{spec} needs shape {first}, as {specs[0].name} has; got {spec.name} {shape}"
             )
-    return there[found[0].name].shape if found else None
+    return there[specs[0].name].shape if specs else None
 
 
 def _check_columns(

@@ -164,13 +164,13 @@ def _all_of(array: NDArray[Any]) -> NDArray[np.uint8]:
     while isinstance(whole, np.ndarray) and whole.base is not None:
         whole = whole.base
     try:
-        found: NDArray[np.uint8] = (
+        memory: NDArray[np.uint8] = (
             whole.reshape(-1).view(np.uint8)
             if isinstance(whole, np.ndarray) and whole.flags.c_contiguous
             else np.frombuffer(whole, np.uint8)
         )
     except (TypeError, ValueError, BufferError):  # it does not expose all of its memory
         return array.reshape(-1).view(np.uint8)
-    start, first = found.ctypes.data, array.ctypes.data
-    inside = start <= first and first + array.nbytes <= start + found.nbytes
-    return found if inside else array.reshape(-1).view(np.uint8)
+    start, first = memory.ctypes.data, array.ctypes.data
+    inside = start <= first and first + array.nbytes <= start + memory.nbytes
+    return memory if inside else array.reshape(-1).view(np.uint8)

@@ -104,11 +104,11 @@ class Op:
         """Names of the outputs that are gradients of weights."""
         return () if self.adds else self.signature.adds
 
-    def check_names(self, tensors: Mapping[str, Tensor | None], given: Iterable[str]) -> None:
+    def check_names(self, tensors: Mapping[str, Tensor | None], scalars: Iterable[str]) -> None:
         """Raise ConfigError for a tensor, size or option that is unknown, or needed and None."""
         signature = self.signature
         unknown = [name for name in tensors if name not in signature.names]
-        unknown += [name for name in given if name not in signature.scalars]
+        unknown += [name for name in scalars if name not in signature.scalars]
         needed = dict.fromkeys((*signature.inputs, *tensors))
         missing = [n for n in needed if n not in signature.nullable and tensors.get(n) is None]
         if unknown or missing:
@@ -268,12 +268,12 @@ class Tape(Shown):
         *,
         like: Node | None = None,
         accumulate: Accumulate = Accumulate.NEVER,
-        **given: Any,
+        **scalars: Any,
     ) -> Node:
         """Append a node to the current phase; return it.
 
         ``tensors`` have the names of the op's signature. Inputs must be given, unless they may be
-        None. Missing outputs are made, or are None if the signature allows it. ``given`` are
+        None. Missing outputs are made, or are None if the signature allows it. ``scalars`` are
         options, and sizes that do not follow from the tensors. Sizes and options that ``like`` has
         too are taken from it.
 
@@ -289,19 +289,21 @@ class Tape(Shown):
             signature = op.signature
             if like is not None:
                 alike = (*like.sizes.items(), *like.options.items())
-                given = {name: value for name, value in alike if name in signature.scalars} | given
+                scalars = {
+                    name: value for name, value in alike if name in signature.scalars
+                } | scalars
             shapes = [(name, t and (t.shape, t.dtype)) for name, t in tensors.items()]
-            key = (*shapes, *given.items())
+            key = (*shapes, *scalars.items())
             solved = op.solved.get(key)
             if solved is None:  # else the names were checked before
-                op.check_names(tensors, given)
+                op.check_names(tensors, scalars)
             for name in signature.inputs:
                 tensor = tensors.get(name)
                 if tensor is not None:
                     self._check_input(op, tensor)
             if solved is None:
                 op.check_types(tensors)
-                solved = solve(op.kernel, signature, tensors, given, grouped=op.grouped)
+                solved = solve(op.kernel, signature, tensors, scalars, grouped=op.grouped)
                 op.solved[key] = solved
             if solved.shapes:
                 tensors = {**tensors, **self._make(op, solved.shapes)}
@@ -419,15 +421,15 @@ class Tape(Shown):
         An input is uploaded before the first node: its first is -1. Inputs and kept outputs stay
         until the next run: their last is the number of nodes.
         """
-        found: dict[Tensor, tuple[int, int]] = {}
+        lives: dict[Tensor, tuple[int, int]] = {}
         for i, node in enumerate(self.nodes):
             for touched in node.touched:
                 if touched.root.role in _OF_A_TAPE:
-                    found[touched.root] = found.get(touched.root, (i, i))[0], i
+                    lives[touched.root] = lives.get(touched.root, (i, i))[0], i
         forever = len(self.nodes)
-        found.update((tensor, (-1, forever)) for tensor in self.inputs.values())
-        found.update((t, (found[t][0], forever)) for t in self.kept & found.keys())
-        return found
+        lives.update((tensor, (-1, forever)) for tensor in self.inputs.values())
+        lives.update((t, (lives[t][0], forever)) for t in self.kept & lives.keys())
+        return lives
 
     def phases(self, to: str) -> str:
         """Return the phases of a run to "loss", "grads" or "update".
@@ -451,10 +453,10 @@ class Tape(Shown):
         return f"Tape({len(self.nodes)} nodes: {counts or 'empty'})"
 
     def __str__(self) -> str:
-        given = self.inputs.values() if self.places else ()
+        inputs = self.inputs.values() if self.places else ()
         rows = [
             COLUMNS,
-            *(_input_cells(tensor, self.places) for tensor in given),
+            *(_input_cells(tensor, self.places) for tensor in inputs),
             *(_cells(i, node, self.places) for i, node in enumerate(self.nodes)),
         ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -530,11 +532,11 @@ def _input_cells(tensor: Tensor, places: Mapping[Tensor, Place]) -> tuple[str, .
 
 def _stored(tensors: Sequence[Tensor], places: Mapping[Tensor, Place]) -> list[str]:
     """Return where tensors begin: "arena+128", or "+192" in the same buffer as the one before."""
-    found = [place_of(tensor, places) for tensor in tensors]
-    before = ["", *(place.buffer for place in found)]
+    places_of = [place_of(tensor, places) for tensor in tensors]
+    before = ["", *(place.buffer for place in places_of)]
     return [
         f"{'' if place.buffer == last else place.buffer}+{place.offset}"
-        for place, last in zip(found, before, strict=False)
+        for place, last in zip(places_of, before, strict=False)
     ]
 
 
