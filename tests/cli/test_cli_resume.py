@@ -45,6 +45,8 @@ COMMANDS = {
     "warm-start": (*RUN, *TOKENS, *SHAPE, "--donor", "base.gguf", "--lr-schedule", "wsd"),
     "lora": (*RUN, *LINES, *BASE, *SAMPLES),
     "classify": (*RUN, *TEXTS, "--method", "lora", "--dropout", "0.3", "--metric", "macro-f1"),
+    "embed": (*RUN, "--data", "answers.csv", *TEXTS[:2], "--mini-batch", "3", "--epochs", "4"),
+    "rerank": (*RUN, "--data", "passages.csv", *TEXTS[:2], "--method", "lora", "--dropout", "0.3"),
     "vit": (*RUN, "--data", "pictures.npz", *SHAPE, "--flip", "--epochs", "0.7", *DECAY),
 }
 #: Files that say when it was, and how long it took.
@@ -63,6 +65,9 @@ def files(tmp_path_factory):
     write_base(folder / "base.gguf", vocab=256, context=64)
     rows = [f'"{n}, {"high" if n % 3 else "low"}",{n % 3}\n' for n in range(20)]
     (folder / "texts.csv").write_text("text,kind\n" + "".join(rows))
+    rows = [f"is {n % 7} a cat?,a cat is {n % 5},{n % 3 / 2}\n" for n in range(20)]
+    (folder / "answers.csv").write_text("anchor,positive,n\n" + "".join(rows))
+    (folder / "passages.csv").write_text("query,passage,score\n" + "".join(rows))
     of_bytes(folder / "encoder.gguf", folder / "encoder", context=32, n_layers=1)
     images = np.random.default_rng(1).integers(0, 256, (40, 8, 8), np.uint8)
     np.savez(folder / "pictures.npz", images=images, labels=np.arange(40) % 2)

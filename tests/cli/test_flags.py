@@ -44,9 +44,12 @@ BASES = {
     "warm-start": {**RUN, **TEXTS, **SHAPE, "--donor": "base.gguf"},
     "lora": {**RUN, **TEXTS, "--model": "base.gguf"},
     "classify": {**RUN, "--data": "kinds.csv", "--model": "encoder.gguf"},
+    "embed": {**RUN, "--data": "answers.csv", "--model": "encoder.gguf"},
+    "rerank": {**RUN, "--data": "passages.csv", "--model": "encoder.gguf"},
     "vit": {**RUN, "--data": "pictures.npz", **SHAPE},
 }
 CRAFTED = {"--method": "lora"}
+TRIPLES = {"--data": "triples.csv", "--loss": "triplet"}
 FRESH = dict.fromkeys(SHAPE)
 #: What each flag is given; "" is a switch. In a pair, the second are more words, of both runs; a
 #: None takes a flag of the base away: --init-from leaves no choice about it. By recipe, if that
@@ -69,18 +72,32 @@ SEEN = {
     "--cache": ("tokens", {"--data": "pairs.jsonl", "--seq": "64"}),
     "--class-weights": "balanced",
     "--labels": "2,1,0",
-    "--method": "head",
+    "--method": {"embed": "lora", "": "head"},
     "--problem": "number",
     "--separator": (";", {"--data": "several.jsonl", "--holdout": "1"}),
-    "--too-long": ("drop", {"--seq": "12"}),
+    "--too-long": {"rerank": ("drop", {"--seq": "30"}), "": ("drop", {"--seq": "12"})},
     "--columns": {
         "classify": "label=other",
+        "embed": "positive=other",
+        "rerank": "label=other",
         "": ("text=other", {"--data": "columns.csv", "--seq": "64"}),
     },
     "--crop": "--no-crop",
+    "--dims": "4,16",
+    "--margin": ("1", TRIPLES),
+    "--mini-batch": "3",
+    "--prompts": "anchor=x",
+    "--scale": "3",
+    "--symmetric": "",
     "--d-ff": "40",
     "--d-model": "8",
-    "--data": {"vit": "other.npz", "classify": "others.csv", "": "other.txt"},
+    "--data": {
+        "vit": "other.npz",
+        "classify": "others.csv",
+        "embed": "triples.csv",
+        "rerank": "more.csv",
+        "": "other.txt",
+    },
     "--decay": {"classify": "all", "": "matrices"},
     "--desirable-weight": ("2", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "kto"}),
     "--donor": "other.gguf",
@@ -104,7 +121,10 @@ SEEN = {
         "lora": ("0.3", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
         "": "0.3",
     },
-    "--loss": ("orpo", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
+    "--loss": {
+        "embed": ("infonce", TRIPLES),
+        "": ("orpo", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
+    },
     "--layers": "2",
     "--log-every": "1",
     "--lorafa": {"classify": ("", CRAFTED), "": ""},
@@ -112,7 +132,13 @@ SEEN = {
     "--lr-schedule": {"classify": "wsd", "": "linear"},
     "--max-grad-norm": "0.01",
     "--memory": "1G",
-    "--metric": {"vit": "accuracy", "classify": "accuracy", "": "loss,perplexity"},
+    "--metric": {
+        "vit": "accuracy",
+        "classify": "accuracy",
+        "embed": "loss",
+        "rerank": "accuracy",
+        "": "loss,perplexity",
+    },
     "--min-lr-ratio": "0.5",
     "--mixup": "0",
     "--holdout": "0",
@@ -150,7 +176,12 @@ SEEN = {
     "--undesirable-weight": ("2", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "kto"}),
     "--untied": "",
     "--warmup": "3",
-    "--valid": {"classify": "others.csv", "": "other.txt"},
+    "--valid": {
+        "classify": "others.csv",
+        "embed": "more_answers.csv",
+        "rerank": "more.csv",
+        "": "other.txt",
+    },
     "--weight-decay": "0.9",
     "--weight-dtype": "bf16",
 }
@@ -187,6 +218,16 @@ def files(tmp_path_factory):
     for name in ("kinds", "others"):
         rows = [f'"the {name}, {n}",{n % 3},{n % 2}\n' for n in range(20)]
         (folder / f"{name}.csv").write_text("text,label,other\n" + "".join(rows))
+    for name, fields, tail in (
+        ("answers", "anchor,positive,other", "the dog {0},the rat {0}"),
+        ("more_answers", "anchor,positive,other", "a dog {0},a rat {0}"),
+        ("triples", "anchor,positive,negative", "the dog {0},the mat {0}"),
+        ("passages", "query,passage,label,other", "the dog {0},{1},{2}"),
+        ("more", "query,passage,label,other", "a dog {0},{1},{2}"),
+    ):
+        tails = [tail.format(n, n % 2, n % 3 / 2) for n in range(20)]
+        rows = [f"the {n} cat {'sat ' * (n % 5)},{each}" for n, each in enumerate(tails)]
+        (folder / f"{name}.csv").write_text("\n".join([fields, *rows]))
     rows = ['{"text": "the cat", "labels": "0;2"}', '{"text": "a rat", "labels": "2"}'] * 5
     (folder / "several.jsonl").write_text("\n".join(rows))
     for n, name in enumerate(("encoder", "another")):
@@ -292,7 +333,8 @@ def seen_by(recipe, option):
     """The value that a flag is given, and flags of both runs."""
     value = SEEN[option]
     if isinstance(value, dict):
-        value = value.get(recipe, value.get(""))
+        like = "classify" if recipe in ("embed", "rerank") else recipe
+        value = value.get(recipe, value.get(like, value.get("")))
     return value if isinstance(value, tuple) else (value, {})
 
 

@@ -12,6 +12,7 @@ from toynn.cli import main  # noqa: E402
 from toynn.engines.encoder import Encoder, Task  # noqa: E402
 from toynn.engines.vectors import WholeBatch  # noqa: E402
 from toynn.formats.sentences import Sentences  # noqa: E402
+from toynn.recipes import Embedder, Reranker  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
@@ -88,3 +89,20 @@ def test_a_loss_and_its_gradient_are_its_own(name, columns, dims):
     loss, gradient = WholeBatch(task, 16, backend="cpu").loss(x, columns, scores)
     assert abs(loss - theirs.item()) < 2e-6 * theirs.item()
     alike(gradient, vectors.grad.numpy(), 1e-5)
+
+
+def test_what_is_trained_loads_as_its_own(folder, tmp_path):
+    rows = [f"a cat {n % 7 * 'sat '},a dog {n % 5 * 'find '},{n % 2}\n" for n in range(12)]
+    (tmp_path / "a.csv").write_text("query,passage,label\n" + "".join(rows))
+    steps = ("--steps", "3", "--lr", "0.01", "--batch", "4", "--model", "plain", "--data", "a.csv")
+    given = [("a cat sat", "a dog"), ("dogs", "a cat find"), ("find", "a " * 70)]
+    assert main(["train", "rerank", *steps, "--out", "ranker"]) == 0
+    theirs = st.CrossEncoder(str(tmp_path / "ranker"), device="cpu")
+    assert theirs.num_labels == 1 and isinstance(theirs.activation_fn, torch.nn.Sigmoid)
+    alike(Reranker.load("ranker").scores(given), theirs.predict(given))
+    more = ("--columns", "anchor=query,positive=passage", "--prompts", "anchor=find : ")
+    assert main(["train", "embed", *steps, *more, "--out", "vectors"]) == 0
+    encoder, theirs = Embedder.load("vectors"), st.SentenceTransformer("vectors", device="cpu")
+    texts = [text for pair in given for text in pair]
+    alike(encoder.encode(texts), theirs.encode(texts))
+    alike(encoder.encode(texts, prompt="find : "), theirs.encode_query(texts))

@@ -550,10 +550,20 @@ class Encoder(SequenceEngine[Any]):
             vectors[first:last] = self.compute(step, inputs)[: last - first]
             parts.append((step, inputs, first, last))
             first = last
+        return *self._loss_of(vectors, given.labels, train=train), parts
+
+    def loss_of(self, vectors: Floats, labels: Any = None) -> float:
+        """Return the task's loss of vectors (n columns, d_model), as ``encode`` returns them.
+
+        Raises ShapeError for labels that do not fit.
+        """
+        return self._loss_of(vectors, labels, train=False)[0]
+
+    def _loss_of(self, vectors: Floats, labels: Any, *, train: bool) -> tuple[float, Any]:
         if self._whole is None:
             options = self.options.of_session() | {"backend": self.backend}
             self._whole = WholeBatch(self.task, self.config.d_model, **options)
-        return *self._whole.loss(vectors, self.columns, given.labels, train=train), parts
+        return self._whole.loss(vectors, self.columns, labels, train=train)
 
     # -- Results -------------------------------------------------------------------------------
 

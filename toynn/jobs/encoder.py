@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from toynn.data.bounds import Bounds
 from toynn.data.digest import digest
 from toynn.data.examples import ShuffledExamples, check_not_asked, split_off
-from toynn.data.labelled import Encoded, HowToRead, TooLong
+from toynn.data.labelled import HowToRead, TooLong
 from toynn.data.splits import part_of
 from toynn.data.texts import Texts
 from toynn.engines import AdapterOptions
@@ -106,8 +106,8 @@ class EncoderJob(Job):
     recipe_type: ClassVar[type[Encoder]] = Encoder
     columns = 1
     task: Task
-    train: Encoded
-    held_out: Encoded
+    train: Any  # what ``encoded`` returns
+    held_out: Any
 
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
         """Take the options. Raises ConfigError for contradictory ones."""
@@ -279,4 +279,5 @@ class EncoderJob(Job):
 
     @cached_property
     def _valid(self) -> Sequence[Texts]:
-        return self.held_out.batches(self.options.batch)
+        found: Sequence[Texts] = self.held_out.batches(self.options.batch)
+        return found

@@ -200,11 +200,17 @@ class Encoder(SequenceModel[EncoderConfig]):
         end = {"sequence": "ForSequenceClassification", "tokens": "ForTokenClassification"}
         kind = end.get(hyper.get("head", ""), "Model")
         keys: dict[str, Any] = {"architectures": [f"{self.title}{kind}"], "pad_token_id": 0}
-        if names := hyper.get(LABELS):
+        names = hyper.get(LABELS)
+        if not names and "cls.output.bias" in tensors:  # without names, there are two for readers
+            names = [f"LABEL_{n}" for n in range(len(tensors["cls.output.bias"]))]
+        if names:
             keys["id2label"] = {str(n): name for n, name in enumerate(names)}
             keys["label2id"] = {name: n for n, name in enumerate(names)}
         if problem := hyper.get(PROBLEM):
             keys["problem_type"] = problem
+        if problem and names and len(names) == 1:  # what sentence-transformers makes of the output
+            shown = "linear.Identity" if problem == "regression" else "activation.Sigmoid"
+            keys["sentence_transformers"] = {"activation_fn": f"torch.nn.modules.{shown}"}
         return keys
 
     # -- Forward -------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Recipes: a model, its initial weights, and its training step."""
 
-from toynn.recipes.encoders import Classifier
+from toynn.recipes.encoders import Classifier, Embedder, Reranker
 from toynn.recipes.from_scratch import GPT2, FromScratch
 from toynn.recipes.lora import LoRA
 from toynn.recipes.metal import LoRAMetal, WarmStartMetal
@@ -11,10 +11,12 @@ from toynn.recipes.warm_start import WarmStart
 __all__ = [
     "GPT2",
     "Classifier",
+    "Embedder",
     "FromScratch",
     "LoRA",
     "LoRAMetal",
     "Preference",
+    "Reranker",
     "VitTiny",
     "WarmStart",
     "WarmStartMetal",

@@ -1,4 +1,4 @@
-"""Recipes that train an encoder: a head of classes."""
+"""Recipes that train an encoder: a head of classes or of a score, or vectors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,9 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.engines.encoder import Encoder, Text
+from toynn.engines.encoder import Encoder, Task, Text
+from toynn.errors import ConfigError
+from toynn.formats.gguf import Strings
+from toynn.models import Source
+from toynn.models.encoder import LABELS
 
-__all__ = ["Classifier", "decided", "probabilities"]
+__all__ = ["Classifier", "Embedder", "Reranker", "decided", "probabilities"]
 
 #: What the losses of a task say of labels.
 _PROBLEMS: dict[str, Any] = {
@@ -53,6 +57,43 @@ class Classifier(Encoder):
         if self.problem == "several":
             return [[names[k] for k in np.flatnonzero(row)] for row in found]
         return found.tolist() if self.problem == "number" else [names[k] for k in found]
+
+
+class Embedder(Encoder):
+    """Train an encoder's vectors of texts, for search and likeness: see ``Encoder.encode``.
+
+    ``realize`` makes it ready to step, ``columns`` says before how many texts make an example.
+    hp rows come from AdamW.for_lora().
+    """
+
+    _declared_by = _built_by = "realize"
+
+
+class Reranker(Encoder):
+    """Train an encoder to score pairs of texts: one output, whose sigmoid is the score.
+
+    ``realize`` makes it ready to step, ``load`` reads one. hp rows come from AdamW.for_lora().
+    """
+
+    _declared_by = _built_by = "realize"
+
+    def _begin(self, file: Source, task: Task | None) -> None:
+        super()._begin(file, task)
+        names = file.metadata.get(f"{file.architecture}.{LABELS}")
+        if isinstance(names, list | Strings) and len(names) != 1:
+            raise ConfigError(
+                f"{file.path}: its head has {len(names)} outputs; a reranker has 1: name a model "
+                "without a head, or a reranker"
+            )
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[Any]:
+        """Return the score of each pair, between 0 and 1: (n,). Raises what ``outputs`` does."""
+        return probabilities("several", self.outputs(pairs))[:, 0]
+
+    def rank(self, query: str, passages: Sequence[str]) -> list[int]:
+        """Return the places of passages, the best first. Raises what ``outputs`` does."""
+        found = self.outputs([(query, passage) for passage in passages])[:, 0]
+        return [int(k) for k in np.argsort(-found, kind="stable")]
 
 
 def probabilities(problem: str, outputs: NDArray[Any]) -> NDArray[Any]:

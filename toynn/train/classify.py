@@ -130,7 +130,7 @@ def joint(problem: Problem, parts: Iterable[tuple[Any, Any]], k: int) -> dict[st
         }
     labels, found = (np.concatenate(each) for each in columns)
     if problem == "number":
-        return {"numbers/spearman": _spearman(labels.ravel(), found.ravel())}
+        return {"numbers/spearman": spearman(labels.ravel(), found.ravel())}
     if problem == "several":
         a, b = labels > 0, found > 0
         right, either = (a & b).sum(axis=0), a.sum(axis=0) + b.sum(axis=0)
@@ -158,7 +158,7 @@ def _matthews(real: Floats, told: Floats, right: float) -> float:
     return float((n * right - real @ told) / np.sqrt(spread)) if spread else 0.0
 
 
-def _spearman(a: Floats, b: Floats) -> float:
+def spearman(a: Floats, b: Floats) -> float:
     """Return the correlation of ranks, equal numbers having their mean rank; 0 without spread."""
     x, y = (_ranks(each) - (len(each) - 1) / 2 for each in (a, b))
     spread = np.sqrt((x @ x) * (y @ y))

@@ -21,6 +21,9 @@ METRICS = {
     "matthews": ("classes/matthews", True),
     "spearman": ("numbers/spearman", True),
     "entity-f1": ("entities/f1", True),
+    "ndcg": ("retrieval/ndcg@10", True),
+    "mrr": ("retrieval/mrr@10", True),
+    "recall": ("retrieval/recall@10", True),
 }
 
 

@@ -1,0 +1,151 @@
+"""``toynn train embed`` and ``rerank`` on small encoders: what they learn, write and refuse."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+
+from small_encoders import with_words
+
+from toynn.cli import main
+from toynn.engines.encoder import Encoder, Task
+from toynn.errors import ConfigError
+from toynn.formats.sentences import Sentences
+from toynn.recipes import Embedder, Reranker
+
+NAMES = "abcdefghijklmnop"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "is", "find", ":", *NAMES, *NAMES.upper()]
+STEPS = ("--steps", "60", "--batch", "8", "--lr", "3e-3", "--eval-every", "20", "--out", "run")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A question names a small letter, its answer the same letter, capital."""
+    monkeypatch.chdir(tmp_path)
+    encoder = Encoder.load(with_words(tmp_path / "plain", [*WORDS], d_model=32))
+    (tmp_path / "plain" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    encoder.sentences = Sentences("mean", True, 20)
+    encoder.export_hf("model")
+    some = [(a, b) for a in NAMES for b in NAMES if a < b]
+    rows = [{"q": f"is {a} {b}", "a": f"{a.upper()} {b.upper()}"} for a, b in some]
+    rng = np.random.default_rng(0)
+    write(tmp_path / "pairs.jsonl", rows)
+    triples = [r | {"negative": rows[rng.integers(len(rows))]["a"]} for r in rows]
+    write(tmp_path / "triples.jsonl", triples)
+    scored = [
+        {"sentence1": f"is {a}", "sentence2": f"{c.upper()}", "score": float(a == c)}
+        for a in NAMES
+        for c in [a, a, *rng.choice([*NAMES], 4)]
+    ]
+    write(tmp_path / "scored.jsonl", scored)
+    return tmp_path
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def train(job, data, *more, model="model", steps=STEPS):
+    columns = ("--columns", "anchor=q,positive=a") if data in ("pairs", "triples") else ()
+    words = ["train", job, "--model", model, "--data", f"{data}.jsonl", *steps, *columns, *more]
+    return main(list(map(str, words)))
+
+
+def metrics(key):
+    lines = Path("run/metrics.jsonl").read_text().splitlines()
+    return [found[key] for found in map(json.loads, lines) if found.get(key) is not None]
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "figure"),
+    [
+        ("pairs", (), "val_retrieval/ndcg@10"),
+        ("pairs", ("--loss", "CachedMultipleNegativesRankingLoss", "--symmetric"), None),
+        ("triples", ("--dims", "32,8", "--loss", "mnrl"), "val_retrieval/ndcg@10"),
+        ("triples", ("--loss", "TripletLoss"), "val_retrieval/ndcg@10"),
+        ("scored", (), "val_numbers/spearman"),
+        ("pairs", ("--method", "lora", "--mini-batch", "5", "--lr", "0.02"), None),
+    ],
+)
+def test_vectors_are_learned_and_kept(data, more, figure, here, capsys):
+    assert train("embed", data, *more) == 0, capsys.readouterr().err
+    found = metrics(figure or "val_retrieval/ndcg@10")
+    assert max(found[1:]) > found[0] + 0.1, found
+    encoder = Embedder.load("run")
+    assert encoder.sentences == Sentences("mean", True, 20)
+    assert "SentenceTransformer('run')" in capsys.readouterr().out
+    assert main(["train", "embed", "--resume", "run", "--steps", "62"]) == 0
+
+
+def test_prompts_are_kept_by_their_use(here, capsys):
+    steps = ("--steps", "2", "--batch", "4", "--out", "run")
+    assert train("embed", "pairs", "--prompts", "anchor=find: ,positive=is ", steps=steps) == 0
+    assert Embedder.load("run").sentences.prompts == {"query": "find: ", "document": "is "}
+
+
+def test_repeated_positives_are_counted(here, capsys):
+    rows = [{"anchor": f"is {a}", "positive": "A" if a < "d" else a.upper()} for a in NAMES]
+    write(here / "few.jsonl", rows)
+    steps = ("--steps", "2", "--batch", "4", "--holdout", "0", "--out", "run")
+    assert train("embed", "few", steps=steps) == 0
+    assert "2 positives repeated: never in one batch" in capsys.readouterr().out
+
+
+def test_a_reranker_learns_scores(here, capsys):
+    steps = ("--steps", "150", "--batch", "16", "--lr", "5e-3", "--eval-every", "50")
+    words = ("--metric", "accuracy", "--out", "run")
+    assert train("rerank", "scored", *words, steps=steps) == 0
+    assert "head        new: the model has no cls" in capsys.readouterr().out
+    first, *found = metrics("val_accuracy")
+    assert max(found) > max(first, 0.7)
+    reranker = Reranker.load("run")
+    pairs = [("is a", "A"), ("is a", "H"), ("is h", "H")]
+    scores, logits = reranker.scores(pairs), reranker.outputs(pairs)[:, 0]
+    assert np.abs(scores - 1 / (1 + np.exp(-logits.astype(float)))).max() < 1e-12
+    assert reranker.rank("is h", ["B", "H", "C"])[0] == 1
+    config = json.loads((here / "run" / "config.json").read_text())
+    assert config["id2label"] == {"0": "LABEL_0"}
+    shown = config["sentence_transformers"]["activation_fn"]
+    assert shown == "torch.nn.modules.activation.Sigmoid"
+    reranker.export_gguf("run.gguf")
+    assert Reranker.load("run.gguf").scores(pairs).tobytes() == scores.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("job", "data", "more", "message"),
+    [
+        ("embed", "pairs", ("--loss", "cosent"), "--loss cosent: it needs scored rows; the col"),
+        ("embed", "scored", ("--loss", "mnrl"), "--loss mnrl: it needs anchors and positives"),
+        ("embed", "pairs", ("--loss", "triplet"), "it needs anchor, positive and one negative"),
+        ("embed", "pairs", ("--loss", "softmax"), "--loss: must be infonce"),
+        ("embed", "pairs", ("--method", "head"), "--method head: vectors have no head"),
+        ("embed", "pairs", ("--dims", "64"), "dims must be at most 32"),
+        ("embed", "pairs", ("--dims", "8,x"), "--dims: must be a whole number"),
+        ("embed", "pairs", ("--prompts", "text=a"), "--prompts: must be COLUMN=TEXT"),
+        ("embed", "pairs", ("--valid", "scored.jsonl"), "expected a column 'q'"),
+        ("embed", "bare", ("--valid", "scored.jsonl"), "expected the columns of the training data"),
+        ("rerank", "pairs", (), "--data pairs.jsonl: expected query, passage and label; got"),
+        ("rerank", "low", (), "low.jsonl:2: score: expected a number from 0 to 1; got -0.5"),
+        ("rerank", "scored", ("--model", "three"), "its head has 3 outputs; a reranker has 1"),
+        ("embed", "pairs", ("--model", "odd"), "expected one of pooling_mode_mean_tokens"),
+    ],
+)
+def test_what_does_not_fit_is_refused(job, data, more, message, here, capsys):
+    write(here / "bare.jsonl", [{"anchor": "is a", "positive": "A"}] * 20)
+    low = {"sentence1": "a", "sentence2": "A", "score": 0.5}
+    write(here / "low.jsonl", [low, low | {"score": -0.5}])
+    Encoder.load("plain", Task("sequence", 3)).export_hf("three")
+    Encoder.load("model").export_hf("odd")
+    (here / "odd" / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
+    assert train(job, data, *more) == 2
+    assert message in capsys.readouterr().err
+    assert not (here / "run").exists()
+
+
+def test_a_reranker_has_one_output(here):
+    Encoder.load("plain", Task("sequence", 3)).export_hf("three")
+    with pytest.raises(ConfigError, match="its head has 3 outputs; a reranker has 1"):
+        Reranker.load("three")

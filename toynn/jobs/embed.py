@@ -1,0 +1,376 @@
+"""``toynn train embed`` and ``rerank``: from pairs of texts to their vectors, or their scores."""
+
+from argparse import ArgumentTypeError
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from toynn.data import labelled, pairs
+from toynn.data.labelled import Encoded, LabelledText, LabelledTexts
+from toynn.data.pairs import DistinctBatches, EncodedRows, TextRows
+from toynn.data.texts import Texts
+from toynn.engines.encoder import Encoder, Task
+from toynn.errors import ConfigError
+from toynn.evaluation.retrieval import cosines, found_again
+from toynn.jobs.encoder import EncoderJob, EncoderOptions
+from toynn.jobs.job import late
+from toynn.jobs.options import MODEL, OPTIMIZATION, SAVING
+from toynn.options import RecipeOptions, names_of, option, real, whole
+from toynn.recipes import Embedder, Reranker
+from toynn.system.platform import in_shell
+from toynn.system.printing import counted, fact
+from toynn.train.classify import spearman
+from toynn.train.folder import RunFolder
+from toynn.train.loop import WHOLE
+from toynn.train.state import Result
+
+__all__ = ["EmbedJob", "EmbedOptions", "RerankJob", "RerankOptions"]
+
+METRIC_SAID = (
+    "metric that selects the best weights; more after commas are only reported: {} (default: {})"
+)
+EMBED_METRICS = ("loss", "spearman", "ndcg", "mrr", "recall")
+RERANK_METRICS = ("loss", "accuracy", "spearman")
+MINI_BATCH = 32  # texts, of a loss whose name says that it is cached
+#: sentence-transformers' names of losses.
+LOSSES = {
+    "infonce": "infonce",
+    "mnrl": "infonce",
+    "multiplenegativesranking": "infonce",
+    "cosent": "cosent",
+    "triplet": "triplet",
+}
+
+
+def loss_name(text: str) -> str:
+    """Return a loss as it is typed, if it is one. Raises ArgumentTypeError."""
+    _loss(text)
+    return text
+
+
+def _loss(text: str) -> tuple[str, bool]:
+    """Return toynn's name of a loss, and whether the given name says that it is cached."""
+    plain = text.lower().removesuffix("loss")
+    if (name := plain.removeprefix("cached")) not in LOSSES:
+        raise ArgumentTypeError(
+            f"must be infonce (MultipleNegativesRankingLoss), cosent or triplet; got {text!r}"
+        )
+    return LOSSES[name], name != plain
+
+
+def numbers(text: str) -> str:
+    """Return whole numbers above 0 between commas. Raises ArgumentTypeError."""
+    for each in text.split(","):
+        whole(1)(each)
+    return text
+
+
+def prompts_of(text: str | None) -> dict[str, str]:
+    """Return the prompt of each column from NAME=TEXT,...; spaces belong to the text."""
+    parts = (part.partition("=") for part in (text or "").split(",") if part)
+    return {name.strip(): prompt for name, _, prompt in parts}
+
+
+def column_prompts(text: str) -> str:
+    """Return NAME=TEXT,... if it is well-formed. Raises ArgumentTypeError."""
+    if unknown := [name for name in prompts_of(text) if name not in pairs.FIELDS]:
+        raise ArgumentTypeError(f"must be COLUMN=TEXT, separated by commas; got {unknown[0]!r}")
+    return text
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class EmbedOptions(EncoderOptions):
+    """The options of ``toynn train embed``."""
+
+    GROUP: ClassVar[str] = OPTIMIZATION
+
+    batch: int = option("rows per step; the other rows' texts are the wrong answers", 32)
+    loss: str | None = option(
+        "infonce (MultipleNegativesRankingLoss, mnrl, Cached...), cosent (CoSENTLoss) or triplet "
+        "(TripletLoss) (default: cosent of scored rows, else infonce)",
+        None,
+        read=loss_name,
+        metavar="NAME",
+    )
+    mini_batch: int = option(
+        "embed N texts at a time, twice, so that --batch may be thousands (GradCache); 0: all",
+        0,
+        read=whole(0),
+        memory="smaller",
+    )
+    scale: float = option("factor of cosines in infonce and cosent", 20.0, read=real(0, above=True))
+    symmetric: bool = option("infonce: positives also look for their anchors", False)
+    margin: float = option(
+        "triplet: how much further negatives should be than positives", 5.0, read=real(0)
+    )
+    dims: str | None = option(
+        "add up the losses of the first N numbers of vectors, for each of these (Matryoshka)",
+        None,
+        read=numbers,
+        metavar="N,N,...",
+    )
+    metric: str | Sequence[str] | None = option(  # type: ignore[assignment]
+        METRIC_SAID.format(", ".join(EMBED_METRICS), "spearman of scored rows, else ndcg"),
+        None,
+        group=SAVING,
+        read=names_of(EMBED_METRICS),
+    )
+    prompts: str | None = option(
+        "texts before those of a column: 'anchor=query: ,positive=passage: '",
+        None,
+        group=MODEL,
+        read=column_prompts,
+        metavar="COLUMN=TEXT,...",
+    )
+
+
+class _PairsJob(EncoderJob):
+    """A run on rows of texts."""
+
+    lowest: ClassVar[float]  # score
+    found: tuple[TextRows, TextRows | None]
+
+    def read_pairs(self, progress: Any) -> TextRows:
+        """Read the rows; return those to train on.
+
+        Raises DataError if those to validate on have other columns.
+        """
+        how = self.how(progress)
+        train, valid = (
+            None
+            if path is None
+            else pairs.read(
+                path, how.columns, lowest=self.lowest, bounds=how.bounds, progress=progress
+            )
+            for path in self.parts
+        )
+        assert train is not None
+        if valid is not None and valid.columns != train.columns:
+            raise ConfigError(
+                f"{self.parts[1]}: expected the columns of the training data, "
+                f"{', '.join(train.columns)}; got {', '.join(valid.columns)}"
+            )
+        self.found = train, valid
+        return train
+
+    def show(self, folder: RunFolder, result: Result) -> str:
+        """Return how good the model is on the held-out rows."""
+        is_late, measured = late(result), []
+        for batch in self.valid():
+            if is_late():
+                return ""
+            measured.append(self.measure(batch))
+        if not measured:
+            return ""
+        figures = self.joined([each.get(WHOLE) for each in measured])
+        return ", ".join(f"{name.rpartition('/')[2]} {x:.4f}" for name, x in figures.items())
+
+
+class EmbedJob(_PairsJob):
+    """``toynn train embed``."""
+
+    name = "embed"
+    help = "train an encoder's vectors of texts, for search and likeness"
+    example = "--model all-MiniLM-L6-v2 --data faq.csv --columns anchor=question,positive=answer"
+    kind = EmbedOptions
+    options: EmbedOptions
+    recipe_type = Embedder
+    recipe: Embedder
+    train: EncodedRows
+    held_out: EncodedRows
+    lowest = -1.0
+
+    def read_rows(self, progress: Any) -> Task:
+        """Read the rows; their columns say which losses there are.
+
+        Raises ConfigError for a loss that they do not fit.
+        """
+        own = self.options
+        if own.method == "head":
+            raise ConfigError("--method head: vectors have no head: full or lora")
+        found = self.read_pairs(progress)
+        self.columns = len(found.columns)
+        loss, is_cached = _loss(own.loss or ("cosent" if found.is_scored else "infonce"))
+        needs = {"cosent": "scored rows", "triplet": "anchor, positive and one negative"}
+        fits = {"cosent": found.is_scored, "triplet": self.columns == 3}.get(
+            loss, not found.is_scored
+        )
+        if not fits:
+            raise ConfigError(
+                f"--loss {own.loss}: it needs {needs.get(loss, 'anchors and positives')}; the "
+                f"columns are {', '.join(found.columns)}{' and a score' * found.is_scored}"
+            )
+        if is_cached and not own.mini_batch:
+            own.mini_batch = MINI_BATCH
+        if own.metric is None:
+            own.metric = "spearman" if found.is_scored else "ndcg"
+        return Task(
+            "vectors",
+            loss=loss,
+            factor=own.scale,
+            symmetric=own.symmetric,
+            margin=own.margin,
+            dims=tuple(map(int, own.dims.split(","))) if own.dims else (),
+            mini_batch=own.mini_batch,
+        )
+
+    def encoded(self, engine: Encoder) -> tuple[EncodedRows, EncodedRows | None]:
+        """Return the rows as tokens."""
+        prompts = prompts_of(self.options.prompts)
+        how = engine.tokenizer.encode_many, engine.fitted, engine.longest, self.options.too_long
+        train, valid = (
+            None if part is None else EncodedRows.of(part, prompts, *how) for part in self.found
+        )
+        assert train is not None
+        return train, valid
+
+    def all_options(self) -> RecipeOptions:
+        """Return the recipe's options, with room for a batch of the longest rows, or for a part."""
+        found, part = self.recipe_options(), self.options.mini_batch
+        texts = sorted(len(ids) for row in self.train.ids for ids in row)
+        rows = sorted(self.train.lengths.tolist())
+        room = sum(texts[-part:] if part else rows[-found.t_batch :])
+        return replace(found, t_seq=texts[-1], t_batch=-(-room // texts[-1]))
+
+    def prepare(self, engine: Encoder) -> None:
+        """Say how many columns there are."""
+        engine.columns = self.columns
+
+    def _suited(self, engine: Encoder) -> Encoder:
+        """Keep the prompts by sentence-transformers' names of what they are for."""
+        super()._suited(engine)
+        names, given = ("query", "document"), prompts_of(self.options.prompts)
+        kept = {
+            name: given[column]
+            for name, column in zip(names, self.found[0].columns, strict=False)
+            if column in given
+        }
+        prompts = {**engine.sentences.prompts, **kept}
+        engine.sentences = replace(engine.sentences, prompts=prompts)
+        return engine
+
+    def described(self) -> Sequence[str]:
+        """Return lines about the rows."""
+        lines, columns = list(super().described()), ", ".join(self.found[0].columns)
+        score = " and a score" if self.train.scores is not None else ""
+        lines.append(fact("columns", f"{columns}{score}; the loss is {self.task.loss}"))
+        if self.train.scores is None and (again := self.train.repeated):
+            lines.append(fact("", f"{counted(again, 'positive')} repeated: never in one batch"))
+        return lines
+
+    # -- The loop ------------------------------------------------------------------------------
+
+    def batches(self) -> DistinctBatches:
+        """Return every row once an epoch, in random order; no text comes twice in a batch."""
+        return DistinctBatches(self.train, self.options.batch, self.recipe_options().seed)
+
+    def per_epoch(self) -> float:
+        """Return the number of batches in the first pass through the data."""
+        return self._per_epoch
+
+    @cached_property
+    def _per_epoch(self) -> float:
+        return self.batches().per_epoch
+
+    def measure(self, batch: Texts) -> dict[str, Any]:
+        """Return the loss of a batch; and what ``joined`` takes of it."""
+        vectors = self.recipe.encode([batch.inputs[a:b] for a, b in batch.spans])
+        return {"loss": self.recipe.loss_of(vectors, batch.labels), WHOLE: vectors}
+
+    def joined(self, measured: Sequence[Any]) -> Mapping[str, float]:
+        """Return Spearman's correlation; or how well anchors find their positives among all."""
+        split = [np.split(vectors, self.columns) for vectors in measured]
+        columns = [np.concatenate(each) for each in zip(*split, strict=True)]
+        held, size = self.held_out, self.options.batch
+        order = [row for rows in held.distinct(range(len(held)), size) for row in rows]
+        if held.scores is not None:
+            return {"numbers/spearman": spearman(held.scores[order], cosines(*columns))}
+        keys = np.array([held.keys[row] for row in order])
+        numbers, first = np.unique(keys[:, 1:].T, return_index=True)
+        belongs: dict[int, set[int]] = {}
+        for anchor, positive in zip(keys[:, 0], np.searchsorted(numbers, keys[:, 1]), strict=True):
+            belongs.setdefault(int(anchor), set()).add(int(positive))
+        texts = np.concatenate(columns[1:])[first]
+        return found_again(columns[0], texts, [belongs[int(anchor)] for anchor in keys[:, 0]])
+
+    def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
+        """Yield commands that try the model."""
+        run = in_shell(folder.path)
+        yield f"try it      toynn embed --model {run} --data TEXTS.csv --out vectors.npy"
+        yield f"in Python   SentenceTransformer({str(folder.path)!r})"
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class RerankOptions(EncoderOptions):
+    """The options of ``toynn train rerank``."""
+
+    GROUP: ClassVar[str] = SAVING
+
+    metric: str | Sequence[str] | None = option(  # type: ignore[assignment]
+        METRIC_SAID.format(", ".join(RERANK_METRICS), "loss"), None, read=names_of(RERANK_METRICS)
+    )
+
+
+class RerankJob(_PairsJob):
+    """``toynn train rerank``."""
+
+    name = "rerank"
+    help = "train an encoder to score pairs of texts, such as questions and passages"
+    example = "--model MiniLM-L6-H384 --data pairs.csv --columns query=question,passage=answer"
+    kind = RerankOptions
+    options: RerankOptions
+    recipe_type = Reranker
+    recipe: Reranker
+    lowest = 0.0
+
+    def read_rows(self, progress: Any) -> Task:
+        """Read the rows. Raises ConfigError for rows without scores."""
+        own = self.options
+        found = self.read_pairs(progress)
+        if not found.is_scored:
+            raise ConfigError(
+                f"--data {own.data}: expected query, passage and label; got the columns "
+                f"{', '.join(found.columns)}"
+            )
+        own.metric = "loss" if own.metric is None else own.metric
+        return Task("sequence", 1, "binary", head_only=own.method == "head")
+
+    def encoded(self, engine: Encoder) -> tuple[Encoded, Encoded | None]:
+        """Return the pairs as tokens."""
+        encode, fit = engine.tokenizer.encode_many, engine.fitted
+        as_tokens = partial(
+            labelled.encoded,
+            classes=(),
+            encode=encode,
+            fit=fit,
+            longest=engine.longest,
+            too_long=self.options.too_long,
+        )
+        train, valid = (None if part is None else as_tokens(_labelled(part)) for part in self.found)
+        assert train is not None
+        return train, valid
+
+    def measure(self, batch: Texts) -> dict[str, Any]:
+        """Return loss and accuracy of a batch: scores and labels above a half are the same."""
+        z = self.recipe.outputs_of(batch)[:, 0].astype(np.float64)
+        labels = np.ravel(batch.labels)
+        loss = (np.logaddexp(0, z) - labels * z).mean()
+        right = ((z > 0) == (labels > 0.5)).mean()
+        return {"loss": float(loss), "accuracy": float(right), WHOLE: (labels, z)}
+
+    def joined(self, measured: Sequence[Any]) -> Mapping[str, float]:
+        """Return Spearman's correlation of scores and labels."""
+        labels, z = (np.concatenate(each) for each in zip(*measured, strict=True))
+        return {"numbers/spearman": spearman(labels, z)}
+
+    def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
+        """Yield how the model is used."""
+        yield f"in Python   CrossEncoder({str(folder.path)!r})"
+
+
+def _labelled(found: TextRows) -> LabelledTexts:
+    rows = [LabelledText(row.texts, row.score, row.where) for row in found.rows]
+    return LabelledTexts("number", rows)
