@@ -8,7 +8,7 @@ from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, logf
 from libc.string cimport memset
 
-from toynn._kernels.base._common cimport LANES, exp_, tanh_
+from toynn._kernels.base._common cimport LANES, _Bits, exp_, tanh_, unknown
 from toynn._kernels.attention._visible cimport (
     BLOCK, WIDTH, Block, Sizes, block_size, first_key, key_blocks, strip_end, strip_size,
     visible_begin, visible_end,
@@ -16,8 +16,8 @@ from toynn._kernels.attention._visible cimport (
 from toynn._kernels.gemm._gemm cimport multiply_kept
 from toynn._kernels.gemm._loops cimport multiply_panels
 from toynn._kernels.gemm._product cimport (
-    FLOATS, Form, KC, NR, Operand, V, aligned, blocks_of, floats_at, pack, pack_as, panel_floats,
-    panel_start, steps,
+    FLOATS, Form, KC, LINE, NR, Operand, V, aligned, blocks_of, floats_at, pack, pack_as,
+    panel_floats, panel_start, steps,
 )
 
 cdef extern from "gemm.h" nogil:
@@ -26,7 +26,7 @@ cdef extern from "gemm.h" nogil:
     ) noexcept
 
 cdef extern from "rows.h" nogil:
-    void lanes_max "tn_lanes_max" (float* most, const float* x, Py_ssize_t n) noexcept
+    void lanes_max "tn_lanes_max" (float* most, float* x, Py_ssize_t n, float scale) noexcept
     void lanes_sum "tn_lanes_sum" (float* total, const float* x, Py_ssize_t n) noexcept
 
 
@@ -35,10 +35,10 @@ cdef inline Py_ssize_t _whole(Py_ssize_t columns) noexcept nogil:
     return blocks_of(columns, LANES) * LANES
 
 
-cdef inline void _scale_row(float* x, float factor, Py_ssize_t n) noexcept nogil:
+cdef inline void _scale_row(float* y, const float* x, float factor, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t c
     for c in range(n):
-        x[c] *= factor
+        y[c] = factor * x[c]
 
 
 cdef struct Rows:    # q, k, v or do of one head, from row 0 of a sequence on
@@ -52,6 +52,10 @@ cdef struct Panels:  # a side of products, packed once for several of them; NULL
 cdef struct Kept:    # a block of rows
     Panels along   # sums run along the rows: scores, and do . v
     Panels across  # sums run over the rows: o, dq, dk, dv
+
+cdef struct Sums:    # what is added to a block of rows, from its first row on
+    float* y       # NULL: it is not wanted
+    Py_ssize_t ld
 
 
 cdef inline const Form* _form(const Sizes* s) noexcept nogil:
@@ -161,8 +165,8 @@ cdef inline void _products_of_rows(
 
 
 cdef inline void _add_rows(
-    float* y, Py_ssize_t ldy, const Sizes* s, const Block* b, const float* p, const float* x,
-    Py_ssize_t ldx, const Panels* x_kept, Py_ssize_t width, bint shared, bint add,
+    Sums y, const Sizes* s, const Block* b, const float* p, const float* x, Py_ssize_t ldx,
+    const Panels* x_kept, Py_ssize_t width, bint shared, bint add,
 ) noexcept nogil:
     """y (+)= p x: add to each query what its visible keys give. shared: x is a cache of keys."""
     cdef Py_ssize_t strip = strip_size(s, b), t, first
@@ -173,14 +177,13 @@ cdef inline void _add_rows(
         first = t * strip
         weights = floats_at(p + first * WIDTH, min(strip, b.rows - first), WIDTH, 1, True)
         _multiply(
-            y + (b.i + first) * ldy, ldy, s, weights, NULL, keys, x_kept, strip_end(s, b, first),
-            add,
+            y.y + first * y.ld, y.ld, s, weights, NULL, keys, x_kept, strip_end(s, b, first), add
         )
 
 
 cdef inline void _add_columns(
-    float* y, Py_ssize_t ldy, const Sizes* s, const Block* b, const float* p, const float* x,
-    Py_ssize_t ldx, const Panels* x_kept, Py_ssize_t width, bint add,
+    Sums y, const Sizes* s, const Block* b, const float* p, const float* x, Py_ssize_t ldx,
+    const Panels* x_kept, Py_ssize_t width, bint add,
 ) noexcept nogil:
     """y (+)= p^T x: add to each key what the queries that see it give."""
     cdef Py_ssize_t strip = strip_size(s, b), t, first, above
@@ -194,8 +197,8 @@ cdef inline void _add_columns(
         )
         queries = floats_at(x + (b.i + above) * ldx, width, 1, ldx, False)
         _multiply(
-            y + (b.j + first) * ldy, ldy, s, weights, NULL, queries,
-            x_kept if above == 0 else &none, b.rows - above, add,
+            y.y + first * y.ld, y.ld, s, weights, NULL, queries, x_kept if above == 0 else &none,
+            b.rows - above, add,
         )
 
 
@@ -228,12 +231,43 @@ cdef inline void _scale_scores(float* p, int seen, int n, float scale) noexcept 
         p[c] = scale * p[c] if c < seen else <float>-INFINITY
 
 
+cdef inline float _exp_short(float x, float low, float high) noexcept nogil:
+    """e^x within 8e-5 of itself, of what is then rounded to bfloat16, which is 2e-3 off (2^-9).
+
+    As exp_, but x = (n + r) ln 2 with |r| <= 1/2, and p is the polynomial of degree 3 whose
+    largest relative error from 2 2^r is the least: 7.5e-5.
+    """
+    cdef float magic = 12582912.0
+    cdef float clamped = high if high < x else x
+    clamped = low if low > clamped else clamped
+    cdef _Bits power
+    power.f = clamped * <float>1.44269504 + magic
+    cdef float r = clamped * <float>1.44269504 - (power.f - magic)
+    cdef float p = <float>0.11034334
+    p = p * r + <float>0.48522225
+    p = p * r + <float>1.3865219
+    p = p * r + <float>1.9998561
+    power.i = (power.i << 23) + (<unsigned int>126 << 23)
+    return p * power.f
+
+
 cdef inline void _weights(float* p, int seen, int n, float scale, float shift) noexcept nogil:
     """p = exp(scale p - shift) for visible keys, else 0; n keys, rounded up to whole registers."""
     cdef int c
     cdef float weight
     for c in range(_whole(n)):
         weight = exp_(scale * p[c] - shift)
+        p[c] = weight if c < seen else <float>0.0
+
+
+cdef inline void _short_weights(
+    float* p, int seen, int n, float scale, float shift, float low, float high
+) noexcept nogil:
+    """The same of weights that are rounded to bfloat16 next."""
+    cdef int c
+    cdef float weight
+    for c in range(_whole(n)):
+        weight = _exp_short(scale * p[c] - shift, low, high)
         p[c] = weight if c < seen else <float>0.0
 
 
@@ -260,6 +294,7 @@ cdef struct Unit:  # a block of queries of one head, while blocks of keys pass b
     const float* sink
     Py_ssize_t i
     Kept kept
+    Sums sums           # o before it is divided
     float most[WIDTH]   # running maximum of the scaled scores of a row
     float total[WIDTH]  # running sum of exp(score - most)
 
@@ -278,9 +313,15 @@ cdef inline bint _masked(const Sizes* s) noexcept nogil:
     return s.window > 0 or s.hidden > 0
 
 
+cdef inline bint _any_hidden(const Sizes* s, const Block* b) noexcept nogil:
+    """Whether some key of a block, or of what its rows are rounded up to, is hidden from a row."""
+    return _masked(s) or strip_size(s, b) < WIDTH or _whole(b.columns) > b.columns
+
+
 cdef inline void begin_unit(Unit* u, const Sizes* s) noexcept nogil:
-    """Begin without keys."""
+    """Begin without keys, and with sums in o."""
     cdef Py_ssize_t r
+    u.sums = Sums(u.o + u.i * s.ldo, s.ldo)
     for r in range(WIDTH):
         # A row may see none of the first keys that other rows see. With -FLT_MAX no difference of
         # two infinities arises then, and its first visible key multiplies what came before by 0.
@@ -296,14 +337,16 @@ cdef inline void add_keys(
     const Kept* v_kept, Py_ssize_t j,
 ) noexcept nogil:
     """Add to a block of queries what the block of keys at j gives."""
-    cdef float p[WIDTH * WIDTH]
+    cdef float buffer[WIDTH * WIDTH + LINE]
+    cdef float* p = aligned(buffer)
     cdef float lanes[WIDTH * V]    # partial maxima or sums of each row
     cdef float by_lane[V * WIDTH]
     cdef float factor[WIDTH]  # by which total and o shrink when the maximum grows
     cdef float slope[WIDTH]   # not used
     cdef Py_ssize_t i = u.i, r, n, lane, rows = block_size(s, i, s.T)
     cdef Block b = Block(i, rows, j, block_size(s, j, keys_of(s, i)))
-    cdef bint first = j <= first_key(s, i)
+    cdef bint first = j <= first_key(s, i), hidden = _any_hidden(s, &b)
+    cdef float low = unknown(-87.5), high = unknown(89.0)  # beyond them e^x is 0, or infinity
     cdef float x, scale
     cdef float* row
     _products_of_rows(p, s, &b, u.q, s.ldq, &u.kept.along, k, s.ldk, &k_kept.along, s.D)
@@ -314,10 +357,11 @@ cdef inline void add_keys(
         if s.cap > 0:
             _cap_scores(row, slope, n, s.scale, s.cap)
             scale = 1
-        _scale_scores(row, visible_end(s, &b, r), n, scale)
-        if _masked(s):
+        if hidden:
+            _scale_scores(row, visible_end(s, &b, r), n, scale)
             _hide(row, visible_begin(s, &b, r), <float>-INFINITY)
-        lanes_max(lanes + r * V, row, _whole(n))
+            scale = 1
+        lanes_max(lanes + r * V, row, _whole(n), scale)
     _by_lane(by_lane, lanes, rows)
     for r in range(_whole(rows)):
         x = u.most[r]
@@ -328,7 +372,10 @@ cdef inline void add_keys(
     for r in range(rows):
         row = p + r * WIDTH
         n = strip_end(s, &b, r)
-        _weights(row, visible_end(s, &b, r), n, 1, u.most[r])
+        if s.rounded == NULL:
+            _weights(row, visible_end(s, &b, r), n, 1, u.most[r])
+        else:
+            _short_weights(row, visible_end(s, &b, r), n, 1, u.most[r], low, high)
         lanes_sum(lanes + r * V, row, _whole(n))
     _by_lane(by_lane, lanes, rows)
     for r in range(_whole(rows)):
@@ -338,17 +385,17 @@ cdef inline void add_keys(
         u.total[r] = u.total[r] * factor[r] + x
     if not first:
         for r in range(rows):
-            _scale_row(u.o + (i + r) * s.ldo, factor[r], s.E)
-    _add_rows(
-        u.o, s.ldo, s, &b, p, v, s.ldv, &v_kept.across, s.E, s.shared, not first
-    )
+            if factor[r] != 1:  # most rows' maximum stays, from some keys on
+                row = u.sums.y + r * u.sums.ld
+                _scale_row(row, row, factor[r], s.E)
+    _add_rows(u.sums, s, &b, p, v, s.ldv, &v_kept.across, s.E, s.shared, not first)
 
 
 cdef inline void end_unit(Unit* u, const Sizes* s) noexcept nogil:
     """Divide by the sums: o and lse of the block are complete."""
     cdef Py_ssize_t r
     for r in range(block_size(s, u.i, s.T)):
-        _scale_row(u.o + (u.i + r) * s.ldo, 1 / u.total[r], s.E)
+        _scale_row(u.o + (u.i + r) * s.ldo, u.sums.y + r * u.sums.ld, 1 / u.total[r], s.E)
         u.lse[u.i + r] = u.most[r] + logf(u.total[r])
 
 
@@ -369,7 +416,7 @@ cdef inline void forward_block(
 
 
 cdef inline void backward_block(
-    float* dq, float* dk, float* dv, const float* delta, const float* do, const float* lse,
+    Sums dq, Sums dk, Sums dv, const float* delta, const float* do, const float* lse,
     const float* q, const float* k, const float* v, const Kept* q_kept, const Kept* k_kept,
     const Kept* v_kept, const Kept* do_kept, const Sizes* s, Py_ssize_t i, Py_ssize_t j,
     bint add_to_keys,
@@ -379,12 +426,15 @@ cdef inline void backward_block(
     The first block of keys overwrites dq. dk and dv are overwritten unless add_to_keys is set. Each
     of the three may be NULL: then it is not computed.
     """
-    cdef float scores[WIDTH * WIDTH]
-    cdef float gradients[WIDTH * WIDTH]
+    cdef float buffer[2 * WIDTH * WIDTH + LINE]
+    cdef float* scores = aligned(buffer)
+    cdef float* gradients = scores + WIDTH * WIDTH
     cdef float slope[WIDTH]
+    cdef float low = unknown(-87.5), high = unknown(89.0)  # beyond them e^x is 0, or infinity
     cdef Py_ssize_t r, n, end, begin
     cdef Block b = Block(i, block_size(s, i, s.T), j, block_size(s, j, s.T))
-    cdef bint scored = dq != NULL or dk != NULL  # dv needs only the weights
+    cdef bint scored = dq.y != NULL or dk.y != NULL  # dv needs only the weights
+    cdef float scale
     cdef float* p
     cdef float* ds
     _products_of_rows(scores, s, &b, q, s.ldq, &q_kept.along, k, s.ldk, &k_kept.along, s.D)
@@ -396,24 +446,25 @@ cdef inline void backward_block(
         p, ds = scores + r * WIDTH, gradients + r * WIDTH
         begin = visible_begin(s, &b, r)
         end, n = visible_end(s, &b, r), strip_end(s, &b, r)
+        scale = s.scale
         if s.cap > 0:
             _cap_scores(p, slope, n, s.scale, s.cap)
-        _weights(p, end, n, 1 if s.cap > 0 else s.scale, lse[i + r])
+            scale = 1
+        if s.rounded == NULL:
+            _weights(p, end, n, scale, lse[i + r])
+        else:
+            _short_weights(p, end, n, scale, lse[i + r], low, high)
         _hide(p, begin, 0)
         if scored:
             _score_gradients(ds, p, end, n, s.scale, delta[i + r])
             if s.cap > 0:
                 _multiply_rows(ds, slope, n)
             _hide(ds, begin, 0)
-    if dv != NULL:  # dv += p^T do
-        _add_columns(
-            dv, s.ldv, s, &b, scores, do, s.ldo, &do_kept.across, s.E, add_to_keys
-        )
-    if dk != NULL:  # dk += ds^T q
-        _add_columns(
-            dk, s.ldk, s, &b, gradients, q, s.ldq, &q_kept.across, s.D, add_to_keys
-        )
-    if dq != NULL:  # dq += ds k
+    if dv.y != NULL:  # dv += p^T do
+        _add_columns(dv, s, &b, scores, do, s.ldo, &do_kept.across, s.E, add_to_keys)
+    if dk.y != NULL:  # dk += ds^T q
+        _add_columns(dk, s, &b, gradients, q, s.ldq, &q_kept.across, s.D, add_to_keys)
+    if dq.y != NULL:  # dq += ds k
         _add_rows(
-            dq, s.ldq, s, &b, gradients, k, s.ldk, &k_kept.across, s.D, False, j > first_key(s, i)
+            dq, s, &b, gradients, k, s.ldk, &k_kept.across, s.D, False, j > first_key(s, i)
         )

@@ -31,22 +31,22 @@ example has the same bits, and the same cost, as a separate sequence. Blocks of 
 hides from all queries of a block are skipped, so that time is linear in T.
 
 Precision "medium" rounds both factors of each product, also p and ds, to bfloat16. The CPU must
-multiply pairs or tiles, and the example have more than SHORT rows. Sums, maxima and exp stay
-float32.
+multiply pairs or tiles, and the example have more than SHORT rows. Sums and maxima stay float32;
+exp is right to 2^-13, its rounding to 2^-9.
 Sources: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2; windows: Beltagy et al.
 2020, arXiv:2004.05150; the cap: Gemma Team 2024, arXiv:2408.00118, section 2; sinks: Xiao et al.
 2023, arXiv:2309.17453, and OpenAI 2025, arXiv:2508.10925, section 2.
 """
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from toynn._kernels.attention._attention cimport (
-    Kept, Rows, Unit, add_keys, backward_block, begin_unit, blocks_seen, end_unit, keep_across,
-    keep_along, kept_floats, keys_of,
+    Kept, Rows, Sums, Unit, add_keys, backward_block, begin_unit, blocks_seen, end_unit,
+    keep_across, keep_along, kept_floats, keys_of,
 )
 from toynn._kernels.attention._visible cimport (
-    BLOCK, Sizes, block_count, block_size, first_key,
+    BLOCK, WIDTH, Sizes, block_count, block_size, first_key,
 )
-from toynn._kernels.base._common cimport dot_, exp_
+from toynn._kernels.base._common cimport LANES, dot_, exp_
 from toynn._kernels.gemm._product cimport (
     HAS_TILES, KC, PAIRS, Form, aligned, blocks_of, form_of_parts,
 )
@@ -151,6 +151,13 @@ cdef inline float* _from(float* x, Py_ssize_t offset) noexcept nogil:
     return x + offset if x != NULL else NULL
 
 
+cdef inline Sums _block_of(
+    float* x, Py_ssize_t row, Py_ssize_t ld, Py_ssize_t head, Py_ssize_t width
+) noexcept nogil:
+    """The block of a head that begins at a row of a gradient; NULL if it is not wanted."""
+    return Sums(_from(x, row * ld + head * width), ld)
+
+
 cdef inline bint _keeps(const Sizes* s) noexcept nogil:
     """Whether blocks are packed once for all products that read them."""
     return s.D <= KC and s.E <= KC and block_count(s, s.T) > 1
@@ -159,6 +166,28 @@ cdef inline bint _keeps(const Sizes* s) noexcept nogil:
 cdef inline Py_ssize_t _side_floats(const Sizes* s) noexcept nogil:
     """The most floats that a block of any of q, k, v, do takes, packed both ways."""
     return kept_floats(s, max(s.D, s.E)) if _keeps(s) else 0
+
+
+cdef inline Py_ssize_t _sums_floats(const Sizes* s) noexcept nogil:
+    """The most floats that the sums of a block of o, dq, dk or dv take, side by side."""
+    return WIDTH * blocks_of(max(s.D, s.E), LANES) * LANES if _keeps(s) else 0
+
+
+cdef inline Sums _side_by_side(float** room, Sums y, Py_ssize_t width) noexcept nogil:
+    """Room for the sums of a block, in place of y, whose rows may lie far apart.
+
+    Rows that are a multiple of 4 KB apart push each other out of L1.
+    """
+    if y.y != NULL:
+        y = Sums(room[0], blocks_of(width, LANES) * LANES)
+        room[0] += WIDTH * y.ld
+    return y
+
+
+cdef inline void _copy_rows(Sums y, Sums x, Py_ssize_t rows, Py_ssize_t width) noexcept nogil:
+    cdef Py_ssize_t r
+    for r in range(rows if y.y != NULL and y.y != x.y else 0):
+        memcpy(y.y + r * y.ld, x.y + r * x.ld, width * sizeof(float))
 
 
 # -- Forward ---------------------------------------------------------------------------------------
@@ -192,8 +221,9 @@ cdef inline Py_ssize_t _units(const Sizes* s) noexcept nogil:
 
 
 cdef inline Py_ssize_t _forward_room(const Sizes* s) noexcept nogil:
-    """Bytes of scratch memory of a thread: its units, their queries, a block of keys and values."""
-    return _units(s) * sizeof(Unit) + (_units(s) + 2) * _side_floats(s) * sizeof(float) + 2 * LINE
+    """Bytes of scratch memory of a thread: units, their queries and sums, a block of k and v."""
+    cdef Py_ssize_t floats = _units(s) * _sums_floats(s) + (_units(s) + 2) * _side_floats(s)
+    return _units(s) * sizeof(Unit) + floats * sizeof(float) + 2 * LINE
 
 
 cdef inline void _forward_units(
@@ -215,6 +245,8 @@ cdef inline void _forward_units(
         if _keeps(s) and keys_of(s, u.i) - first_key(s, u.i) > MANY:
             u.kept.along = keep_along(&free, s, &q, u.i, block_size(s, u.i, s.T), True)
         begin_unit(u, s)
+        if _keeps(s) and keys_of(s, u.i) - first_key(s, u.i) > BLOCK:
+            u.sums = _side_by_side(&free, u.sums, s.E)
     for t in range(first_key(s, units[0].i) // BLOCK, blocks_seen(s, units[n - 1].i)):
         j = t * BLOCK
         k_kept, v_kept, room = none, none, free
@@ -297,9 +329,10 @@ cdef Py_ssize_t _forward_scratch(Forward* a) noexcept nogil:
 
 
 cdef inline Py_ssize_t _backward_room(const Sizes* s) noexcept nogil:
-    """Bytes of scratch memory of a thread: KEYS blocks of keys and values, a block of queries."""
+    """Bytes of scratch memory of a thread: KEYS blocks of k and v, one of q, and sums of each."""
     cdef Py_ssize_t keys = min(<Py_ssize_t>KEYS, blocks_of(s.T, BLOCK))
-    return (2 * keys + 2) * _side_floats(s) * sizeof(float) + LINE
+    cdef Py_ssize_t floats = (2 * keys + 2) * _side_floats(s) + (2 * keys + 1) * _sums_floats(s)
+    return floats * sizeof(float) + LINE
 
 
 cdef inline Py_ssize_t _first_query(const Sizes* s, Py_ssize_t j) noexcept nogil:
@@ -320,23 +353,31 @@ cdef inline void _backward_area(
     cdef Py_ssize_t row = batch * a.T + start, kv = h0 * a.KV // a.H, group = a.H // a.KV
     cdef Rows k = Rows(a.k + row * s.ldk + kv * s.D, s.ldk, s.D), q, do
     cdef Rows v = Rows(a.v + row * s.ldv + kv * s.E, s.ldv, s.E)
-    cdef float* dk = _from(a.dk if keys else NULL, row * s.ldk + kv * s.D)
-    cdef float* dv = _from(a.dv if keys else NULL, row * s.ldv + kv * s.E)
     cdef float* free = aligned(room)
     cdef float* own
     cdef Kept k_kept[KEYS]
     cdef Kept v_kept[KEYS]
     cdef Kept q_kept, do_kept
-    cdef Py_ssize_t i, j, h, rows, at, first, last
+    cdef Sums dk[KEYS]
+    cdef Sums dv[KEYS]
+    cdef Sums dk_sums[KEYS]
+    cdef Sums dv_sums[KEYS]
+    cdef Sums dq, dq_sums
+    cdef Py_ssize_t i, j, h, n, rows, at, first, last
     memset(k_kept, 0, sizeof(k_kept))
     memset(v_kept, 0, sizeof(v_kept))
-    if _keeps(s) and (h1 - h0) * (i1 - i0) > 1:
-        for j in range(j0, j1):
-            rows = block_size(s, j * BLOCK, s.T)
-            k_kept[j - j0].along = keep_along(&free, s, &k, j * BLOCK, rows, False)
-            v_kept[j - j0].along = keep_along(&free, s, &v, j * BLOCK, rows, False)
+    for n in range(j1 - j0):
+        j = (j0 + n) * BLOCK
+        dk[n] = dk_sums[n] = _block_of(a.dk if keys else NULL, row + j, s.ldk, kv, s.D)
+        dv[n] = dv_sums[n] = _block_of(a.dv if keys else NULL, row + j, s.ldv, kv, s.E)
+        if _keeps(s) and (h1 - h0) * (i1 - i0) > 1:
+            rows = block_size(s, j, s.T)
+            k_kept[n].along = keep_along(&free, s, &k, j, rows, False)
+            v_kept[n].along = keep_along(&free, s, &v, j, rows, False)
             if queries:
-                k_kept[j - j0].across = keep_across(&free, s, &k, j * BLOCK, rows)
+                k_kept[n].across = keep_across(&free, s, &k, j, rows)
+            dk_sums[n] = _side_by_side(&free, dk[n], s.D)
+            dv_sums[n] = _side_by_side(&free, dv[n], s.E)
     for h in range(h0, h1):
         q = Rows(a.q + row * s.ldq + h * s.D, s.ldq, s.D)
         do = Rows(a.do + row * s.ldo + h * s.E, s.ldo, s.E)
@@ -344,22 +385,31 @@ cdef inline void _backward_area(
         for i in range(i0, i1):
             first = max(j0, first_key(s, i * BLOCK) // BLOCK)
             last = min(j1, blocks_seen(s, i * BLOCK))
+            rows = block_size(s, i * BLOCK, s.T)
+            dq = _block_of(a.dq if queries else NULL, row + i * BLOCK, s.ldq, h, s.D)
             memset(&q_kept, 0, sizeof(Kept))
-            do_kept, own = q_kept, free
+            do_kept, own, dq_sums = q_kept, free, dq
             if _keeps(s) and last - first > 1:
-                rows = block_size(s, i * BLOCK, s.T)
                 q_kept.along = keep_along(&own, s, &q, i * BLOCK, rows, True)
                 do_kept.along = keep_along(&own, s, &do, i * BLOCK, rows, True)
                 if keys:
                     q_kept.across = keep_across(&own, s, &q, i * BLOCK, rows)
                     do_kept.across = keep_across(&own, s, &do, i * BLOCK, rows)
+                dq_sums = _side_by_side(&own, dq, s.D)
+                if first * BLOCK > first_key(s, i * BLOCK):
+                    _copy_rows(dq_sums, dq, rows, s.D)
             for j in range(first, last):
+                n = j - j0
                 backward_block(
-                    _from(a.dq if queries else NULL, row * s.ldq + h * s.D), dk, dv,
-                    _from(a.delta, at), do.x, a.lse + at, q.x, k.x, v.x, &q_kept, &k_kept[j - j0],
-                    &v_kept[j - j0], &do_kept, s, i * BLOCK, j * BLOCK,
+                    dq_sums, dk_sums[n], dv_sums[n], _from(a.delta, at), do.x, a.lse + at, q.x,
+                    k.x, v.x, &q_kept, &k_kept[n], &v_kept[n], &do_kept, s, i * BLOCK, j * BLOCK,
                     h % group > 0 or i > _first_query(s, j),
                 )
+            _copy_rows(dq, dq_sums, rows, s.D)
+    for n in range(j1 - j0):
+        rows = block_size(s, (j0 + n) * BLOCK, s.T)
+        _copy_rows(dk[n], dk_sums[n], rows, s.D)
+        _copy_rows(dv[n], dv_sums[n], rows, s.E)
 
 
 cdef void _deltas(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
