@@ -110,12 +110,12 @@ def __getattr__(name: str) -> Any:
     So a program that uses little of toynn starts fast.
     """
     if name == "__version__":
-        found: Any = import_module("toynn.backends.config").release()
+        attribute: Any = import_module("toynn.backends.config").release()
     elif name in _HOMES:
-        found = getattr(import_module(f"toynn.{_HOMES[name]}"), name)
+        attribute = getattr(import_module(f"toynn.{_HOMES[name]}"), name)
     elif find_spec(f"toynn.{name}"):
-        found = import_module(f"toynn.{name}")
+        attribute = import_module(f"toynn.{name}")
     else:
         raise AttributeError(f"module 'toynn' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = attribute
+    return attribute

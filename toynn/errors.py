@@ -67,11 +67,11 @@ def said(message: str) -> str:
     return "`".join(parts)
 
 
-def _keyword(found: re.Match[str]) -> str:
-    name, between, value, end = found[1].replace("-", "_"), found[2], found[3] or "", found[4]
-    if found[5]:
+def _keyword(match: re.Match[str]) -> str:
+    name, between, value, end = match[1].replace("-", "_"), match[2], match[3] or "", match[4]
+    if match[5]:
         return f"{name}:"
-    cut = found.string[found.end() : found.end() + 1].strip()  # is not empty: the word continues
+    cut = match.string[match.end() : match.end() + 1].strip()  # is not empty: the word continues
     if not value or (PLAIN.fullmatch(value) and not cut):
         return f"{name}={value}{end or ''}"
     return f"{name}{between}{value}" if end is None else f'{name}="{value}"{end}'

@@ -184,8 +184,8 @@ class Option:
         if value is None or isinstance(value, bool | list | tuple | dict):
             self._read("")  # a reader of numbers says which
             raise ArgumentTypeError("must be a text")
-        found = self._read(str(value))
-        return found if isinstance(value, str) or isinstance(found, str) else type(found)(value)
+        read = self._read(str(value))
+        return read if isinstance(value, str) or isinstance(read, str) else type(read)(value)
 
     def _read(self, text: Any) -> Any:
         if self.read is not None:
@@ -210,10 +210,10 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
     declared: dict[str, dict[str, Any]] = {}
     for base in reversed(kind.__mro__):
         for name in get_annotations(base):
-            if own := getattr(base, "__dataclass_fields__", {}).get(name):
+            if inherited := getattr(base, "__dataclass_fields__", {}).get(name):
                 more = declared.get(name) or {"group": getattr(base, "GROUP", "")}
-                declared[name] = {**more, **own.metadata}
-    found = {}
+                declared[name] = {**more, **inherited.metadata}
+    options = {}
     for each in fields(kind):
         told = declared[each.name]
         if "help" not in told:
@@ -224,9 +224,9 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
         kinds = [each.type, *get_args(each.type)]
         literal = [word for k in kinds if get_origin(k) is Literal for word in get_args(k)]
         words = told.pop("words", literal) or getattr(told.get("read"), "words", ())
-        found[each.name] = Option(each.name, each.type, each.default, words=words, **told)
-    _known[kind] = found
-    return found
+        options[each.name] = Option(each.name, each.type, each.default, words=words, **told)
+    _known[kind] = options
+    return options
 
 
 def compared(bundle: Any) -> dict[str, Any]:
@@ -262,12 +262,12 @@ def check_fields(bundle: Any, who: str = "") -> None:
 
 def check_field(kind: type[Any], name: str, value: Any, who: str = "") -> Any:
     """Return a value as a field has it; raise ConfigError for any other, and for a typed number."""
-    own = options_of(kind)[name]
+    allowed = options_of(kind)[name]
     try:
-        found = own.check(value)
-        return found if isinstance(found, str) or not isinstance(value, str) else own.check([])
+        read = allowed.check(value)
+        return read if isinstance(read, str) or not isinstance(value, str) else allowed.check([])
     except ArgumentTypeError as error:
-        none = ", or None" if NoneType in own.kinds else ""
+        none = ", or None" if NoneType in allowed.kinds else ""
         text = str(error).partition("; got ")[0]
         raise ConfigError(f"{who}{name} {text}{none}; got {value!r}") from None
 
@@ -338,8 +338,8 @@ def nbytes_or(word: str) -> Callable[[str], int | str]:
     def parse(text: str) -> int | str:
         if text == word:
             return word
-        found = _SIZE.fullmatch(text)
-        number, unit, binary = found.groups() if found else ("0", "", "")
+        match = _SIZE.fullmatch(text)
+        number, unit, binary = match.groups() if match else ("0", "", "")
         power = " KMGT".index((unit or " ").upper())
         nbytes: int = round(float(number) * (1024 if binary else 1000) ** power)
         if not nbytes:
@@ -477,8 +477,8 @@ class RecipeOptions:
         # Whoever rounds weights to bfloat16 wants products of bfloat16.
         precision = "medium" if self.weight_dtype == "bf16" else self.precision
         names = ("seed", "n_threads", "checkpointing", "recompute_cheap", "activations", "prepack")
-        own = {name: getattr(self, name) for name in names}
-        return {"matmul_precision": precision, **own}
+        values = {name: getattr(self, name) for name in names}
+        return {"matmul_precision": precision, **values}
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Check and set one option."""

@@ -94,16 +94,16 @@ def _code(lines: list[str], about: int, wanted: list[str]) -> set[int]:
     A definition goes from its first line to the next line that starts at the margin.
     """
     starts = [k for k in range(about, len(lines)) if lines[k] and lines[k][0] not in " \t)]}#"]
-    found: dict[str, set[int]] = {}
+    blocks: dict[str, set[int]] = {}
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         named = _NAME.match(lines[start])
         if named:
             while not lines[end - 1].strip() or lines[end - 1].startswith("#"):
                 end -= 1
-            found.setdefault(named[1] or named[2], set()).update(range(start, end))
+            blocks.setdefault(named[1] or named[2], set()).update(range(start, end))
     code = set[int]()
     while wanted:
-        own = found.pop(wanted.pop(), set())
-        code |= own
-        wanted += {word for k in own for word in _WORD.findall(lines[k])} & found.keys()
+        block = blocks.pop(wanted.pop(), set())
+        code |= block
+        wanted += {word for k in block for word in _WORD.findall(lines[k])} & blocks.keys()
     return code

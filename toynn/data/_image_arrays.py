@@ -76,10 +76,10 @@ def source_of(
     if not counts.all():
         empty = names[int(counts.argmin())]
         raise DataError(f"{name}: class {empty} has no training picture; labels count from 0")
-    made = [Labelled(Pixels(array), numbers) for array, numbers in zip(pixels, labels, strict=True)]
+    sets = [Labelled(Pixels(array), numbers) for array, numbers in zip(pixels, labels, strict=True)]
     _, height, width, channels = pixels[0].shape
     shape = (1 if channels == 1 else 3, min(height, width))
-    return Source(name, names, *shape, made[0], made[1] if valid is not None else None)
+    return Source(name, names, *shape, sets[0], sets[1] if valid is not None else None)
 
 
 def _pictures(images: Array, name: str) -> NDArray[np.uint8]:

@@ -232,13 +232,13 @@ class PreferenceReader:
         wanted: list[str] = []
         for row in reader.good(path, self.made):
             fresh = Examples(reader.how.seq, keep_end=reader.how.keep_end)
-            for made in row.made:
-                fresh.append(made)
+            for example in row.made:
+                fresh.append(example)
             if len(fresh) < len(row.made):
                 dropped += 1
                 continue
-            for made, said in zip(row.made, row.said, strict=True):
-                examples.append(made)
+            for example, said in zip(row.made, row.said, strict=True):
+                examples.append(example)
                 wanted.append("01"[said.wanted])
         facts = {"labels": examples.labels, "cut": examples.cut, "dropped": dropped}
         return {**facts, "wanted": "".join(wanted), "roles": sorted(reader.roles)}

@@ -23,20 +23,20 @@ def read_texts(path: Path, column: str = "text") -> list[str]:
 
     Raises DataError, with the line, for a text that is missing or blank; for a file without texts.
     """
-    found = []
+    texts = []
     if kind_of(path) in TEXTS and path.is_file():
         lines = "".join(blocks(path)).replace("\r\n", "\n").removesuffix("\n").split("\n")
-        given: Any = enumerate(({column: line} for line in lines), 1)
+        records: Any = enumerate(({column: line} for line in lines), 1)
     else:
-        given = rows(path, silent, {"text": column})
-    for place, row in given:
+        records = rows(path, silent, {"text": column})
+    for place, row in records:
         where, key = where_of(path, place), "text" if "text" in row else column
         if not string_of(where, row, key, empty=True).strip():
             raise DataError(f"{where}: {column}: expected a text; got an empty one")
-        found.append(row[key])
-    if not found:
+        texts.append(row[key])
+    if not texts:
         raise DataError(f"{path}: expected texts; it has none")
-    return found
+    return texts
 
 
 @dataclass(eq=False)

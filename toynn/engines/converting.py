@@ -73,8 +73,8 @@ def convert(
                 overwrite=overwrite,
                 who="convert",
                 instead=instead,
-            ) as (_, made),
-            gguf.open(made, check=False) as file,
+            ) as (_, gguf_path),
+            gguf.open(gguf_path, check=False) as file,
         ):
             return {name: info.type.lower() for name, info in file.tensors.items()}
     gguf.check_target(Path(out), overwrite=overwrite)
@@ -162,11 +162,11 @@ def _metadata(
     more: dict[str, Any] = {"general.name": model.path.resolve().name}
     if tokenizer is not None or has_tokenizer(model.path):
         more |= tokenizer_of(tokenizer or model.path, cfg.vocab)
-    found = metadata_of(described, cfg, outtype, more)
+    metadata = metadata_of(described, cfg, outtype, more)
     if described.encodes:
         pooling = "rank" if cfg.head else sentences.read(model.path).pooling
-        name, stored = found["general.architecture"], model.metadata
-        found[f"{name}.pooling_type"] = POOLINGS.index(pooling)
-        own = (key for key in (LABELS, PROBLEM) if f"{model.architecture}.{key}" in stored)
-        found |= {f"{name}.{key}": stored[f"{model.architecture}.{key}"] for key in own}
-    return found
+        name, stored = metadata["general.architecture"], model.metadata
+        metadata[f"{name}.pooling_type"] = POOLINGS.index(pooling)
+        of_head = (key for key in (LABELS, PROBLEM) if f"{model.architecture}.{key}" in stored)
+        metadata |= {f"{name}.{key}": stored[f"{model.architecture}.{key}"] for key in of_head}
+    return metadata

@@ -238,12 +238,12 @@ class Encoder(SequenceEngine[Any]):
         self.class_names = tuple(map(str, names)) if isinstance(names, list | Strings) else ()
         number = file.metadata.get(f"{file.architecture}.pooling_type", 0)
         if folder.is_dir():
-            found = sentences.read(folder)
+            pooled = sentences.read(folder)
         else:
             told = POOLINGS[number] if isinstance(number, int) and 0 <= number < 5 else ""
-            found = Sentences("" if told == "rank" else told, told in POOLINGS[1:4])
+            pooled = Sentences("" if told == "rank" else told, told in POOLINGS[1:4])
         usual = "last" if file.architecture in ARCHITECTURES else "mean"
-        self.sentences = found if found.pooling else replace(found, pooling=usual)
+        self.sentences = pooled if pooled.pooling else replace(pooled, pooling=usual)
         self._asked = task
 
     def declare_from(self, file: Source, opts: RecipeOptions, task: Task | None = None) -> None:
@@ -319,8 +319,8 @@ class Encoder(SequenceEngine[Any]):
             super()._declare_weights(others | head)
             return
         super()._declare_weights(others)
-        own = {name: self.session.parameter(name, w.shape) for name, w in head.items()}
-        self._loadable, self.parameters = self._loadable | own, self.parameters | own
+        of_head = {name: self.session.parameter(name, w.shape) for name, w in head.items()}
+        self._loadable, self.parameters = self._loadable | of_head, self.parameters | of_head
 
     def declare(self, cfg: Any, opts: RecipeOptions) -> None:
         """Declare the weights; the session's ``finalize_weights`` allocates them.
@@ -425,56 +425,56 @@ class Encoder(SequenceEngine[Any]):
         return batch
 
     def _checked_examples(self, batch: Batch) -> Texts:
-        given, task = self._checked(batch), self.task
-        if given.labels is None and task.loss not in ("infonce", "triplet"):
+        texts, task = self._checked(batch), self.task
+        if texts.labels is None and task.loss not in ("infonce", "triplet"):
             raise LabelError(f"texts: the loss {task.loss} needs labels; got none")
-        if task.kind == "vectors" and given.examples % self.columns:
+        if task.kind == "vectors" and texts.examples % self.columns:
             raise ShapeError(
-                f"texts: {given.examples} texts are not examples of {self.columns} columns: "
+                f"texts: {texts.examples} texts are not examples of {self.columns} columns: "
                 "anchors, positives, negatives"
             )
-        return given
+        return texts
 
     def _fitted(self, batch: Batch) -> tuple[Recorded, Batch, Inputs]:
-        given, task = self._checked_examples(batch), self.task
-        texts, size = given.examples, given.tokens
-        labels = np.zeros(0) if given.labels is None else np.asarray(given.labels)
+        texts, task = self._checked_examples(batch), self.task
+        examples, size = texts.examples, texts.tokens
+        labels = np.zeros(0) if texts.labels is None else np.asarray(texts.labels)
         dense = task.loss == "cross_entropy" and labels.dtype.kind == "f"
-        room = self.batch_of(given) * self.t_seq
-        step = self._step_for(room, texts, dense, self.columns)
-        inputs = self._inputs(step, given)
+        room = self.batch_of(texts) * self.t_seq
+        step = self._step_for(room, examples, dense, self.columns)
+        inputs = self._inputs(step, texts)
         if task.kind == "vectors":
-            inputs |= inputs_of(task.loss, texts // self.columns, given.labels)
+            inputs |= inputs_of(task.loss, examples // self.columns, texts.labels)
         elif task.kind == "tokens":
             if labels.shape != (size,):
                 raise ShapeError(f"labels: must be ({size},), one a token; got {labels.shape}")
             inputs["labels"] = np.append(labels, np.zeros(room - size, np.int32))
         else:
-            shape = (texts, task.labels)
-            if task.loss != "cross_entropy" and labels.size == texts * task.labels:
+            shape = (examples, task.labels)
+            if task.loss != "cross_entropy" and labels.size == examples * task.labels:
                 labels = labels.reshape(shape)
             inputs["labels"] = labels
         if task.loss == "binary":
             extra = 0 if self.positive_weights is None else self.positive_weights - 1
             inputs["weights"] = (1 + extra * labels).astype(np.float32)
-        return step, given, inputs
+        return step, texts, inputs
 
-    def _inputs(self, step: Recorded, given: Texts) -> Inputs:
+    def _inputs(self, step: Recorded, texts: Texts) -> Inputs:
         """Return the inputs of texts, padded to the tape's room; padding is not computed."""
         known = step.tape.inputs
-        size, room = given.tokens, known["tokens"].shape[0]
-        first, rows, pad = np.asarray(given.segments), np.arange(size), np.zeros(room, np.int32)
+        size, room = texts.tokens, known["tokens"].shape[0]
+        first, rows, pad = np.asarray(texts.segments), np.arange(size), np.zeros(room, np.int32)
         pad = pad[size:]
         inputs: Inputs = {
             "count": np.array(size),
-            "tokens": np.append(given.inputs, pad),
+            "tokens": np.append(texts.inputs, pad),
             "positions": np.append(rows - first, pad),
             "segments": np.append(first, np.arange(size, room)),
         }
         if "types" in known:
-            types = np.zeros(size, np.int32) if given.types is None else given.types
+            types = np.zeros(size, np.int32) if texts.types is None else texts.types
             inputs["types"] = np.append(types, pad)
-        bounds = given.bounds_of_texts
+        bounds = texts.bounds_of_texts
         if "bounds" in known:
             more = known["bounds"].shape[0] - len(bounds)
             inputs["bounds"] = np.append(bounds, np.full(more, size)).astype(np.int32)
@@ -507,12 +507,12 @@ class Encoder(SequenceEngine[Any]):
         """
         if not self.task.mini_batch:
             return super().accumulate(batch, *arrays)
-        given = self._checked_examples(Batch.of(batch, *arrays))
-        loss, gradient, parts = self._loss_in_parts(given, train=True)
+        texts = self._checked_examples(Batch.of(batch, *arrays))
+        loss, gradient, parts = self._loss_in_parts(texts, train=True)
         for step, inputs, first, last in parts:
             inputs["gradient"][: last - first] = len(parts) * gradient[first:last]
             self._feed(step.tape, inputs)
-            self.session.run("grads", weight=given.rows / len(parts), tape=step.tape)
+            self.session.run("grads", weight=texts.rows / len(parts), tape=step.tape)
         self.batches += len(parts)
         return loss
 
@@ -521,26 +521,26 @@ class Encoder(SequenceEngine[Any]):
         """Return the loss of one batch; see ``Engine``. Raises ShapeError, LabelError."""
         if not self.task.mini_batch:
             return super().evaluate(batch, *arrays)
-        given = self._checked_examples(Batch.of(batch, *arrays))
-        return float(self._loss_in_parts(given, train=False)[0])
+        texts = self._checked_examples(Batch.of(batch, *arrays))
+        return float(self._loss_in_parts(texts, train=False)[0])
 
-    def _loss_in_parts(self, given: Texts, *, train: bool) -> tuple[float, Any, list[Any]]:
+    def _loss_in_parts(self, texts: Texts, *, train: bool) -> tuple[float, Any, list[Any]]:
         """Return the loss of a batch, its gradient by the vectors, and the parts it was read in.
 
         A part is its step, the step's inputs, the first of its texts, and the end of the last one.
         Both runs of a part have the same dropout masks.
         """
-        bounds, parts, first = given.bounds_of_texts, list[Any](), 0
-        vectors = np.empty((given.examples, self.config.d_model), np.float32)
+        bounds, parts, first = texts.bounds_of_texts, list[Any](), 0
+        vectors = np.empty((texts.examples, self.config.d_model), np.float32)
         self._built("step")
-        while first < given.examples:
+        while first < texts.examples:
             room = bounds[first] + self.t_batch * self.t_seq
             last = int(np.searchsorted(bounds, room, "right")) - 1
             last = min(max(last, first + 1), first + self.task.mini_batch)
             rows = slice(bounds[first], bounds[last])
-            types = None if given.types is None else given.types[rows]
-            segments = np.asarray(given.segments)[rows] - bounds[first]
-            part = Texts(given.inputs[rows], None, None, segments, types=types)
+            types = None if texts.types is None else texts.types[rows]
+            segments = np.asarray(texts.segments)[rows] - bounds[first]
+            part = Texts(texts.inputs[rows], None, None, segments, types=types)
             kind = self.batch_of(part) * self.t_seq, self.task.mini_batch, False, self.columns
             step = self._step_for(*kind)
             inputs: Any = self._inputs(step, part)
@@ -550,7 +550,7 @@ class Encoder(SequenceEngine[Any]):
             vectors[first:last] = self.compute(step, inputs)[: last - first]
             parts.append((step, inputs, first, last))
             first = last
-        return *self._loss_of(vectors, given.labels, train=train), parts
+        return *self._loss_of(vectors, texts.labels, train=train), parts
 
     def loss_of(self, vectors: Floats, labels: Any = None) -> float:
         """Return the task's loss of vectors (n columns, d_model), as ``encode`` returns them.
@@ -614,8 +614,8 @@ class Encoder(SequenceEngine[Any]):
         ``prompt`` is put before each text. Raises LifecycleError for a task with a head, and
         ShapeError for a text without tokens.
         """
-        found = self.vectors(texts, prompt=prompt)
-        return np.concatenate([np.empty((0, self.config.d_model), np.float32), *found])
+        vectors = self.vectors(texts, prompt=prompt)
+        return np.concatenate([np.empty((0, self.config.d_model), np.float32), *vectors])
 
     def vectors(
         self, texts: Iterable[Text], *, prompt: str = "", tokens: int = TOKENS
@@ -636,24 +636,24 @@ class Encoder(SequenceEngine[Any]):
         """
         if self.task.kind == "vectors":
             raise LifecycleError("Encoder.outputs: there is no head: see encode()")
-        found = self._results(texts, "", TOKENS)
-        return np.concatenate([np.empty((0, self.task.labels), np.float32), *found])
+        logits = self._results(texts, "", TOKENS)
+        return np.concatenate([np.empty((0, self.task.labels), np.float32), *logits])
 
     def _results(self, texts: Iterable[Text], prompt: str, tokens: int) -> Iterator[Floats]:
         self._session_for("encode()")
         waiting: list[tuple[list[int], list[int]]] = []
         total = 0
         for text in chain(texts, (None,)):
-            found = None if text is None else self.tokens_of(text, prompt)
-            if found is not None and not found[0]:
+            ids = None if text is None else self.tokens_of(text, prompt)
+            if ids is not None and not ids[0]:
                 raise ShapeError("encode: expected at least one token in each text; got none")
-            size = len(found[0]) if found else 0
+            size = len(ids[0]) if ids else 0
             full = total + size > tokens or len(waiting) == AT_ONCE
-            if waiting and (found is None or full):
+            if waiting and (ids is None or full):
                 yield self.outputs_of(Texts.pack(*zip_texts(waiting)))
                 waiting, total = [], 0
-            if found is not None:
-                waiting.append(found)
+            if ids is not None:
+                waiting.append(ids)
                 total += size
 
     @exclusive
@@ -662,16 +662,16 @@ class Encoder(SequenceEngine[Any]):
 
         Raises ShapeError for a batch that is none.
         """
-        s, given = self._session_for("outputs_of()"), self._checked(batch)
-        if (size := given.tokens) < FEW:
-            types = None if given.types is None else np.append(given.types, [0] * FEW)
-            segments = np.append(given.segments, [size] * FEW)
-            more = Texts(np.append(given.inputs, [0] * FEW), None, None, segments, types=types)
-            return self.outputs_of(more)[: size if self.task.kind == "tokens" else given.examples]
-        room, texts = 1 << (given.tokens - 1).bit_length(), 1 << (given.examples - 1).bit_length()
-        step = s.record(("outputs", room, texts), lambda: self._record_outputs(room, texts))
-        rows = given.tokens if self.task.kind == "tokens" else given.examples
-        return self.compute(step, self._inputs(step, given))[:rows]
+        s, texts = self._session_for("outputs_of()"), self._checked(batch)
+        if (size := texts.tokens) < FEW:
+            types = None if texts.types is None else np.append(texts.types, [0] * FEW)
+            segments = np.append(texts.segments, [size] * FEW)
+            more = Texts(np.append(texts.inputs, [0] * FEW), None, None, segments, types=types)
+            return self.outputs_of(more)[: size if self.task.kind == "tokens" else texts.examples]
+        room, examples = 1 << (texts.tokens - 1).bit_length(), 1 << (texts.examples - 1).bit_length()
+        step = s.record(("outputs", room, examples), lambda: self._record_outputs(room, examples))
+        rows = texts.tokens if self.task.kind == "tokens" else texts.examples
+        return self.compute(step, self._inputs(step, texts))[:rows]
 
     # -- Files ---------------------------------------------------------------------------------
 
@@ -745,17 +745,17 @@ class Encoder(SequenceEngine[Any]):
 
     def told(self, *, folder: bool = False) -> dict[str, Any]:
         """Return pooling and the names of classes, as a file has them."""
-        found: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if not folder:
             pooling = self.sentences.pooling if self.task.kind == "vectors" else "rank"
-            found["pooling_type"] = POOLINGS.index(pooling)
+            options["pooling_type"] = POOLINGS.index(pooling)
         elif self.config.arch in ENCODERS:
-            found["head"] = self.config.head
+            options["head"] = self.config.head
         if self.class_names:
-            found[LABELS] = list(self.class_names)
+            options[LABELS] = list(self.class_names)
         if self.task.kind == "sequence":
-            found[PROBLEM] = _PROBLEMS[_LOSSES.index(self.task.loss)]
-        return found
+            options[PROBLEM] = _PROBLEMS[_LOSSES.index(self.task.loss)]
+        return options
 
     def files_beside(self) -> dict[str, bytes]:
         """Return sentence-transformers' files of a folder; none with a head."""

@@ -76,10 +76,10 @@ def quantized(
         )
     gguf.check_target(out, overwrite=overwrite)
     with replacing(out, f"a {mix} file", GGUFError) as file, temporary_folder(out) as folder:
-        whole, made = folder / "whole.gguf", Path(file.name)
+        whole, quantized_path = folder / "whole.gguf", Path(file.name)
         write(whole)
-        quantize(library, whole, made, mix)
-        yield whole, made
+        quantize(library, whole, quantized_path, mix)
+        yield whole, quantized_path
 
 
 def quantizer() -> ModuleType | None:

@@ -83,8 +83,8 @@ def read(folder: Path) -> Sentences:
     told = read_object(where)
     modes = [mode for mode, on in told.items() if mode.startswith("pooling_mode_") and on is True]
     if isinstance(told.get("pooling_mode"), str):  # since version 5.4
-        given = {"lasttoken": "last"}.get(told["pooling_mode"], told["pooling_mode"])
-        modes = [mode for mode, name in _MODES.items() if name == given] or [given]
+        pooling = {"lasttoken": "last"}.get(told["pooling_mode"], told["pooling_mode"])
+        modes = [mode for mode, name in _MODES.items() if name == pooling] or [pooling]
     if len(modes) != 1 or modes[0] not in _MODES:
         raise DataError(
             f"{where}: expected one of {', '.join(_MODES)}; got {', '.join(modes) or 'none'}"

@@ -147,7 +147,7 @@ def _typed(
 
 def fill(what: str, signature: Signature, sizes: dict[str, int], options: dict[str, Any]) -> None:
     """Add missing sizes and options from their defaults. Raises ConfigError if there is none."""
-    for name in signature.given:
+    for name in signature.arguments:
         values = options if name in signature.options else sizes
         if name in values:
             continue

@@ -113,30 +113,30 @@ class ClassifyJob(EncoderJob):
 
         Raises ConfigError for fewer than two classes, and DataError for a bad row.
         """
-        own = self.options
-        separator = own.separator or ""
+        options = self.options
+        separator = options.separator or ""
         train, valid = self.parts
-        given = own.labels.split(",") if own.labels else []
-        problem = "" if own.problem == "auto" else own.problem
-        how = self.how(progress, problem=problem, separator=separator, names=given)
-        found = labelled.read(train, how)
-        self.problem = found.problem
-        self.classes = tuple(given) or self._known(found.classes)
+        names = options.labels.split(",") if options.labels else []
+        problem = "" if options.problem == "auto" else options.problem
+        how = self.how(progress, problem=problem, separator=separator, names=names)
+        rows = labelled.read(train, how)
+        self.problem = rows.problem
+        self.classes = tuple(names) or self._known(rows.classes)
         least = {"classes": 2, "tokens": 2, "several": 1, "number": 0}[self.problem]
-        if len(set(found.classes)) < least:
+        if len(set(rows.classes)) < least:
             raise ConfigError(
-                f"--data {own.data}: expected at least {least} classes; got "
-                f"{', '.join(found.classes) or 'none'} in {len(found.rows):,} rows"
+                f"--data {options.data}: expected at least {least} classes; got "
+                f"{', '.join(rows.classes) or 'none'} in {len(rows.rows):,} rows"
             )
         how = replace(how, names=self.classes, problem=self.problem)
-        self.texts = found, None if valid is None else labelled.read(valid, how)
+        self.texts = rows, None if valid is None else labelled.read(valid, how)
         self._check_loss()
-        own.metric = METRIC[self.problem] if own.metric is None else own.metric
+        options.metric = METRIC[self.problem] if options.metric is None else options.metric
         if self.problem == "tokens":
             self.unit = self.items = "words"
         kind: Any = "tokens" if self.problem == "tokens" else "sequence"
         count = len(self.classes) or 1
-        head_only = own.method == "head"
+        head_only = options.method == "head"
         return Task(kind, count, LOSSES[self.problem], head_only=head_only, names=self.classes)
 
     def _known(self, classes: Sequence[str]) -> tuple[str, ...]:
@@ -147,13 +147,17 @@ class ClassifyJob(EncoderJob):
 
     def _check_loss(self) -> None:
         """Raise ConfigError for options that the loss has not."""
-        own = self.options
-        weighted, smoothed = own.class_weights is not None, own.label_smoothing > 0
+        options = self.options
+        weighted, smoothed = options.class_weights is not None, options.label_smoothing > 0
         if self.problem in ("number", "tokens") and (weighted or smoothed):
             flag = "--class-weights" if weighted else "--label-smoothing"
             raise ConfigError(f"{flag}: it is for classes of texts; labels are {self.problem}")
-        pairs = dict(pair.rpartition("=")[::2] for pair in (own.class_weights or "").split(","))
-        if weighted and own.class_weights != BALANCED and (new := pairs.keys() - {*self.classes}):
+        pairs = dict(pair.rpartition("=")[::2] for pair in (options.class_weights or "").split(","))
+        if (
+            weighted
+            and options.class_weights != BALANCED
+            and (new := pairs.keys() - {*self.classes})
+        ):
             raise ConfigError(
                 f"--class-weights: {min(new)!r} is none of the classes "
                 f"{', '.join(self.classes[:SHOWN])}"
@@ -173,11 +177,11 @@ class ClassifyJob(EncoderJob):
     @property
     def weights(self) -> np.ndarray:
         """The weights of classes in the loss, of the training texts; 1 if none are given."""
-        given, count = self.options.class_weights, len(self.classes)
-        if given is None:
+        typed, count = self.options.class_weights, len(self.classes)
+        if typed is None:
             return np.ones(count)
-        if given != BALANCED:
-            pairs = dict(pair.rpartition("=")[::2] for pair in given.split(","))
+        if typed != BALANCED:
+            pairs = dict(pair.rpartition("=")[::2] for pair in typed.split(","))
             return np.array([float(pairs.get(name, 1)) for name in self.classes])
         labels = np.array(self.train.labels)
         if self.problem == "several":  # as many that do not hold as hold
@@ -200,8 +204,8 @@ class ClassifyJob(EncoderJob):
 
     @property
     def _is_dense(self) -> bool:
-        own = self.options
-        return self.problem == "classes" and bool(own.class_weights or own.label_smoothing)
+        options = self.options
+        return self.problem == "classes" and bool(options.class_weights or options.label_smoothing)
 
     def prepare(self, engine: Encoder) -> None:
         """Say whether labels are dense, and weigh labels that hold."""
@@ -225,19 +229,19 @@ class ClassifyJob(EncoderJob):
 
     def tables(self) -> dict[str, Mapping[str, Value]]:
         """Return config.toml's table of the data, with the classes."""
-        found = dict(super().tables()["data"])
-        return {"data": {**found, "problem": self.problem, "classes": self.classes}}
+        data = dict(super().tables()["data"])
+        return {"data": {**data, "problem": self.problem, "classes": self.classes}}
 
     # -- Measuring -----------------------------------------------------------------------------
 
     def measure(self, batch: Texts) -> dict[str, Any]:
         """Return loss and accuracy of a batch; and what ``joined`` takes of it."""
         outputs, problem = self.recipe.outputs_of(batch), self.problem
-        labels, found = np.asarray(batch.labels), decided(problem, outputs)
+        labels, decisions = np.asarray(batch.labels), decided(problem, outputs)
         figures = classify.figures_of_batch(problem, outputs, labels)
         if problem != "tokens":
-            return {**figures, WHOLE: (labels, found)}
-        pairs = ((labels[a:b], found[a:b]) for a, b in batch.spans)
+            return {**figures, WHOLE: (labels, decisions)}
+        pairs = ((labels[a:b], decisions[a:b]) for a, b in batch.spans)
         both = [(y[y != IGNORED], x[y != IGNORED]) for y, x in pairs]
         names = np.array(self.classes, object)
         return {**figures, WHOLE: tuple([names[each[k]] for each in both] for k in (0, 1))}
@@ -257,13 +261,13 @@ class ClassifyJob(EncoderJob):
             return ""
         figures = self.joined(measured)
         if self.problem == "classes":
-            labels, found = (np.concatenate([each[k] for each in measured]) for k in (0, 1))
-            matrix = classify.confusion(labels, found, len(self.classes))
+            labels, decisions = (np.concatenate([each[k] for each in measured]) for k in (0, 1))
+            matrix = classify.confusion(labels, decisions, len(self.classes))
             folder.notes["confusion"] = {"classes": list(self.classes), "counts": matrix.tolist()}
             print("--- confusion: a row for each class ---")
             print(harmless(classify.confusion_text(matrix, self.classes)))
             print("---")
-            figures = {"accuracy": float((labels == found).mean()), **figures}
+            figures = {"accuracy": float((labels == decisions).mean()), **figures}
         said = (f"{n.rpartition('/')[2].replace('_', ' ')} {x:.4f}" for n, x in figures.items())
         return ", ".join(said)
 

@@ -109,17 +109,19 @@ class EncoderJob(Job):
     train: Any  # what ``encoded`` returns
     held_out: Any
 
-    def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
+    def __init__(self, typed: Mapping[str, Any], command: str | None = None) -> None:
         """Take the options. Raises ConfigError for contradictory ones."""
-        super().__init__(given, command)
-        own = self.options
-        if "steps" in given and "epochs" not in given:
-            own.epochs = None
-        own.lr = RATES[own.method] if own.lr is None else own.lr
-        changed = (e for n, e in self.known.items() if getattr(own, n) != e.default)
+        super().__init__(typed, command)
+        options = self.options
+        if "steps" in typed and "epochs" not in typed:
+            options.epochs = None
+        options.lr = RATES[options.method] if options.lr is None else options.lr
+        changed = (e for n, e in self.known.items() if getattr(options, n) != e.default)
         of_lora = [each.flag for each in changed if each.of[0] is AdapterOptions]
-        if of_lora and own.method != "lora":
-            raise ConfigError(f"{of_lora[0]}: it needs --method lora; the method is {own.method}")
+        if of_lora and options.method != "lora":
+            raise ConfigError(
+                f"{of_lora[0]}: it needs --method lora; the method is {options.method}"
+            )
 
     @property
     def starts_from_source(self) -> bool:
@@ -134,29 +136,31 @@ class EncoderJob(Job):
 
     def read(self) -> None:
         """Open the model and read the texts."""
-        own = self.options
-        self.file = bases.open(own.model)
+        options = self.options
+        self.file = bases.open(options.model)
         self.files.callback(self.file.close)
         with Reading() as progress:
             self.task = self.read_rows(progress)
             engine = self.declared_with(RecipeOptions(t_seq=1))
-            if own.seq is not None and own.seq > engine.context:
-                self.say("data", f"--seq {own.seq}: the model reads {engine.context} tokens")
+            if options.seq is not None and options.seq > engine.context:
+                self.say("data", f"--seq {options.seq}: the model reads {engine.context} tokens")
             self.train, valid = self.encoded(engine)
-        path = Path(own.data)
+        path = Path(options.data)
         if valid is None:
             self.train, valid, said = split_off(
-                path, self.train, self.recipe_options().seed, VALID, own.holdout
+                path, self.train, self.recipe_options().seed, VALID, options.holdout
             )
             for each in said:
                 self.say("data", each)
         else:
-            check_not_asked(path, own.holdout)
+            check_not_asked(path, options.holdout)
         self.held_out = valid
-        steps = self.per_epoch() / own.grad_accum
-        if own.eval_every is None:
-            own.eval_every = max(1, min(round(steps), MOST_STEPS))
-        own.save_every = own.eval_every if own.save_every is None else own.save_every
+        steps = self.per_epoch() / options.grad_accum
+        if options.eval_every is None:
+            options.eval_every = max(1, min(round(steps), MOST_STEPS))
+        options.save_every = (
+            options.eval_every if options.save_every is None else options.save_every
+        )
 
     @property
     def parts(self) -> tuple[Path, Path | None]:
@@ -168,9 +172,11 @@ class EncoderJob(Job):
 
     def how(self, progress: Any, **more: Any) -> HowToRead:
         """Return how rows are read."""
-        own = self.options
-        bounds = Bounds(own.max_line, own.max_unpacked)
-        return HowToRead(columns=columns_of(own.columns), bounds=bounds, progress=progress, **more)
+        options = self.options
+        bounds = Bounds(options.max_line, options.max_unpacked)
+        return HowToRead(
+            columns=columns_of(options.columns), bounds=bounds, progress=progress, **more
+        )
 
     @abstractmethod
     def read_rows(self, progress: Any) -> Task:
@@ -187,10 +193,10 @@ class EncoderJob(Job):
 
     def all_options(self) -> RecipeOptions:
         """Return the recipe's options, with room for a batch of the longest texts."""
-        found, lengths = self.recipe_options(), sorted(self.train.lengths)
+        options, lengths = self.recipe_options(), sorted(self.train.lengths)
         longest = int(lengths[-1])
-        room = sum(lengths[-found.t_batch :])
-        return replace(found, t_seq=longest, t_batch=-(-int(room) // longest))
+        room = sum(lengths[-options.t_batch :])
+        return replace(options, t_seq=longest, t_batch=-(-int(room) // longest))
 
     def declared_with(self, options: RecipeOptions) -> Encoder:
         """Return an engine of the model, before it takes memory."""
@@ -256,8 +262,8 @@ class EncoderJob(Job):
 
     def tables(self) -> dict[str, Mapping[str, Value]]:
         """Return config.toml's table of the data."""
-        own = self.options
-        named = {"name": self.directory.word(own.data), "sha256": digest(own.data)}
+        options = self.options
+        named = {"name": self.directory.word(options.data), "sha256": digest(options.data)}
         return {"data": {**named, "train": len(self.train), "valid": len(self.held_out)}}
 
     # -- The loop ------------------------------------------------------------------------------

@@ -202,10 +202,10 @@ class DistilBert(Bert):
         self.table = tuple(row for row in rows if row.name != "token_types")
         keys = {"embedding_length": "dim", "feed_forward_length": "hidden_dim"}
         keys |= {"block_count": "n_layers", "attention.head_count": "n_heads"}
-        own = {key: name for key, name in self.hf.keys.items() if key not in (EPS, TYPES)}
+        names = {key: name for key, name in self.hf.keys.items() if key not in (EPS, TYPES)}
         self.hf = replace(
             self.hf,
-            keys=own | keys,
+            keys=names | keys,
             fixed={"activation": ("gelu",)},
             shown={"activation": "gelu"},
             without=("vocab_", "qa_outputs."),

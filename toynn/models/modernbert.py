@@ -146,9 +146,9 @@ class ModernBert(Encoder):
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        own = {_WINDOW: cfg.window, _EVERY: cfg.every, _BASE: float(cfg.rope_base)}
-        own |= {_LOCAL: float(cfg.local_base), "classifier_pooling": cfg.pooling}
-        return {k: v for k, v in super().write(cfg).items() if k != TYPES} | own
+        written = {_WINDOW: cfg.window, _EVERY: cfg.every, _BASE: float(cfg.rope_base)}
+        written |= {_LOCAL: float(cfg.local_base), "classifier_pooling": cfg.pooling}
+        return {k: v for k, v in super().write(cfg).items() if k != TYPES} | written
 
     def check_gguf(self, cfg: Any) -> None:
         """Refuse a head that reads a mean. Raises ConfigError."""
@@ -171,11 +171,11 @@ class ModernBert(Encoder):
             config.get(key)
         rope, kinds = config.get("rope_parameters") or {}, config.get("layer_types")
         for key, kind, old in ((_BASE, _FULL, "global"), (_LOCAL, _SLIDING, "local")):
-            given = rope.get(kind) if isinstance(rope, dict) else None
-            given = given if isinstance(given, dict) else {}
-            if given.get("rope_type", "default") != "default":
-                config.refuse(f"rope_parameters.{kind}: rope_type must be default; got {given!r}")
-            base = given.get("rope_theta", config.get(f"{old}_rope_theta"))
+            of_kind = rope.get(kind) if isinstance(rope, dict) else None
+            of_kind = of_kind if isinstance(of_kind, dict) else {}
+            if of_kind.get("rope_type", "default") != "default":
+                config.refuse(f"rope_parameters.{kind}: rope_type must be default; got {of_kind!r}")
+            base = of_kind.get("rope_theta", config.get(f"{old}_rope_theta"))
             base = _USUAL[key] if base is None else base
             hyper[key] = config.number(f"{old}_rope_theta", base, real=True)
         count = hyper.get("block_count", 0)

@@ -150,8 +150,8 @@ def _both(s: Recorder, op: Op, *operands: Tensor) -> Tensor:
 
 
 def _affine(s: Recorder, what: str, x: Operand, alpha: float, beta: Operand) -> Tensor:
-    given = {"x": _tensor(what, x)}
-    return s.tape.record(AFFINE, given, alpha=alpha, beta=_number(what, beta)).output
+    tensors = {"x": _tensor(what, x)}
+    return s.tape.record(AFFINE, tensors, alpha=alpha, beta=_number(what, beta)).output
 
 
 def _number(what: str, x: Operand) -> float:

@@ -121,13 +121,13 @@ def attention(
         require(fits, "attention", f"without a cache, first ({N},) of i32", q=q, first=first)
         s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
     read = {"q": q, "k": k, "v": v, "sinks": sinks}
-    given: dict[str, Any] = {"B": batch, "H": H, "KV": KV, "D": D, "E": E}
-    given |= {"window": window, "cap": cap}
+    scalars: dict[str, Any] = {"B": batch, "H": H, "KV": KV, "D": D, "E": E}
+    scalars |= {"window": window, "cap": cap}
     if scale is not None:
-        given["scale"] = scale
+        scalars["scale"] = scale
     if cache is None:
-        given |= {"causal": causal, "precision": product_precision(s)}
-        return s.tape.record(ATTENTION, {**read, "first": first}, **given).output
+        scalars |= {"causal": causal, "precision": product_precision(s)}
+        return s.tape.record(ATTENTION, {**read, "first": first}, **scalars).output
     S = cache.k.shape[2]
     keys, values = cache.shapes(batch, KV, S, D, E)
     fits = causal and cache.past.shape == (batch,) and cache.k.shape == keys
@@ -135,7 +135,7 @@ def attention(
     require(fits, "attention", f"a cache of {batch} x {KV} heads of {D}, {E}", k=cache.k, v=cache.v)
     s.tape.checks.setdefault(cache.past, []).append(checks.Below(S - T + 1))
     remembered = {"kc": cache.k, "vc": cache.v, "past": cache.past}
-    return s.tape.record(CACHED_ATTENTION, {**read, **remembered}, **given).output
+    return s.tape.record(CACHED_ATTENTION, {**read, **remembered}, **scalars).output
 
 
 def _attention_gradient(back: Backward, node: Node, do: Tensor) -> None:

@@ -105,10 +105,10 @@ def reshape(s: Recorder, x: Tensor, shape: int | Sequence[int]) -> Tensor:
     asked = (shape,) if isinstance(shape, int) else tuple(shape)
     rest = -prod(asked)
     free = asked.count(-1) == 1 and rest > 0 and x.size % rest == 0
-    found = tuple(x.size // rest if n == -1 and free else n for n in asked)
-    fits = prod(found) == x.size and all(n >= 0 for n in found)
+    extents = tuple(x.size // rest if n == -1 and free else n for n in asked)
+    fits = prod(extents) == x.size and all(n >= 0 for n in extents)
     require(fits, "reshape", f"a shape of {x.size} elements, not {asked}", x=x)
-    return x.view(found)
+    return x.view(extents)
 
 
 def transpose(s: Recorder, x: Tensor, *axes: int) -> Tensor:
@@ -239,10 +239,10 @@ def _axes(what: str, x: Tensor, axis: int | Sequence[int] | None) -> list[int]:
     """Return axes in order, from 0 on. Raises ShapeError."""
     n = len(x.shape)
     asked = range(n) if axis is None else [axis] if isinstance(axis, int) else axis
-    found = sorted({i + n * (i < 0) for i in asked})
-    fits = len(found) == len(asked) and all(0 <= i < n for i in found)
+    axes = sorted({i + n * (i < 0) for i in asked})
+    fits = len(axes) == len(asked) and all(0 <= i < n for i in axes)
     require(fits, what, f"axes from {-n} to {n - 1}, each once, not {axis}", x=x)
-    return found
+    return axes
 
 
 def _runs(axes: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -16,8 +16,8 @@ def dora_norms(
     squares (C,) are the squared norms of W's rows; p (R, C) = a W^T; g (R, R) = a a^T; b (C, R).
     r is a constant of the backward pass: no gradient flows through it.
     """
-    given = {"squares": squares, "p": p, "g": g, "b": b}
-    return s.tape.record(NORMS, given, scale=scale).output
+    tensors = {"squares": squares, "p": p, "g": g, "b": b}
+    return s.tape.record(NORMS, tensors, scale=scale).output
 
 
 def dora(s: Recorder, x: Tensor, m: Tensor, r: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -56,18 +56,18 @@ def numpy(
 
         @wraps(backward)
         def compute_backward(*arrays: Any) -> list[Any]:
-            found = backward(*arrays)
-            found = found if isinstance(found, tuple | list) else [found]
-            if len(found) != len(names):
+            gradients = backward(*arrays)
+            gradients = gradients if isinstance(gradients, tuple | list) else [gradients]
+            if len(gradients) != len(names):
                 raise ValueError(
-                    f"{len(names)} inputs need {len(names)} gradients; got {len(found)}"
+                    f"{len(names)} inputs need {len(names)} gradients; got {len(gradients)}"
                 )
-            return [found[names.index(x)] for x in wanted]
+            return [gradients[names.index(x)] for x in wanted]
 
-        given = {x: node[x] for x in names}
+        tensors = {x: node[x] for x in names}
         outputs = {f"d{x}": node[x] for x in wanted}
-        op = hosted(f"{name}_backward", outputs, {"dy": dy, **given}, compute_backward, pure)
-        back.emit(op, outputs, {"dy": dy, **given})
+        op = hosted(f"{name}_backward", outputs, {"dy": dy, **tensors}, compute_backward, pure)
+        back.emit(op, outputs, {"dy": dy, **tensors})
 
     y = s.tape.new(name, dimensions)
     op = hosted(name, {"y": y}, called, compute, pure, gradient)

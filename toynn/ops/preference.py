@@ -23,8 +23,8 @@ def token_losses(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
     elif labels.role is not Role.ACTIVATION:
         raise ConfigError(f"token_losses: labels must be an input; got {labels!r}")
     losses = s.tape.new("losses", (N,), valid=logits.valid_rows)
-    given = {"losses": losses, "logits": logits, "labels": labels}
-    return s.tape.record(TOKEN_LOSSES, given).output
+    tensors = {"losses": losses, "logits": logits, "labels": labels}
+    return s.tape.record(TOKEN_LOSSES, tensors).output
 
 
 def token_sums(s: Recorder, losses: Tensor, bounds: Tensor) -> Tensor:

@@ -471,9 +471,9 @@ class Session:
         compiled = self._compiled.pop(tape)
         for tensor in compiled.offsets:
             del self._storage.held[tensor]
-        own = (Role.INPUT, Role.ACTIVATION)
+        roles = (Role.INPUT, Role.ACTIVATION)
         gone = compiled.written["update"].union(compiled.offsets)
-        self._known -= {tensor for tensor in gone if tensor.role in own}
+        self._known -= {tensor for tensor in gone if tensor.role in roles}
 
     # -- Data ----------------------------------------------------------------------------------
 

@@ -50,8 +50,8 @@ class Step:
         with self._exclusively("step()"):
             if self._schedule is not None:
                 self.adamw.lr = self._schedule(self.step_index)
-            given = {self._inputs[name]: array for name, array in values.items()}
-            loss = self._run({**given, self._row: self.adamw.hp_for_step(self.step_index)})
+            inputs = {self._inputs[name]: array for name, array in values.items()}
+            loss = self._run({**inputs, self._row: self.adamw.hp_for_step(self.step_index)})
             self.step_index += 1
         return loss
 

@@ -128,18 +128,18 @@ def joint(problem: Problem, parts: Iterable[tuple[Any, Any]], k: int) -> dict[st
             "entities/recall": both / real if real else 0.0,
             "entities/f1": 2 * both / (told + real) if told + real else 0.0,
         }
-    labels, found = (np.concatenate(each) for each in columns)
+    labels, decided = (np.concatenate(each) for each in columns)
     if problem == "number":
-        return {"numbers/spearman": spearman(labels.ravel(), found.ravel())}
+        return {"numbers/spearman": spearman(labels.ravel(), decided.ravel())}
     if problem == "several":
-        a, b = labels > 0, found > 0
+        a, b = labels > 0, decided > 0
         right, either = (a & b).sum(axis=0), a.sum(axis=0) + b.sum(axis=0)
         micro = 2 * right.sum() / either.sum() if either.any() else 0.0
         return {
             "classes/macro_f1": float(_f1(right, either).mean()),
             "classes/micro_f1": float(micro),
         }
-    matrix = confusion(labels, found, k)
+    matrix = confusion(labels, decided, k)
     real, told, right = matrix.sum(axis=1), matrix.sum(axis=0), np.diag(matrix)
     seen = real + told > 0
     return {
@@ -173,15 +173,15 @@ def _ranks(values: Floats) -> Floats:
 
 def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
     """Return the entities of a text: kind, the first word, and the word after the last one."""
-    found, begin, kind, goes_on = set[tuple[str, int, int]](), 0, "", False
+    spans, begin, kind, goes_on = set[tuple[str, int, int]](), 0, "", False
     for k, tag in enumerate([*tags, "O"]):
         mark, name = (tag[0], tag[2:]) if tag[1:2] == "-" else ("I", tag)
         outside = tag in ("O", "") or mark == "O"
         joins = goes_on and not outside and name == kind and mark not in "BS"
         if kind and not joins:
-            found.add((kind, begin, k))
+            spans.add((kind, begin, k))
             kind = ""
         if not outside and not joins:
             begin, kind = k, name
         goes_on = not outside and mark not in "ES"
-    return found
+    return spans

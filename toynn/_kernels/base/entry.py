@@ -66,8 +66,8 @@ class Entry:
     def __doc__(self) -> str:  # type: ignore[override]
         """A call of the kernel, and its signature."""
         signature = self.signature
-        given = [*signature.given, *(["accumulate"] if signature.adds else []), "n_threads"]
-        arguments = ", ".join([*signature.tensors, "*", *given])
+        scalars = [*signature.arguments, *(["accumulate"] if signature.adds else []), "n_threads"]
+        arguments = ", ".join([*signature.tensors, "*", *scalars])
         return f"{self.name}({arguments})\n\n    {signature}"
 
     def __repr__(self) -> str:
@@ -149,17 +149,17 @@ class Entry:
                 f"{self.name}: takes no {', '.join(wrong) or 'more arrays'}; "
                 f"the signature is {signature}"
             )
-        given = dict(zip(names, tensors, strict=True)) | named
-        missing = [s.name for s in signature.specs if not s.nullable and given.get(s.name) is None]
+        values = dict(zip(names, tensors, strict=True)) | named
+        missing = [s.name for s in signature.specs if not s.nullable and values.get(s.name) is None]
         missing += [
-            n for n in signature.given if given.get(n) is None and n not in signature.defaults
+            n for n in signature.arguments if values.get(n) is None and n not in signature.defaults
         ]
         if missing:
             raise TypeError(
                 f"{self.name}: needs {', '.join(missing)}; the signature is {signature}"
             )
-        arrays = {name: given[name] for name in signature.tensors if given.get(name) is not None}
-        scalars = {n: v for n, v in given.items() if n not in signature.tensors and v is not None}
+        arrays = {name: values[name] for name in signature.tensors if values.get(name) is not None}
+        scalars = {n: v for n, v in values.items() if n not in signature.tensors and v is not None}
         return arrays, {**signature.defaults, **scalars}
 
     def _check_call(self, n_threads: int, accumulate: bool) -> None:
@@ -171,7 +171,7 @@ class Entry:
     def _sizes(self, arrays: dict[str, Array], scalars: dict[str, Any]) -> dict[str, int]:
         """Find all sizes; check each array's type, layout and shape."""
         signature = self.signature
-        given = {
+        known = {
             name: self._number(name, value)
             for name, value in scalars.items()
             if name in signature.sizes and isinstance(value, int | str | np.integer)
@@ -183,9 +183,9 @@ class Entry:
         }
         for name, row in self._rows:
             if name in arrays:
-                given.setdefault(row, _row(arrays[name]))
+                known.setdefault(row, _row(arrays[name]))
         try:
-            sizes = dict(self._solved(tuple(shapes.items()), tuple(given.items())))
+            sizes = dict(self._solved(tuple(shapes.items()), tuple(known.items())))
         except Unsolved as error:
             raise ValueError(f"{self.name}: {error}") from None
         self._check_rows(arrays, sizes)
@@ -204,11 +204,11 @@ class Entry:
         return sizes
 
     def _solve(
-        self, shapes: tuple[tuple[str, tuple[int, ...]], ...], given: tuple[tuple[str, int], ...]
+        self, shapes: tuple[tuple[str, tuple[int, ...]], ...], scalars: tuple[tuple[str, int], ...]
     ) -> Mapping[str, int]:
         for name, shape in shapes:
             countable(self.name, name, shape)
-        return self.signature.solve(dict(shapes), dict(given))
+        return self.signature.solve(dict(shapes), dict(scalars))
 
     def _number(self, name: str, value: Any) -> int:
         if name not in WORDS:

@@ -77,22 +77,22 @@ def compiled(text: str, op: str, parse: "Callable[[str], Signature]") -> tuple[s
 
     Raises ValueError for a function or a parameter that is not as the signature says.
     """
-    found = {name: parse(ast.literal_eval(f"({text})")) for name, _, text in _ENTRY.findall(text)}
-    if not found:
+    parsed = {name: parse(ast.literal_eval(f"({text})")) for name, _, text in _ENTRY.findall(text)}
+    if not parsed:
         return "", text
     functions = _functions(text)
-    entries = [_Entry(op, name, signature, functions) for name, signature in found.items()]
+    entries = [_Entry(op, name, signature, functions) for name, signature in parsed.items()]
     abi = Path(__file__).with_name("abi.pxd").read_text()
     kinds = ("MAX_TENSORS", "MAX_SIZES", "MAX_OPTIONS")
     most = [int(re.findall(rf"{kind} = (\d+)", abi)[0]) for kind in kinds]
     structs = [each.signature.declaration(each.struct, *most) for each in entries]
 
     def call(match: re.Match[str]) -> str:
-        name, given, signature = match.groups()
+        name, by_hand, signature = match.groups()
         scratch = f"_{name}_scratch"
         scratch = f"<scratch_fn>{scratch}" if scratch in functions else "NULL"
         ours = f"{name} = entry(<kernel_fn>_{name},{signature.rstrip()}, {scratch}"
-        return match[0] if given else ours
+        return match[0] if by_hand else ours
 
     whole = _ENTRY.sub(call, text)
     if whole != text:
@@ -221,8 +221,8 @@ class _Entry:
 
     def _call(self, function: Function, cut: "Cut", index: str, more: dict[str, str]) -> str:
         """Return a call of a function; ``more`` are arguments besides those of the signature."""
-        given = (self._argument(function, p, cut, index, more) for p in function.parameters)
-        return f"{function.name}({', '.join(given)})"
+        arguments = (self._argument(function, p, cut, index, more) for p in function.parameters)
+        return f"{function.name}({', '.join(arguments)})"
 
     def _argument(
         self, function: Function, p: Parameter, cut: "Cut", index: str, more: dict[str, str]

@@ -112,7 +112,7 @@ class Signature:
     sizes: tuple[str, ...]
     options: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)  # formulas are compiled
-    given: tuple[str, ...] = ()  # names after "|": sizes and options that are arguments
+    arguments: tuple[str, ...] = ()  # names after "|": sizes and options that are arguments
     kept: str | None = None
     cuts: tuple[Cut, ...] = ()  # the parts of the work, in order; none: the kernel cuts it itself
 
@@ -133,7 +133,7 @@ class Signature:
         specs = tuple(_specs(tensors))
         shown = [n for s in specs for e in s.extents for n in _NAMES.findall(e)]
         shown += [s.row for s in specs if s.row]
-        given: list[str] = []
+        arguments: list[str] = []
         options: list[str] = []
         defaults: dict[str, Any] = {}
         kept = None
@@ -145,14 +145,14 @@ class Signature:
                 continue
             is_option = word == "float"
             name, _, default = (words.pop(0) if is_option else word).partition("=")
-            given.append(name)
+            arguments.append(name)
             if default:
                 defaults[name] = _default(default, shown)
                 is_option = is_option or isinstance(defaults[name], float)
             if is_option:
                 options.append(name)
-        sizes = dict.fromkeys(n for n in (*shown, *given) if n not in options)
-        names = (tuple(sizes), tuple(options), defaults, tuple(given))
+        sizes = dict.fromkeys(n for n in (*shown, *arguments) if n not in options)
+        names = (tuple(sizes), tuple(options), defaults, tuple(arguments))
         return cls(text, specs, *names, kept, tuple(cuts))
 
     @cached_property
@@ -228,14 +228,14 @@ class Signature:
         return {f"has_{name}": int(tensors.get(name) is not None) for name in self.nullable}
 
     def solve(
-        self, shapes: Mapping[str, Sequence[int] | None], given: Mapping[str, int]
+        self, shapes: Mapping[str, Sequence[int] | None], scalars: Mapping[str, int]
     ) -> dict[str, int]:
         """Return all sizes that extents name, from shapes and from sizes that are given.
 
         Inputs are looked at before outputs. Raises Unsolved if a shape does not fit (it says which
         tensor needs which shape, and why), or if no shape shows a size.
         """
-        sizes = dict(given)
+        sizes = dict(scalars)
         origin = dict.fromkeys(sizes, "")  # by size: the tensor that it was found from
         ordered = sorted(self.specs, key=lambda spec: spec.written)
         waiting = [(s, shape) for s in ordered if (shape := shapes.get(s.name)) is not None]
@@ -315,28 +315,28 @@ def _specs(text: str) -> list[TensorSpec]:
     for part, written in ((before, True), (behind, False)):
         part, at, saved = part.strip(), 0, False
         while at < len(part):
-            found = _TENSOR.match(part, at)
-            if found is None:
+            match = _TENSOR.match(part, at)
+            if match is None:
                 raise ValueError(f"a signature's tensors: cannot read {part[at:]!r}")
-            marks = found["marks"]
+            marks = match["marks"]
             specs.append(
                 TensorSpec(
-                    found["name"],
-                    found["kind"] or "f32",
-                    tuple(found["extents"].split()),
+                    match["name"],
+                    match["kind"] or "f32",
+                    tuple(match["extents"].split()),
                     written,
                     saved,
                     "?" in marks,
                     "+" in marks,
                     "!" in marks,
-                    tuple(filter(None, found["in_place"].split("="))),
-                    found["row"],
-                    compile(found["below"], "below", "eval") if found["below"] else None,
-                    int(found["also"]) if found["also"] else None,
+                    tuple(filter(None, match["in_place"].split("="))),
+                    match["row"],
+                    compile(match["below"], "below", "eval") if match["below"] else None,
+                    int(match["also"]) if match["also"] else None,
                 )
             )
-            saved = saved or bool(found["saved"])
-            at = found.end()
+            saved = saved or bool(match["saved"])
+            at = match.end()
     return specs
 
 
@@ -389,11 +389,11 @@ def _misfit(
     needed = f"({', '.join(extents)}{',' * (len(extents) == 1)})"
     values = ", ".join(f"{name} = {value}" for name, value in known.items())
     arrays = dict.fromkeys(origin[name] for name in known if origin[name] not in ("", spec.name))
-    found = ", ".join(f"{name} {tuple(shapes[name] or ())}" for name in arrays)
+    shown = ", ".join(f"{name} {tuple(shapes[name] or ())}" for name in arrays)
     return (
         f"{spec} needs shape {needed}"
         + (f" for {values}" if values else "")
-        + (f" of {found}" if found else "")
+        + (f" of {shown}" if shown else "")
         + f"; got {_shown(spec, shape)}"
     )
 

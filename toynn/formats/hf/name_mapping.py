@@ -202,7 +202,7 @@ class NameMapping(Folder):
         Folders of models without a head omit the first part of the names.
         """
         prefix = f"{self._block.partition('.')[0]}."
-        heads = (own for own in self.modules.values() if not own.startswith(prefix))
+        heads = (hf for hf in self.modules.values() if not hf.startswith(prefix))
         if not name.startswith((prefix, "lm_head.", *heads)):
             name = f"{prefix}{name}"
         hf_name, _, kind = name.rpartition(".")
@@ -246,7 +246,7 @@ class NameMapping(Folder):
 
     def headed(self, name: str, head: str) -> str:
         """Return a weight's name in a new folder of an encoder with this kind of head, or none."""
-        plain = {own: alias for alias, own in self.aliases.items()} if head == "tokens" else {}
+        plain = {hf: alias for alias, hf in self.aliases.items()} if head == "tokens" else {}
         return plain.get(name, name) if head else name.removeprefix(self.unheaded)
 
     @staticmethod

@@ -224,7 +224,7 @@ def derived(
         initial={name: array for name, array in arrays.items() if signature[name].written},
         loses_nan=loses_nan,
         without=without,
-        **{name: scalars[name] for name in signature.given if name in scalars},
+        **{name: scalars[name] for name in signature.arguments if name in scalars},
     )
 
 

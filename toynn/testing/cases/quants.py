@@ -60,11 +60,11 @@ def _calls(rng: np.random.Generator, type: int, n: int) -> list[Call]:
     ]
     if kind.name in ("Q8_0", "Q4_0"):
         x = rng.standard_normal(n * elements).astype(np.float32)
-        made = gguf.quants.quantize(x.reshape(-1, elements), kind) if n else raw
+        stored = gguf.quants.quantize(x.reshape(-1, elements), kind) if n else raw
         calls.append(
             call(
                 "quantize",
-                {"raw": made.reshape(-1)},
+                {"raw": stored.reshape(-1)},
                 {"x": x},
                 loses_nan={"x": "the outputs are bytes"},
                 type=type,
