@@ -69,8 +69,8 @@ def words_of(text: str) -> Words:
     """Return the words and the punctuation marks of a text."""
     places = tuple(match.span() for match in _WORD.finditer(text))
     spaces = [" " if k and text[begin - 1].isspace() else "" for k, (begin, _) in enumerate(places)]
-    found = zip(spaces, places, strict=True)
-    return Words(tuple((f"{s}{text[a:b]}", a > places[0][0]) for s, (a, b) in found), places)
+    spaced = zip(spaces, places, strict=True)
+    return Words(tuple((f"{s}{text[a:b]}", a > places[0][0]) for s, (a, b) in spaced), places)
 
 
 class LabelledText(NamedTuple):
@@ -134,12 +134,12 @@ def read(path: str | Path, how: HowToRead | None = None) -> LabelledTexts:
     Raises DataError, with file and line, for a row without a text or a label that fits.
     """
     path, how = Path(path), how or HowToRead()
-    reader, found = _Reader(how), list[LabelledText]()
+    reader, texts = _Reader(how), list[LabelledText]()
     for place, row in _rows(path, how):
-        found.append(reader.row(where_of(path, place), row))
-    if not found:
+        texts.append(reader.row(where_of(path, place), row))
+    if not texts:
         raise DataError(f"{path}: expected rows with a text and a label; got none")
-    return LabelledTexts(reader.problem or "classes", found)
+    return LabelledTexts(reader.problem or "classes", texts)
 
 
 def _rows(path: Path, how: HowToRead) -> Iterator[tuple[int | str, Mapping[str, Any]]]:
@@ -253,22 +253,26 @@ class _Reader:
             text = string_of(where, row, "text")
             words = words_of(text)
             return words, list(self._of_spans(where, text, words, spans))
-        given, tags = row.get("words"), row.get("tags", row.get("labels"))
-        if not isinstance(given, list) or not given or not all(isinstance(w, str) for w in given):
+        listed, tags = row.get("words"), row.get("tags", row.get("labels"))
+        if (
+            not isinstance(listed, list)
+            or not listed
+            or not all(isinstance(w, str) for w in listed)
+        ):
             raise DataError(
                 f"{where}: words: expected a list of words, or a text with spans; got "
-                f"{keys_of(row) if given is None else repr(given)[:60]}"
+                f"{keys_of(row) if listed is None else repr(listed)[:60]}"
             )
-        if blank := [k for k, word in enumerate(given) if not word.strip()]:
+        if blank := [k for k, word in enumerate(listed) if not word.strip()]:
             raise DataError(f"{where}: words: word {blank[0]} is empty")
         if tags is None and not self.how.needs_label:
-            return Words.listed(given), None
-        if not isinstance(tags, list) or len(tags) != len(given):
+            return Words.listed(listed), None
+        if not isinstance(tags, list) or len(tags) != len(listed):
             got = f"{len(tags)} tags" if isinstance(tags, list) else repr(tags)[:60]
             raise DataError(
-                f"{where}: tags: expected a tag for each of {len(given)} words; got {got}"
+                f"{where}: tags: expected a tag for each of {len(listed)} words; got {got}"
             )
-        return Words.listed(given), [self._name(where, "tags", tag) for tag in tags]
+        return Words.listed(listed), [self._name(where, "tags", tag) for tag in tags]
 
     def _of_spans(self, where: str, text: str, words: Words, spans: Any) -> Iterator[str]:
         """Yield the tag of each word: B- and I- of the span that it is in, or O."""
@@ -361,10 +365,10 @@ class Encoded:
         ids, types, labels = ([x[k] for k in chosen] for x in (self.ids, self.types, self.labels))
         if labels[0] is None:
             return Texts.pack(ids, None, types)
-        found = np.concatenate(labels) if self.first else np.array(labels)
+        joined = np.concatenate(labels) if self.first else np.array(labels)
         if self.table is not None and self.weights is not None:  # their mean is 1 in each batch
-            found = self.table[found] * np.float32(1 / self.weights[found].mean())
-        return Texts.pack(ids, found, types)
+            joined = self.table[joined] * np.float32(1 / self.weights[joined].mean())
+        return Texts.pack(ids, joined, types)
 
     def batches(self, size: int) -> list[Texts]:
         """Return all texts in order, ``size`` in each batch but the last."""
@@ -389,10 +393,10 @@ def encoded(
     number = {name: k for k, name in enumerate(classes)}
     before = fit([-1])[0].index(-1)  # tokens in front of a text
     groups = [_pieces(row.text) for row in texts.rows]
-    found, cut = iter(encode(list(chain.from_iterable(groups)))), 0
+    pieces, cut = iter(encode(list(chain.from_iterable(groups)))), 0
     columns: list[tuple[Any, Any, Any, Any]] = []
     for row, group in zip(texts.rows, groups, strict=True):
-        parts: list[Any] = [next(found) for _ in group]
+        parts: list[Any] = [next(pieces) for _ in group]
         first: Any = None
         if isinstance(row.text, Words):
             whole = list(chain.from_iterable(parts))
@@ -438,6 +442,6 @@ def _as_numbers(
         return np.array([label], np.float32)
     if problem == "several":
         return np.array([name in label for name in number], np.float32)
-    found = np.full(size, IGNORED, np.int32)
-    found[first[first >= 0]] = [number[tag] for tag, k in zip(label, first, strict=True) if k >= 0]
-    return found
+    codes = np.full(size, IGNORED, np.int32)
+    codes[first[first >= 0]] = [number[tag] for tag, k in zip(label, first, strict=True) if k >= 0]
+    return codes

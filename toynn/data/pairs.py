@@ -69,15 +69,15 @@ def read(
     ``columns`` has the data's column for each field that has another name there; scores are from
     ``lowest`` to 1. Raises DataError, with file and line, for a row that lacks a text or a score.
     """
-    path, found, names = Path(path), list[TextRow](), tuple[str, ...]()
+    path, table, names = Path(path), list[TextRow](), tuple[str, ...]()
     for place, row in rows(path, progress, columns or {}, bounds, FIELDS):
         where = where_of(path, place)
         names = names or _names(where, row)
         texts = tuple(_text(where, row, name) for name in names)
-        found.append(TextRow(texts, _score(where, row, lowest) if names in SCORED else None, where))
-    if not found:
+        table.append(TextRow(texts, _score(where, row, lowest) if names in SCORED else None, where))
+    if not table:
         raise DataError(f"{path}: expected rows with texts; it has none")
-    return TextRows(names, found)
+    return TextRows(names, table)
 
 
 def _names(where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ class EncodedRows:
     @classmethod
     def of(
         cls,
-        found: TextRows,
+        table: TextRows,
         prompts: Mapping[str, str],
         encode: Callable[[Sequence[tuple[str, bool]]], Sequence[Sequence[int]]],
         fit: Callable[..., tuple[list[int], list[int], int]],
@@ -158,8 +158,8 @@ class EncodedRows:
         ``encode``, ``fit``, ``longest`` and ``too_long`` are those of ``labelled.encoded``. Raises
         DataError for a text without tokens, for one that is to be refused, and if none is left.
         """
-        prompt = [prompts.get(name, "") for name in found.columns]
-        wholes = [tuple(map(str.__add__, prompt, row.texts)) for row in found.rows]
+        prompt = [prompts.get(name, "") for name in table.columns]
+        wholes = [tuple(map(str.__add__, prompt, row.texts)) for row in table.rows]
         numbers: dict[str, int] = {}
         keys = [tuple(numbers.setdefault(t, len(numbers)) for t in texts) for texts in wholes]
         tokens, fitted = encode([(text, False) for text in numbers]), []
@@ -167,23 +167,23 @@ class EncodedRows:
             framed, _, over = fit(ids)
             fitted.append((framed, over, not ids))
         kept, cut = list[int](), 0
-        for k, (row, own) in enumerate(zip(found.rows, keys, strict=True)):
-            over = max(fitted[n][1] for n in own)
-            if any(fitted[n][2] for n in own):
+        for k, (row, key) in enumerate(zip(table.rows, keys, strict=True)):
+            over = max(fitted[n][1] for n in key)
+            if any(fitted[n][2] for n in key):
                 raise DataError(f"{row.where}: the tokenizer finds no token in a text")
             if over and too_long == "refuse":
                 raise DataError(
                     f"{row.where}: a text has {longest + over:,} tokens; the most are "
                     f"{longest:,}: shorten it, raise --seq, or see --too-long"
                 )
-            cut += sum(fitted[n][1] > 0 for n in own)
+            cut += sum(fitted[n][1] > 0 for n in key)
             if not (over and too_long == "drop"):
                 kept.append(k)
         if not kept:
-            raise DataError(f"{found.rows[0].where}: every row has a text of more than {longest:,}")
-        given = [row.score or 0 for row in found.rows]
-        scores = np.array(given, np.float32) if found.is_scored else None
-        every = cls([[fitted[n][0] for n in own] for own in keys], keys, scores, longest, cut)
+            raise DataError(f"{table.rows[0].where}: every row has a text of more than {longest:,}")
+        values = [row.score or 0 for row in table.rows]
+        scores = np.array(values, np.float32) if table.is_scored else None
+        every = cls([[fitted[n][0] for n in key] for key in keys], keys, scores, longest, cut)
         return every.pick(kept)
 
     def __len__(self) -> int:
@@ -218,7 +218,7 @@ class EncodedRows:
 
         A row with a text of the batch waits for the next one. Scored rows wait for nothing.
         """
-        found, waiting = [], deque(order)
+        batches, waiting = [], deque(order)
         while waiting:
             batch, seen, later = list[int](), set[int](), list[int]()
             while waiting and len(batch) < size and len(later) < LOOKED * size:
@@ -229,8 +229,8 @@ class EncodedRows:
                 batch.append(row)
                 seen.update(self.keys[row])
             waiting.extendleft(reversed(later))
-            found.append(batch)
-        return found
+            batches.append(batch)
+        return batches
 
     def batches(self, size: int) -> list[Texts]:
         """Return all rows in batches, in order but for rows that wait."""

@@ -668,7 +668,7 @@ class Encoder(SequenceEngine[Any]):
             segments = np.append(texts.segments, [size] * FEW)
             more = Texts(np.append(texts.inputs, [0] * FEW), None, None, segments, types=types)
             return self.outputs_of(more)[: size if self.task.kind == "tokens" else texts.examples]
-        room, examples = 1 << (texts.tokens - 1).bit_length(), 1 << (texts.examples - 1).bit_length()
+        room, examples = (1 << (n - 1).bit_length() for n in (texts.tokens, texts.examples))
         step = s.record(("outputs", room, examples), lambda: self._record_outputs(room, examples))
         rows = texts.tokens if self.task.kind == "tokens" else texts.examples
         return self.compute(step, self._inputs(step, texts))[:rows]

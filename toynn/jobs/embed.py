@@ -131,7 +131,7 @@ class _PairsJob(EncoderJob):
     """A run on rows of texts."""
 
     lowest: ClassVar[float]  # score
-    found: tuple[TextRows, TextRows | None]
+    pairs: tuple[TextRows, TextRows | None]
 
     def read_pairs(self, progress: Any) -> TextRows:
         """Read the rows; return those to train on.
@@ -153,7 +153,7 @@ class _PairsJob(EncoderJob):
                 f"{self.parts[1]}: expected the columns of the training data, "
                 f"{', '.join(train.columns)}; got {', '.join(valid.columns)}"
             )
-        self.found = train, valid
+        self.pairs = train, valid
         return train
 
     def show(self, folder: RunFolder, result: Result) -> str:
@@ -188,33 +188,33 @@ class EmbedJob(_PairsJob):
 
         Raises ConfigError for a loss that they do not fit.
         """
-        own = self.options
-        if own.method == "head":
+        options = self.options
+        if options.method == "head":
             raise ConfigError("--method head: vectors have no head: full or lora")
-        found = self.read_pairs(progress)
-        self.columns = len(found.columns)
-        loss, is_cached = _loss(own.loss or ("cosent" if found.is_scored else "infonce"))
+        train = self.read_pairs(progress)
+        self.columns = len(train.columns)
+        loss, is_cached = _loss(options.loss or ("cosent" if train.is_scored else "infonce"))
         needs = {"cosent": "scored rows", "triplet": "anchor, positive and one negative"}
-        fits = {"cosent": found.is_scored, "triplet": self.columns == 3}.get(
-            loss, not found.is_scored
+        fits = {"cosent": train.is_scored, "triplet": self.columns == 3}.get(
+            loss, not train.is_scored
         )
         if not fits:
             raise ConfigError(
-                f"--loss {own.loss}: it needs {needs.get(loss, 'anchors and positives')}; the "
-                f"columns are {', '.join(found.columns)}{' and a score' * found.is_scored}"
+                f"--loss {options.loss}: it needs {needs.get(loss, 'anchors and positives')}; the "
+                f"columns are {', '.join(train.columns)}{' and a score' * train.is_scored}"
             )
-        if is_cached and not own.mini_batch:
-            own.mini_batch = MINI_BATCH
-        if own.metric is None:
-            own.metric = "spearman" if found.is_scored else "ndcg"
+        if is_cached and not options.mini_batch:
+            options.mini_batch = MINI_BATCH
+        if options.metric is None:
+            options.metric = "spearman" if train.is_scored else "ndcg"
         return Task(
             "vectors",
             loss=loss,
-            factor=own.scale,
-            symmetric=own.symmetric,
-            margin=own.margin,
-            dims=tuple(map(int, own.dims.split(","))) if own.dims else (),
-            mini_batch=own.mini_batch,
+            factor=options.scale,
+            symmetric=options.symmetric,
+            margin=options.margin,
+            dims=tuple(map(int, options.dims.split(","))) if options.dims else (),
+            mini_batch=options.mini_batch,
         )
 
     def encoded(self, engine: Encoder) -> tuple[EncodedRows, EncodedRows | None]:
@@ -222,18 +222,18 @@ class EmbedJob(_PairsJob):
         prompts = prompts_of(self.options.prompts)
         how = engine.tokenizer.encode_many, engine.fitted, engine.longest, self.options.too_long
         train, valid = (
-            None if part is None else EncodedRows.of(part, prompts, *how) for part in self.found
+            None if part is None else EncodedRows.of(part, prompts, *how) for part in self.pairs
         )
         assert train is not None
         return train, valid
 
     def all_options(self) -> RecipeOptions:
         """Return the recipe's options, with room for a batch of the longest rows, or for a part."""
-        found, part = self.recipe_options(), self.options.mini_batch
+        options, part = self.recipe_options(), self.options.mini_batch
         texts = sorted(len(ids) for row in self.train.ids for ids in row)
         rows = sorted(self.train.lengths.tolist())
-        room = sum(texts[-part:] if part else rows[-found.t_batch :])
-        return replace(found, t_seq=texts[-1], t_batch=-(-room // texts[-1]))
+        room = sum(texts[-part:] if part else rows[-options.t_batch :])
+        return replace(options, t_seq=texts[-1], t_batch=-(-room // texts[-1]))
 
     def prepare(self, engine: Encoder) -> None:
         """Say how many columns there are."""
@@ -242,11 +242,11 @@ class EmbedJob(_PairsJob):
     def _suited(self, engine: Encoder) -> Encoder:
         """Keep the prompts by sentence-transformers' names of what they are for."""
         super()._suited(engine)
-        names, given = ("query", "document"), prompts_of(self.options.prompts)
+        names, by_column = ("query", "document"), prompts_of(self.options.prompts)
         kept = {
-            name: given[column]
-            for name, column in zip(names, self.found[0].columns, strict=False)
-            if column in given
+            name: by_column[column]
+            for name, column in zip(names, self.pairs[0].columns, strict=False)
+            if column in by_column
         }
         prompts = {**engine.sentences.prompts, **kept}
         engine.sentences = replace(engine.sentences, prompts=prompts)
@@ -254,7 +254,7 @@ class EmbedJob(_PairsJob):
 
     def described(self) -> Sequence[str]:
         """Return lines about the rows."""
-        lines, columns = list(super().described()), ", ".join(self.found[0].columns)
+        lines, columns = list(super().described()), ", ".join(self.pairs[0].columns)
         score = " and a score" if self.train.scores is not None else ""
         lines.append(fact("columns", f"{columns}{score}; the loss is {self.task.loss}"))
         if self.train.scores is None and (again := self.train.repeated):
@@ -328,15 +328,15 @@ class RerankJob(_PairsJob):
 
     def read_rows(self, progress: Any) -> Task:
         """Read the rows. Raises ConfigError for rows without scores."""
-        own = self.options
-        found = self.read_pairs(progress)
-        if not found.is_scored:
+        options = self.options
+        train = self.read_pairs(progress)
+        if not train.is_scored:
             raise ConfigError(
-                f"--data {own.data}: expected query, passage and label; got the columns "
-                f"{', '.join(found.columns)}"
+                f"--data {options.data}: expected query, passage and label; got the columns "
+                f"{', '.join(train.columns)}"
             )
-        own.metric = "loss" if own.metric is None else own.metric
-        return Task("sequence", 1, "binary", head_only=own.method == "head")
+        options.metric = "loss" if options.metric is None else options.metric
+        return Task("sequence", 1, "binary", head_only=options.method == "head")
 
     def encoded(self, engine: Encoder) -> tuple[Encoded, Encoded | None]:
         """Return the pairs as tokens."""
@@ -349,7 +349,7 @@ class RerankJob(_PairsJob):
             longest=engine.longest,
             too_long=self.options.too_long,
         )
-        train, valid = (None if part is None else as_tokens(_labelled(part)) for part in self.found)
+        train, valid = (None if part is None else as_tokens(_labelled(part)) for part in self.pairs)
         assert train is not None
         return train, valid
 
@@ -371,6 +371,6 @@ class RerankJob(_PairsJob):
         yield f"in Python   CrossEncoder({str(folder.path)!r})"
 
 
-def _labelled(found: TextRows) -> LabelledTexts:
-    rows = [LabelledText(row.texts, row.score, row.where) for row in found.rows]
+def _labelled(texts: TextRows) -> LabelledTexts:
+    rows = [LabelledText(row.texts, row.score, row.where) for row in texts.rows]
     return LabelledTexts("number", rows)

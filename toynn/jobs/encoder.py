@@ -285,5 +285,5 @@ class EncoderJob(Job):
 
     @cached_property
     def _valid(self) -> Sequence[Texts]:
-        found: Sequence[Texts] = self.held_out.batches(self.options.batch)
-        return found
+        batches: Sequence[Texts] = self.held_out.batches(self.options.batch)
+        return batches

@@ -41,8 +41,8 @@ def made(recipe: str, typed: Mapping[str, Any], command: str | None = None) -> J
         if values.keys() & set(LENGTH):
             from_file = {name: value for name, value in from_file.items() if name not in LENGTH}
         if resume is not None:
-            kept = {name for name in values if known[name].kept}
-            values |= {name: directory.typed(known[name], values[name]) for name in kept}
+            of_run = {name for name in values if known[name].kept}
+            values |= {name: directory.typed(known[name], values[name]) for name in of_run}
         values = from_file | values
     job = JOBS[recipe](values, command)
     if values.keys() >= set(LENGTH):
