@@ -405,7 +405,7 @@ def test_predict_without_a_model(model, message, run, tmp_path, capsys, monkeypa
     assert main(["predict", "--model", model, "a.png"]) == 2
     assert message in error_line(capsys)
     assert main(["predict", "--model", str(run)]) == 2
-    assert "the following arguments are required: PICTURE" in error_line(capsys)
+    assert "predict: name files, or texts by --text" in error_line(capsys)
 
 
 def test_predict_with_a_model_that_has_no_names(run, tmp_path, capsys):

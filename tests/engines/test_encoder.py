@@ -242,10 +242,10 @@ def test_decoders_refuse_an_encoder(tmp_path):
     from toynn.engines import SequenceEngine
 
     folder = written(tmp_path / "a")
-    with pytest.raises(DataError, match="it is an encoder; toynn trains models that predict"):
+    with pytest.raises(DataError, match="is an encoder, which writes no text"):
         SequenceEngine.from_file(folder)
     Encoder.load(folder).export_gguf(tmp_path / "a.gguf")
-    with pytest.raises(GGUFError, match="it is an encoder"):
+    with pytest.raises(GGUFError, match="is an encoder, which writes no text"):
         SequenceEngine.from_file(tmp_path / "a.gguf")
     assert not ENCODERS.keys() & ARCHITECTURES.keys()
 

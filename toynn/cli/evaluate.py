@@ -4,17 +4,24 @@ import json
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from toynn import engines
 from toynn.cli._flags import Once, add, show_first
 from toynn.cli._models import add_model, check_named, opened, origin
+from toynn.data import jsonl
+from toynn.data.labelled import HowToRead
 from toynn.engines import PreferenceOptions, SequenceEngine, ViTEngine
 from toynn.engines.preference import KINDS
 from toynn.errors import ConfigError
 from toynn.formats import bases
+from toynn.jobs.classified import classifier, of_encoder, text_figures
+from toynn.jobs.classify import ClassifyOptions
 from toynn.jobs.figures import (
     NO_QUESTIONS,
     SEQ,
@@ -36,10 +43,11 @@ from toynn.jobs.paths import (
     picture_model,
     text_model,
 )
-from toynn.jobs.text import TextOptions
+from toynn.jobs.text import TextOptions, columns_of
 from toynn.jobs.vit import ViTOptions
 from toynn.options import RecipeOptions, options_of, whole
 from toynn.system.printing import fact, print_fact
+from toynn.train.classify import confusion_text
 
 __all__ = ["add_parser"]
 
@@ -56,6 +64,11 @@ OF_LOSS = (*BESIDE_LOSS, "batch")
 NOT_OF_LOSS = ("against", "no_mask_prompt", "question_delimiter")
 OF_TEXT = ("adapter", "tokenizer", "seq", "loss", *NOT_OF_LOSS, *OF_LOSS)
 OF_PICTURES = ("top", "skip_unreadable")
+OF_CLASSES = ("columns", "separator")
+#: Figures of a classifier of texts, and what they are called.
+FIGURES = {name: name.replace("_", " ") for name in ("accuracy", "matthews", "spearman")}
+FIGURES |= {"macro_f1": "macro F1", "micro_f1": "micro F1", "f1": "entity F1"}
+FIGURES |= {"precision": "precision", "recall": "recall"}
 
 
 class OneText(Once):
@@ -77,6 +90,8 @@ def add_parser(commands: Any) -> None:
     every = "evaluate prompts and user messages too, not only completions"
     parser.add_argument("--no-mask-prompt", action="store_true", help=every)
     add(parser, options_of(TextOptions)["question_delimiter"])
+    add(parser, options_of(TextOptions)["columns"])
+    add(parser, options_of(ClassifyOptions)["separator"])
     loss = "measure preferences: this loss, margins and accuracy"
     parser.add_argument("--loss", choices=KINDS, help=loss)
     for name in BESIDE_LOSS:
@@ -97,6 +112,11 @@ def add_parser(commands: Any) -> None:
 def run(arguments: Namespace) -> int:
     """Print the figures."""
     _fetch(arguments)
+    if arguments.model is not None and of_encoder(arguments.model):
+        measured, seconds = _classes(arguments)
+        print(json.dumps(measured) if arguments.json else _lines(measured, seconds))
+        return 0
+    _refuse(arguments, OF_CLASSES, "it is for classifiers of texts")
     if arguments.model is not None and of_pictures(arguments.model):
         measured, seconds = _pictures(arguments)
     elif arguments.loss is not None:
@@ -162,6 +182,25 @@ def _pictures(arguments: Namespace) -> tuple[dict[str, Any], float]:
     start = time.perf_counter()
     top, skip = arguments.top or TOP, arguments.skip_unreadable
     measured = picture_figures(engine, arguments.data, top, skip_unreadable=skip)
+    return measured, time.perf_counter() - start
+
+
+def _classes(arguments: Namespace) -> tuple[dict[str, Any], float]:
+    """Return the figures of a classifier of texts, and how many seconds they took.
+
+    Raises ConfigError for flags that are not for one, and without data.
+    """
+    why = f"it is not for classifiers of texts; {arguments.model} is one"
+    _refuse(arguments, (*(set(OF_TEXT) - {"seq"}), *OF_PICTURES), why)
+    if arguments.data is None:
+        raise ConfigError("--data: name texts with labels, as for `toynn train classify`")
+    options = RecipeOptions(n_threads=arguments.threads)
+    engine = classifier(arguments.model, options=options, backend=arguments.backend)
+    if arguments.seq is not None:
+        engine.sentences = replace(engine.sentences, length=min(arguments.seq, engine.context))
+    how = HowToRead(columns=columns_of(arguments.columns), separator=arguments.separator or "")
+    start = time.perf_counter()
+    measured = text_figures(engine, jsonl.measured_part(arguments.data), how)
     return measured, time.perf_counter() - start
 
 
@@ -231,6 +270,8 @@ def _lines(measured: Mapping[str, Any], seconds: float) -> str:
     lines, end = [fact("data", str(measured["data"]))], f"time        {seconds:.1f} s"
     if "pictures" in measured:
         return "\n".join([*lines, *_of_pictures(measured), end])
+    if "problem" in measured:
+        return "\n".join([*lines, *_of_texts(measured), end])
     if "loss_of" in measured:
         return "\n".join([*lines, *_of_preferences(measured), end])
     if "questions" in measured:
@@ -264,6 +305,18 @@ def _lines(measured: Mapping[str, Any], seconds: float) -> str:
         ]
     rate = f", {measured['tokens_per_second']:,.0f} tokens/s" if "tokens" in measured else ""
     return "\n".join([*lines, f"{end}{rate}"])
+
+
+def _of_texts(measured: Mapping[str, Any]) -> Iterator[str]:
+    cut = f", {measured['cut']:,} of them cut" if measured["cut"] else ""
+    yield fact("texts", f"{measured['texts']:,}{cut}")
+    yield fact("loss", f"{measured['loss']:.4f}")
+    for name, value in measured.items():
+        if name in FIGURES:
+            yield fact(FIGURES[name], f"{value:.4f}")
+    if "confusion" in measured:
+        yield "--- confusion: a row for each class ---"
+        yield confusion_text(np.array(measured["confusion"]), measured["classes"])
 
 
 def _of_pictures(measured: Mapping[str, Any]) -> Iterator[str]:

@@ -31,7 +31,7 @@ from toynn.jobs.memory import (
 )
 from toynn.jobs.paths import local_path, model_file, path_or_name
 from toynn.jobs.text import TOKENIZER
-from toynn.models import Source
+from toynn.models import ARCHITECTURES, ENCODERS, Source
 from toynn.options import RecipeOptions, whole
 from toynn.system.machine import free_memory
 from toynn.system.printing import size
@@ -145,16 +145,17 @@ def _tokenizer(file: Source, named: str | None) -> str:
 def _training(file: Source, seq: int | None, batch: int) -> Lines:
     """Return the memory of a training step, or why the model cannot be trained."""
     try:
-        engines.check_model(file)  # raises first for an unknown model
+        engines.check_model(file, [*ARCHITECTURES, *ENCODERS], "info")  # raises first if unknown
         length = seq or min(512, file.require(f"{file.architecture}.context_length", int))
         options = RecipeOptions(t_seq=length, t_batch=batch)
         plans = plans_of_all_weights(file, options)
     except ToynnError as error:
         return [("training", f"not possible: {error}")]
+    encodes = file.architecture in ENCODERS
     return [
         *_info_lines.memory(plans, f"{batch} x {length} tokens"),
         *_adapters(file, replace(options, precision="auto")),  # as a run's default is
-        *([] if isinstance(file, HFModel) else _new_model(file, length, batch)),
+        *([] if isinstance(file, HFModel) or encodes else _new_model(file, length, batch)),
     ]
 
 

@@ -1,10 +1,10 @@
-"""``toynn predict --model RUN PICTURE...``: the classes of pictures, with their probabilities."""
+"""``toynn predict --model RUN FILE...``: classes of pictures or texts, with probabilities."""
 
 import csv
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,14 @@ import numpy as np
 from toynn.cli._flags import add
 from toynn.cli._text import print_error
 from toynn.data.images import Picture, read_picture
+from toynn.data.labelled import HowToRead, LabelledText, LabelledTexts, read, words_of
 from toynn.engines import ViTConfig, ViTEngine
-from toynn.errors import DataError
+from toynn.errors import ConfigError, DataError
+from toynn.jobs.classified import classifier, judged, of_encoder, said
 from toynn.jobs.options import BACKEND, THREADS
 from toynn.jobs.paths import picture_model
-from toynn.options import RecipeOptions, whole
+from toynn.jobs.text import RowOptions, columns_of
+from toynn.options import RecipeOptions, options_of, whole
 from toynn.system.printing import counted, harmless, print_line
 
 __all__ = ["add_parser"]
@@ -30,17 +33,26 @@ Row = tuple[str, Sequence[tuple[str, float]]]
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "classify pictures"
+    help_ = "classify pictures, texts, or words in texts"
     parser = commands.add_parser("predict", help=help_, description=help_, allow_abbrev=False)
-    model = "run folder of `toynn train vit`, or a .safetensors file with timm's names"
+    model = (
+        "run folder of `toynn train vit` or classify; a .safetensors file with timm's names; a "
+        "folder or GGUF file of a classifier of texts"
+    )
     parser.add_argument("-m", "--model", required=True, type=Path, metavar="RUN", help=model)
-    images = "picture files, or folders with pictures at any depth"
-    parser.add_argument("images", nargs="+", metavar="PICTURE", help=images)
+    files = (
+        "picture files, or folders with pictures at any depth; of texts: .txt (a text a line), "
+        ".csv, .jsonl, .parquet, .conll"
+    )
+    parser.add_argument("files", nargs="*", metavar="FILE", help=files)
+    text = "classify this text; may be given several times"
+    parser.add_argument("--text", action="append", default=[], metavar="TEXT", help=text)
+    add(parser, options_of(RowOptions)["columns"])
     top = "print the N likeliest classes (default 5)"
     parser.add_argument("--top", type=whole(1), default=5, metavar="N", help=top)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print a JSON object for each picture")
-    table = "print CSV: path, then classes and probabilities of each picture"
+    form.add_argument("--json", action="store_true", help="print a JSON object for each")
+    table = "print CSV: path or text, then classes and probabilities"
     form.add_argument("--csv", action="store_true", help=table)
     add(parser, THREADS)
     add(parser, BACKEND)
@@ -48,8 +60,14 @@ def add_parser(commands: Any) -> None:
 
 
 def predict(arguments: Namespace) -> int:
-    """Print the likeliest classes of each picture; return 2 if one cannot be read."""
+    """Print the likeliest classes of each picture or text; return 2 if one cannot be read."""
+    if not (arguments.files or arguments.text):
+        raise ConfigError("predict: name files, or texts by --text")
+    if of_encoder(arguments.model):
+        return _texts(arguments)
     path = picture_model(arguments.model)
+    if arguments.text:
+        raise ConfigError(f"--text: {arguments.model} is a model of pictures")
     options = RecipeOptions(n_threads=arguments.threads)
     engine = ViTEngine.load(path, options, backend=arguments.backend)
     top = min(arguments.top, engine.config.classes)
@@ -57,7 +75,7 @@ def predict(arguments: Namespace) -> int:
         head = [f"{name}_{k}" for k in range(1, top + 1) for name in ("class", "probability")]
         csv.writer(sys.stdout, lineterminator="\n").writerow(["path", *head])
     tell = _as_json if arguments.json else _as_csv if arguments.csv else _as_text
-    pictures = _Pictures(arguments.images, engine.config)
+    pictures = _Pictures(arguments.files, engine.config)
     for paths, pixels in pictures.batches():
         rows = engine.probabilities(np.stack(pixels))
         for name, row in zip(paths, rows, strict=True):
@@ -66,6 +84,56 @@ def predict(arguments: Namespace) -> int:
         others, first = counted(len(pictures.others), "other file"), pictures.others[0]
         print_line(harmless(f"toynn: {others} skipped; the first: {first}", ""))
     return pictures.code
+
+
+def _texts(arguments: Namespace) -> int:
+    """Print what a classifier says of each text. Raises DataError for a bad row."""
+    options = RecipeOptions(n_threads=arguments.threads)
+    engine = classifier(arguments.model, options=options, backend=arguments.backend)
+    how = HowToRead(
+        problem=engine.problem, columns=columns_of(arguments.columns), needs_label=False
+    )
+    of_words = engine.problem == "tokens"
+    texts = [
+        LabelledText(words_of(text) if of_words else text, None, f"--text {number}")
+        for number, text in enumerate(arguments.text, 1)
+    ]
+    texts += [row for path in arguments.files for row in read(path, how).rows]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    for row, found in judged(engine, LabelledTexts(engine.problem, texts)):
+        told = said(engine, row, found, arguments.top)
+        if arguments.json:
+            print(json.dumps(told, ensure_ascii=False))
+        elif arguments.csv:
+            writer.writerow([cell for value in told.values() for cell in _cells(value)])
+        else:
+            for line in _told(told):
+                print(harmless(line, ""))
+    if engine.cut:
+        cut = counted(engine.cut, "text")
+        print_line(f"toynn: {cut} of more than {engine.longest:,} tokens cut")
+    return 0
+
+
+def _cells(value: Any) -> Iterator[Any]:
+    """Yield the cells of a table for a value that is told of a text."""
+    if not isinstance(value, list | tuple):
+        yield value
+    for each in value if isinstance(value, list | tuple) else ():
+        yield from each.values() if isinstance(each, dict) else [each]
+
+
+def _told(told: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines about a text."""
+    text = told.get("text", told.get("words"))
+    yield text if isinstance(text, str) else " ".join(text)
+    if "number" in told:
+        yield f"  {told['number']:.4f}"
+    for each in told.get("classes", ()):
+        yield f"  {each['probability']:7.2%}  {each['class']}"
+    for each in told.get("spans", ()):
+        words = " ".join(each["words"])
+        yield f"  {each['probability']:7.2%}  {each['class']}  {words}"
 
 
 def _likeliest(engine: ViTEngine, row: Any, top: int) -> list[tuple[str, float]]:

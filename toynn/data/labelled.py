@@ -116,7 +116,7 @@ class HowToRead:
     names
         The names of classes, if numbers stand for them.
     needs_label
-        Whether a row without a label is an error.
+        Whether labels are read, and a row without one is an error.
     """
 
     problem: Problem | Literal[""] = ""
@@ -187,8 +187,9 @@ class _Reader:
     def row(self, where: str, row: Mapping[str, Any]) -> LabelledText:
         """Return a row. Raises DataError."""
         key = next((key for key in ("label", "labels") if row.get(key) is not None), "label")
-        label = row.get(key)
-        of_words = any(row.get(each) is not None for each in ("words", "tags", "spans"))
+        label = row.get(key) if self.how.needs_label else None
+        keys = ("words", "tags", "spans") if self.how.needs_label else ("words",)
+        of_words = any(row.get(each) is not None for each in keys)
         if not self.problem and (of_words or label is not None):
             several = "several" if isinstance(label, list) else "classes"
             self.problem = "tokens" if of_words else several
@@ -249,7 +250,7 @@ class _Reader:
         return name
 
     def _tagged(self, where: str, row: Mapping[str, Any]) -> tuple[Words, list[str] | None]:
-        if (spans := row.get("spans")) is not None:
+        if (spans := row.get("spans")) is not None and self.how.needs_label:
             text = string_of(where, row, "text")
             words = words_of(text)
             return words, list(self._of_spans(where, text, words, spans))
@@ -265,7 +266,7 @@ class _Reader:
             )
         if blank := [k for k, word in enumerate(listed) if not word.strip()]:
             raise DataError(f"{where}: words: word {blank[0]} is empty")
-        if tags is None and not self.how.needs_label:
+        if not self.how.needs_label:
             return Words.listed(listed), None
         if not isinstance(tags, list) or len(tags) != len(listed):
             got = f"{len(tags)} tags" if isinstance(tags, list) else repr(tags)[:60]

@@ -11,7 +11,7 @@ from toynn.engines.targets import AdapterOptions
 from toynn.engines.upstream import GPT2Config, GPT2SeqEngine, LlamaConfig, LlamaSeqEngine
 from toynn.engines.vit import ViTConfig, ViTEngine
 from toynn.formats.adapters import Adapter
-from toynn.models import ARCHITECTURES, Source
+from toynn.models import ARCHITECTURES, ENCODERS, Source
 from toynn.options import RecipeOptions
 
 __all__ = [
@@ -47,6 +47,8 @@ def expert_bytes(file: Source, tokens: int) -> tuple[int, int]:
     it leaves an expert out with probability 1 - K/E. Both are 0 without experts. Raises GGUFError
     for a file that is not a model toynn knows.
     """
+    if file.architecture in ENCODERS:
+        return 0, 0
     cfg, _ = files.config_of(file)
     left_out = (1 - ARCHITECTURES[file.architecture].used(cfg)) ** tokens
     stacks = (info for info in file.tensors.values() if info.name.endswith("_exps.weight"))

@@ -22,6 +22,7 @@ from toynn.formats.tokenizer.folder import FolderKeys
 from toynn.formats.tokenizer.vocab import PREFIX
 from toynn.models import (
     ARCHITECTURES,
+    ENCODERS,
     HEAD,
     TABLE,
     Hyper,
@@ -51,6 +52,10 @@ __all__ = [
 Carried = Mapping[str, Any]  # metadata of a file that is not the model's
 StrPath = str | PathLike[str]
 
+ENCODES = (
+    "{!r} is an encoder, which writes no text: `toynn train classify` trains it; `toynn predict` "
+    "and `toynn embed` use it"
+)
 #: Keys of a file that describe that file and not the model.
 _OWN_KEYS = tuple(
     f"general.{key}"
@@ -104,9 +109,10 @@ def check_model(file: Source, known: Collection[str] | None = None, reader: str 
         refuse(file, "it has a vocabulary and no weights: a tokenizer (--tokenizer), not a model")
     names = ARCHITECTURES if known is None else known
     if file.architecture not in names:
-        whose = "toynn has" if len(names) == len(ARCHITECTURES) else f"{reader} reads"
+        whose = "toynn has" if len(names) >= len(ARCHITECTURES) else f"{reader} reads"
+        encodes = ENCODES.format(file.architecture) if file.architecture in ENCODERS else ""
         named = f"its architecture is {file.architecture!r}; {whose} {', '.join(names)}"
-        refuse(file, foreign([file.architecture]) or named)
+        refuse(file, encodes or foreign([file.architecture]) or named)
 
 
 def config_of(

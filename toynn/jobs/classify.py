@@ -9,18 +9,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from toynn.data import labelled
-from toynn.data.batch import IGNORED
 from toynn.data.labelled import Encoded, LabelledTexts
 from toynn.data.texts import Texts
 from toynn.engines.encoder import Encoder, Task
 from toynn.errors import ConfigError
+from toynn.jobs.classified import pairs_of
 from toynn.jobs.encoder import EncoderJob, EncoderOptions
 from toynn.jobs.job import late
 from toynn.jobs.options import MODEL
 from toynn.models.encoder import LABELS
 from toynn.options import names_of, option, real
 from toynn.recipes import Classifier
-from toynn.recipes.encoders import decided
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
 from toynn.train import classify
@@ -236,15 +235,9 @@ class ClassifyJob(EncoderJob):
 
     def measure(self, batch: Texts) -> dict[str, Any]:
         """Return loss and accuracy of a batch; and what ``joined`` takes of it."""
-        outputs, problem = self.recipe.outputs_of(batch), self.problem
-        labels, decisions = np.asarray(batch.labels), decided(problem, outputs)
-        figures = classify.figures_of_batch(problem, outputs, labels)
-        if problem != "tokens":
-            return {**figures, WHOLE: (labels, decisions)}
-        pairs = ((labels[a:b], decisions[a:b]) for a, b in batch.spans)
-        both = [(y[y != IGNORED], x[y != IGNORED]) for y, x in pairs]
-        names = np.array(self.classes, object)
-        return {**figures, WHOLE: tuple([names[each[k]] for each in both] for k in (0, 1))}
+        outputs = self.recipe.outputs_of(batch)
+        figures = classify.figures_of_batch(self.problem, outputs, batch.labels)
+        return {**figures, WHOLE: pairs_of(self.problem, batch, outputs, self.classes)}
 
     def joined(self, measured: Sequence[Any]) -> Mapping[str, float]:
         """Return macro F1 and what else is of all texts together."""

@@ -145,7 +145,7 @@ class EncoderJob(Job):
             if options.seq is not None and options.seq > engine.context:
                 self.say("data", f"--seq {options.seq}: the model reads {engine.context} tokens")
             self.train, valid = self.encoded(engine)
-        path = Path(options.data)
+        path, self.cut = Path(options.data), self.train.cut + (0 if valid is None else valid.cut)
         if valid is None:
             self.train, valid, said = split_off(
                 path, self.train, self.recipe_options().seed, VALID, options.holdout
@@ -240,10 +240,9 @@ class EncoderJob(Job):
         """Print the data and the model, and which weights of the head are new."""
         for line in self.described():
             print(line)
-        cut = self.train.cut + self.held_out.cut
-        if cut:
+        if self.cut:
             what = "dropped" if self.options.too_long == "drop" else "cut"
-            said = f"{counted(cut, 'text')} of more than {self.train.seq:,} tokens {what}"
+            said = f"{counted(self.cut, 'text')} of more than {self.train.seq:,} tokens {what}"
             print(fact("", said))
         if self.recipe.new_weights:
             print(fact("head", f"new: the model has no {', '.join(self.recipe.new_weights)}"))

@@ -7,13 +7,14 @@ from typing import Any
 
 from toynn import engines
 from toynn.engines import AdapterOptions, LlamaConfig, SequenceEngine
+from toynn.engines.encoder import Encoder, Task
 from toynn.engines.plans import LEVELS, OPTIONS, PREPACK, Level, Plan, every_plan, plans
 from toynn.errors import ConfigError
 from toynn.jobs.job import Job
 from toynn.jobs.models import WarmStartOptions, default_d_ff
-from toynn.models import Source
+from toynn.models import ENCODERS, Source
 from toynn.options import RecipeOptions
-from toynn.recipes import LoRA, WarmStart
+from toynn.recipes import WarmStart
 from toynn.system.machine import free_memory
 from toynn.system.printing import size
 
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 ADAPTER_RANK = 8  # rank of the adapters whose memory `toynn info` tells
+ALL_LINEAR = AdapterOptions(ADAPTER_RANK, targets="all-linear")
 SHORT = 64  # tokens of a step that is short enough to gain by prepacking in every precision
 
 
@@ -37,21 +39,35 @@ def plans_of_all_weights(file: Source, options: RecipeOptions) -> list[Plan]:
     """Return every plan of training all weights of a file's model."""
 
     def costs(level: Level) -> Any:
-        engine = SequenceEngine[Any]()
-        engine.declare_from(file, replace(options, **level._asdict()))
-        return engine.step_costs(["never"])
+        return _declared(file, replace(options, **level._asdict())).step_costs(["never"])
 
     return every_plan(costs)
+
+
+def _declared(file: Source, options: RecipeOptions, lora: AdapterOptions | None = None) -> Any:
+    """Return an engine of a file's model, declared only; of an encoder, with two classes."""
+    if file.architecture in ENCODERS:
+        encoder = Encoder()
+        if lora is None:
+            encoder.declare_from(file, options, Task("sequence", 2))
+        else:
+            encoder.enable_lora(lora)
+            encoder.declare_over(file, options, Task("sequence", 2))
+        return encoder
+    engine = SequenceEngine[Any]()
+    if lora is None:
+        engine.declare_from(file, options)
+    else:
+        engine.enable_lora(lora)
+        engine.declare_for_mmap(file, None, options)
+    return engine
 
 
 def plans_of_adapters(file: Source, options: RecipeOptions) -> list[Plan]:
     """Return every plan of training adapters of all linear layers."""
 
     def costs(level: Level) -> Any:
-        engine = SequenceEngine[Any]()
-        engine.enable_lora(AdapterOptions(ADAPTER_RANK, targets="all-linear"))
-        engine.declare_for_mmap(file, None, replace(options, **level._asdict()))
-        return engine.step_costs(PREPACK)
+        return _declared(file, replace(options, **level._asdict()), ALL_LINEAR).step_costs(PREPACK)
 
     return every_plan(costs)
 
@@ -62,7 +78,7 @@ def memory_if_shorter(file: Source, options: RecipeOptions) -> tuple[int, int]:
     As a run does by default, weights are prepacked if that saves time and fits.
     """
     short = replace(options, t_batch=1, t_seq=min(SHORT, options.t_seq), prepack="auto")
-    memory = LoRA.memory_for(file, ADAPTER_RANK, short, "all-linear")
+    memory = _declared(file, short, ALL_LINEAR).step_memory()
     return memory.peak, memory.prepacked
 
 

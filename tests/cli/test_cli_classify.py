@@ -1,0 +1,278 @@
+"""``toynn train classify``, and predict, eval and info of what it trains: all kinds of labels."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+from small_encoders import with_words
+
+from toynn.cli import main
+from toynn.engines.encoder import Encoder, Task
+from toynn.recipes import Classifier
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "cat", "dog", "red", "blue"]
+WORDS += ["is", "sees", "john", "ann", ".", "!", "##s"]
+RUN = ("--steps", "60", "--lr", "0.01", "--batch", "8", "--warmup", "1", "--eval-every", "20")
+RUN += ("--report", "none")
+CATS = [f"the {colour} cat is {more}" for colour in ("red", "blue") for more in ("a", "the", "!")]
+DOGS = [text.replace("cat", "dogs") for text in CATS]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a model and data of every kind."""
+    monkeypatch.chdir(tmp_path)
+    with_words(tmp_path / "model", WORDS, n_layers=2, d_model=32)
+    texts = CATS * 3 + DOGS * 3
+    with open("kinds.csv", "w", newline="") as file:
+        rows = [(text, "dog" if "dog" in text else "cat", "dog" in text) for text in texts]
+        csv.writer(file).writerows(
+            [("review", "kind", "number"), *((a, b, 2 * c) for a, b, c in rows)]
+        )
+    lines(
+        "several.jsonl",
+        ({"text": t, "labels": [w for w in ("dog", "red") if w in t]} for t in texts),
+    )
+    tags = {"john": "B-PER", "ann": "B-PER", "cat": "B-PET", "red": "I-PET"}
+    sentences = [t.replace("is", who).split() for t in CATS for who in ("john", "sees ann", "is")]
+    lines("words.jsonl", ({"words": s, "tags": [tags.get(w, "O") for w in s]} for s in sentences))
+    pairs = [
+        ("a cat", "the cat", "same"),
+        ("a cat", "the dog", "other"),
+        ("a dog", "a dogs", "same"),
+    ]
+    lines("pairs.jsonl", ({"text": a, "text_pair": b, "label": c} for a, b, c in pairs * 6))
+    return tmp_path
+
+
+def lines(path, rows):
+    with open(path, "w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def trained(*words, data="kinds.csv", out="run"):
+    given = ["train", "classify", "--model", "model", "--data", data, "--out", out, *RUN, *words]
+    return main(given)
+
+
+def figures(capsys, *words):
+    capsys.readouterr()
+    assert main(["eval", "--model", "run", "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def told(capsys, *words):
+    capsys.readouterr()
+    assert main(["predict", "--model", "run", "--json", *words]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+COLUMNS = ("--columns", "text=review,label=kind")
+
+
+@pytest.mark.parametrize("more", [(), ("--method", "lora")])
+def test_classes(more, here, capsys):
+    assert trained(*COLUMNS, *more) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"classes     cat 1\d, dog 1\d\n", printed) and "head        new" in printed
+    assert "macro f1 1.0000" in printed and "best by macro-f1" in printed
+    found = figures(capsys, "--data", "kinds.csv", *COLUMNS)
+    assert found["accuracy"] == found["macro_f1"] == found["matthews"] == 1
+    assert found["confusion"] == [[18, 0], [0, 18]] and found["classes"] == ["cat", "dog"]
+    config = json.loads((here / "run" / "config.json").read_text())
+    assert config["id2label"] == {"0": "cat", "1": "dog"} and config["label2id"]["dog"] == 1
+    assert config["problem_type"] == "single_label_classification"
+    reports = [
+        json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert reports[-1]["val_classes/macro_f1"] == 1 and reports[-1]["trained_texts"] == 480
+    one, two = told(capsys, "--text", DOGS[3], "--text", CATS[1])
+    assert one["classes"][0]["class"] == "dog" and two["classes"][0]["class"] == "cat"
+    assert sum(each["probability"] for each in one["classes"]) == pytest.approx(1)
+    engine = Classifier.load("run")
+    assert engine.predict([DOGS[3], CATS[1]]) == ["dog", "cat"]
+    assert engine.probabilities([DOGS[3]])[0, 1] == pytest.approx(one["classes"][0]["probability"])
+
+
+def test_adapters_are_merged_into_the_folder(here):
+    """The run's recipe, with adapters over a file, says what the folder that it wrote says."""
+    import toynn.jobs
+
+    given = {
+        "model": "model",
+        "data": "kinds.csv",
+        "columns": COLUMNS[1],
+        "steps": 12,
+        "out": "run",
+    }
+    given |= {"method": "lora", "lr": 0.05, "targets": "all-linear", "report": "none"}
+    recipe = toynn.jobs.carried_out(toynn.jobs.made("classify", given)).job.recipe
+    merged = Classifier.load("run").outputs(CATS)
+    assert np.abs(merged - recipe.outputs(CATS)).max() < 1e-5
+    assert np.abs(merged - Encoder.load("model", Task("sequence", 2)).outputs(CATS)).max() > 1e-3
+
+
+def test_a_head_alone_is_trained(here):
+    assert trained(*COLUMNS, "--method", "head", "--steps", "20", "--metric", "loss") == 0
+    before, after = Encoder.load("model").weights(), Classifier.load("run").weights()
+    assert all(after[name].tobytes() == values.tobytes() for name, values in before.items())
+    reports = (here / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(reports[-1])["val_loss"] < json.loads(reports[0])["val_loss"]
+
+
+def test_several_classes(here, capsys):
+    assert trained(data="several.jsonl") == 0
+    found = figures(capsys, "--data", "several.jsonl")
+    assert min(found["micro_f1"], found["macro_f1"]) > 0.7 and found["accuracy"] > 0.4
+    both, none = told(capsys, "--text", "the red dogs is a", "--text", "the blue cat is a")
+    for each in (both, none):
+        holds = [c["class"] for c in each["classes"] if c["probability"] > 0.5]
+        assert sorted(each["labels"]) == sorted(holds)
+    assert "dog" in both["labels"] and "dog" not in none["labels"]
+    engine = Classifier.load("run")
+    assert engine.problem == "several" and engine.predict([none["text"]]) == [none["labels"]]
+
+
+def test_numbers(here, capsys):
+    words = ("--columns", "text=review,label=number", "--problem", "number")
+    assert trained(*words) == 0
+    assert "labels      numbers" in capsys.readouterr().out
+    found = figures(capsys, "--data", "kinds.csv", *words[:2])
+    assert found["loss"] < 0.05 and found["spearman"] > 0.8
+    (one,) = told(capsys, "--text", "the red dogs is a")
+    assert one["number"] == pytest.approx(2, abs=0.5)
+    assert json.loads((here / "run" / "config.json").read_text())["problem_type"] == "regression"
+
+
+def test_words(here, capsys):
+    assert trained(data="words.jsonl") == 0
+    found = figures(capsys, "--data", "words.jsonl")
+    assert found["f1"] == found["precision"] == found["recall"] == 1
+    (one,) = told(capsys, "--text", "the blue cats sees ann!")
+    spans = [(each["begin"], each["end"], each["class"]) for each in one["spans"]]
+    assert (19, 22, "PER") in spans and len(one["tags"]) == len(one["words"]) == 6
+    (listed, *_) = told(capsys, "words.jsonl")
+    assert listed["tags"][2] == "B-PET" and [2, 3] in [
+        [s["begin"], s["end"]] for s in listed["spans"]
+    ]
+    reports = (here / "run" / "metrics.jsonl").read_text().splitlines()
+    assert "trained_words" in json.loads(reports[-1])
+
+
+def test_two_texts(here, capsys):
+    assert trained(data="pairs.jsonl") == 0
+    (one, *_) = told(capsys, "pairs.jsonl")
+    assert one["text"] == ["a cat", "the cat"] and one["classes"][0]["class"] in ("same", "other")
+
+
+def test_a_head_is_kept_where_its_classes_are_the_same(here, capsys):
+    assert trained(*COLUMNS) == 0
+    again = ["train", "classify", "--model", "run", "--data", "kinds.csv", *COLUMNS, *RUN]
+    capsys.readouterr()
+    assert main([*again, "--out", "b", "--steps", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "head  " not in printed and "accuracy 100.0%" in printed.partition("step 1/1")[0]
+    assert main([*again, "--out", "c", "--steps", "1", "--labels", "dog,cat"]) == 0
+    assert "head        new" in capsys.readouterr().out
+
+
+def test_texts_lines_and_tables_are_predicted(here, capsys):
+    assert trained(*COLUMNS) == 0
+    (here / "texts.txt").write_text(f"{CATS[1]}\n{DOGS[1]}\n")
+    assert main(["predict", "-m", "run", "texts.txt", "--top", "1"]) == 0
+    out = capsys.readouterr().out.splitlines()[-4:]
+    assert out[0] == CATS[1] and out[1].endswith("cat") and out[3].endswith("dog")
+    assert main(["predict", "-m", "run", "kinds.csv", "--columns", "text=review", "--csv"]) == 0
+    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert len(rows) == 36 and rows[0][:2] == [CATS[0], "cat"] and len(rows[0]) == 5
+    assert main(["info", "run"]) == 0
+    printed = capsys.readouterr().out
+    assert "bert" in printed and "2 rows" not in printed and "not possible" not in printed
+    assert main(["convert", "run", "--out", "run.gguf"]) == 0
+    assert main(["predict", "-m", "run.gguf", "--text", DOGS[0], "--top", "1"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("dog")
+
+
+REFUSED = {
+    "one class": (("--columns", "text=review,label=one"), "at least 2 classes; got x in 36 rows"),
+    "a new label": (
+        (*COLUMNS, "--valid", "new.csv"),
+        "new.csv:1: label: expected one of 'cat', 'dog'; got 'bird'",
+    ),
+    "another label": ((*COLUMNS, "--labels", "cat,bird"), "kinds.csv:19: label: expected one of"),
+    "too long": (
+        (*COLUMNS, "--seq", "4", "--too-long", "refuse"),
+        "kinds.csv:1: the text has 7 tokens; the most are 4",
+    ),
+    "a weight": ((*COLUMNS, "--class-weights", "bird=2"), "--class-weights: 'bird' is none of the"),
+    "weights": ((*COLUMNS, "--class-weights", "cat"), "must be balanced, or NAME=WEIGHT"),
+    "names": ((*COLUMNS, "--labels", "a,a"), "must be names with commas between them, each once"),
+    "a rank": ((*COLUMNS, "--rank", "4"), "--rank: it needs --method lora; the method is full"),
+    "numbers": (
+        (*COLUMNS, "--problem", "number"),
+        "kinds.csv:1: label: expected a number; got 'cat'",
+    ),
+    "smoothed": (
+        (
+            "--columns",
+            "text=review,label=number",
+            "--problem",
+            "number",
+            "--label-smoothing",
+            "0.1",
+        ),
+        "--label-smoothing: it is for classes of texts; labels are number",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_trained_is_refused(words, message, here, capsys):
+    text = (here / "kinds.csv").read_text().replace("kind,", "kind,one,", 1).replace("\n", ",x\n")
+    (here / "kinds.csv").write_text(
+        text.replace("review,kind,one,number,x", "review,kind,number,one")
+    )
+    (here / "new.csv").write_text("review,kind,number,one\na bird,bird,1,x\n")
+    assert trained(*words) == 2
+    assert message in capsys.readouterr().err
+    assert not (here / "run").exists()
+
+
+def test_what_is_cut_is_counted(here, capsys):
+    assert trained(*COLUMNS, "--seq", "6", "--steps", "1") == 0
+    assert "36 texts of more than 6 tokens cut" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["generate", "-m", "model", "--prompt", "a"],
+            "encoder, which writes no text: `toynn train cl",
+        ),
+        (
+            ["predict", "-m", "model", "--text", "a"],
+            "no head of classes: `toynn train classify` trains",
+        ),
+        (["predict", "-m", "model"], "predict: name files, or texts by --text"),
+        (["eval", "-m", "run"], "--data: name texts with labels"),
+        (
+            ["eval", "-m", "run", "--data", "new.csv"],
+            "new.csv:1: label: expected one of 'cat', 'dog'",
+        ),
+        (
+            ["eval", "-m", "run", "--data", "kinds.csv", "--no-mask-prompt"],
+            "it is not for classifiers of texts",
+        ),
+    ],
+)
+def test_other_commands_say_what_a_model_is_for(words, message, here, capsys):
+    (here / "new.csv").write_text("text,label\na bird,bird\n")
+    assert trained(*COLUMNS, "--steps", "1") == 0
+    capsys.readouterr()
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
