@@ -85,12 +85,13 @@ SECTIONS = {
     "dispatch": "A mixture of experts",
     "experts": "A mixture of experts",
     "altup": "Streams: AltUp",
-    # Adapters, rounding, preferences
+    # Adapters, rounding, updates, preferences
     "pointwise": "Arithmetic, and sums over axes",
     "sums": "Arithmetic, and sums over axes",
     "transpose": "Arithmetic, and sums over axes",
     "dora": "Magnitudes: DoRA",
     "rounding": "Weights of 16 bits",
+    "muon": "Muon: an update without small directions",
     "pooling": "Vectors of texts: pooling",
     "token_sums": "Preferences: losses of whole completions",
     "dpo": "Preferences: losses of whole completions",
@@ -105,7 +106,7 @@ PARTS = {
     "cached_attention": "Attention and states",
     "columns": "Rows and experts",
     "pointwise": "Losses of your own",
-    "dora": "Adapters, rounding, preferences",
+    "dora": "Adapters, rounding, updates, preferences",
 }
 #: The drawing of an op's loops, in docs/pictures, where the signatures do not tell: see kind.
 DRAWN = {

@@ -32,6 +32,7 @@ __all__ = [
     "RENAMED",
     "Activations",
     "Decay",
+    "Optimizer",
     "Option",
     "Precision",
     "Prepack",
@@ -377,6 +378,7 @@ WeightType = Literal["f32", "f16", "bf16"]
 NUMBERS = {"0": "f32", "1": "f16", "30": "bf16"}
 #: Which weights decay.
 Decay = Literal["all", "matrices"]
+Optimizer = Literal["adamw", "muon"]
 #: How activations are kept for the backward pass.
 Activations = Literal["float32", "bfloat16"]
 ACTIVATIONS = get_args(Activations)
@@ -436,6 +438,11 @@ class RecipeOptions:
     decay
         Which weights decay: "all", or "matrices", which include tables of embeddings but not gains,
         biases and other vectors.
+    optimizer
+        "adamw", or "muon": hidden matrices, those of blocks, are updated by Muon, and tables of
+        embeddings, the head and vectors by AdamW, at the same learning rate.
+    momentum
+        Muon's; AdamW's rows have beta1.
     prepack
         Whether frozen base weights are prepacked into GEMM panels, so that a step neither
         dequantizes nor packs them: "always", "never", or "auto", which prepacks if steps have few
@@ -467,6 +474,8 @@ class RecipeOptions:
     packed: bool = option(default=False)
     label_losses: bool = option(default=False, compared=False)
     decay: Decay = option(default="all")
+    optimizer: Optimizer = option(default="adamw")
+    momentum: float = option(default=0.95, read=real(0, 1))
     prepack: Prepack = option(default="never", compared=False)
     # computed_with() says what is compared
     precision: Precision | None = option(default=None, compared=False)

@@ -36,7 +36,12 @@ from toynn.system.critical import Section, exclusive
 
 __all__ = ["Engine", "Inputs", "Recorded"]
 
-RATE, DECAY = SLOTS.index("lr"), SLOTS.index("weight_decay")
+RATE, BETA1, DECAY = (SLOTS.index(name) for name in ("lr", "beta1", "weight_decay"))
+
+#: How the names of blocks' weights begin, in GGUF and in timm.
+BLOCKS = ("blk.", "blocks.")
+#: Whether a parameter decays, the factor of its learning rate, and Muon's momentum (0: AdamW).
+Kind = tuple[bool, float, float]
 
 Inputs = dict[str, ArrayLike]  # values of a tape's inputs, by name
 
@@ -51,7 +56,7 @@ class Recorded:
     losses: Tensor | None = None  # of labels with loss, in the first rows; if requested
     sums: Tensor | None = None  # (S, 2): of the losses of each prompt and each completion
     #: further inputs like "hp", by name: see _kind_of
-    hp_more: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
+    hp_more: Mapping[str, Kind] = field(default_factory=dict)
 
 
 def width(name: str) -> property:
@@ -115,7 +120,7 @@ class Engine(ABC, Generic[C]):
         self._constants: dict[str, Tensor] = {}
         self.file: Source | None = None  # the file that the weights are stored in, if any
         self.parameters: dict[str, Tensor] = {}  # the trained weights, in the optimizer's order
-        self.moments: dict[str, tuple[Tensor, Tensor]] = {}  # (m, v) of AdamW, of each parameter
+        self.moments: dict[str, tuple[Tensor, ...]] = {}  # of each parameter: m, and v of AdamW
         self.step_index = 0  # steps taken
         self.batches = 0  # micro-batches trained on: each has its own dropout masks
 
@@ -251,21 +256,27 @@ class Engine(ABC, Generic[C]):
         self.session.realize()
 
     def _record_update(self, step: Recorded) -> Recorded:
-        """Record backward, and AdamW for every parameter; return the step with its inputs."""
+        """Record backward, and an update of every parameter; return the step with its inputs."""
         s = self.session
         s.build_backward()
-        names: dict[tuple[bool, float], str] = {(True, 1.0): "hp"}
+        names: dict[Kind, str] = {(True, 1.0, 0.0): "hp"}
         for name, w in self.parameters.items():
             kind = self._kind_of(name, w)
             if kind not in names:
                 names[kind] = f"hp_{len(names) + 1}"
                 s.input(names[kind], (7,))
-            self.moments[name] = s.opt_step_adamw(w, s.grad(w), s.tape.inputs[names[kind]])
+            hp = s.tape.inputs[names[kind]]
+            if kind[2]:
+                self.moments[name] = (s.opt_step_muon(w, s.grad(w), hp),)
+            else:
+                self.moments[name] = s.opt_step_adamw(w, s.grad(w), hp)
         return replace(step, hp_more={hp: kind for kind, hp in names.items() if hp != "hp"})
 
-    def _kind_of(self, name: str, w: Tensor) -> tuple[bool, float]:
-        """Return whether a parameter decays, and the factor of its learning rate."""
-        return self.options.decay != "matrices" or _is_matrix(w), 1.0
+    def _kind_of(self, name: str, w: Tensor) -> Kind:
+        """Return how a parameter is updated. Hidden matrices are those of blocks."""
+        hidden = name.startswith(BLOCKS) and len(w.shape) == 2 and _is_matrix(w)
+        momentum = self.options.momentum if hidden and self.options.optimizer == "muon" else 0.0
+        return self.options.decay != "matrices" or _is_matrix(w), 1.0, momentum
 
     def step_memory(self) -> Memory:
         """Record the training step of declared weights; return the memory that it would need."""
@@ -354,9 +365,10 @@ class Engine(ABC, Generic[C]):
     def _rows_of_adamw(self, step: Recorded, row: ArrayLike) -> Inputs:
         """Return AdamW's row, and a changed row for each other kind of parameters."""
         rows: Inputs = {"hp": row}
-        for name, (decays, rate) in step.hp_more.items():
+        for name, (decays, rate, momentum) in step.hp_more.items():
             changed = rows[name] = np.array(row, np.float32)
             changed[RATE] *= rate
+            changed[BETA1] = momentum or changed[BETA1]
             changed[DECAY] *= decays
         return rows
 
@@ -381,9 +393,10 @@ class Engine(ABC, Generic[C]):
     def train(self, batch: Batch, hp: ArrayLike, is_first: bool) -> float:
         """Train on one batch; return its loss before the update.
 
-        hp: the 7-slot row of AdamW. ``is_first`` zeroes the moments first; gradients need no reset,
-        since the first micro-batch overwrites them. Batches given to ``accumulate`` since the last
-        step are included, each weighted by its rows. ``step`` takes arrays instead.
+        hp: the 7-slot row of AdamW; Muon reads its rate and its decay. ``is_first`` zeroes the
+        moments first; gradients need no reset, since the first micro-batch overwrites them. Batches
+        given to ``accumulate`` since the last step are included, each weighted by its rows.
+        ``step`` takes arrays instead.
 
         Raises ShapeError or LabelError for a batch that does not fit. Raises NonFiniteError if a
         gradient is not finite; weights and moments are untouched then.
@@ -439,7 +452,7 @@ class Engine(ABC, Generic[C]):
 
     def _beside_weights(self) -> dict[str, Tensor]:
         """Return the optimizer's moments by name, and the frozen tensors of adapters."""
-        pairs = ((name, zip("mv", pair, strict=True)) for name, pair in self.moments.items())
+        pairs = ((name, zip("mv", pair, strict=False)) for name, pair in self.moments.items())
         moments = {f"{name}.{which}": tensor for name, pair in pairs for which, tensor in pair}
         return moments | self._adapters.frozen
 

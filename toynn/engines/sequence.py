@@ -25,7 +25,7 @@ from toynn.data.batch import Batch
 from toynn.engines import files, packed
 from toynn.engines.adapters import Adapters
 from toynn.engines.decoding import BatchDecoder, Decoder, Decoders
-from toynn.engines.engine import Engine, Inputs, Recorded, of_step, width
+from toynn.engines.engine import Engine, Inputs, Kind, Recorded, of_step, width
 from toynn.engines.files import StrPath
 from toynn.engines.preference import Preference, PreferenceOptions
 from toynn.engines.targets import AdapterOptions
@@ -277,8 +277,9 @@ class SequenceEngine(Engine[C], Generic[C]):
         logits = self.model.logits(layers, self.config, self.options, x)
         return Recorded(tape=s.tape, logits=s.output(logits))
 
-    def _kind_of(self, name: str, w: Tensor) -> tuple[bool, float]:
-        return super()._kind_of(name, w)[0], self.lora.rate_of(name) if self.lora else 1.0
+    def _kind_of(self, name: str, w: Tensor) -> Kind:
+        decays, _, momentum = super()._kind_of(name, w)
+        return decays, self.lora.rate_of(name) if self.lora else 1.0, 0.0 if self.lora else momentum
 
     # -- Running -------------------------------------------------------------------------------
 

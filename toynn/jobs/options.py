@@ -21,6 +21,7 @@ from toynn.optim.schedule import WARMUP
 from toynn.options import (
     Activations,
     Decay,
+    Optimizer,
     Option,
     Precision,
     RecipeOptions,
@@ -269,6 +270,13 @@ class NewModelOptions(JobOptions):
         group=OPTIMIZATION,
         of=RecipeOptions,
     )
+    optimizer: Optimizer = option(
+        "adamw, or muon: Muon for the matrices of blocks, AdamW for tables, head and vectors",
+        "adamw",
+        group=OPTIMIZATION,
+        of=RecipeOptions,
+    )
+    momentum: float = option("Muon's momentum", 0.95, group=OPTIMIZATION, of=RecipeOptions)
 
 
 BACKEND, THREADS, PRECISION = (

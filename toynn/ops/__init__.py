@@ -67,7 +67,7 @@ from toynn.ops.recurrent import decay, delta, gated, queries, ssd
 from toynn.ops.rows import class_token, gatednorm, layernorm, rmsnorm, rope, softmax
 from toynn.ops.shortconv import RING, shortconv
 from toynn.ops.texts import binary_cross_entropy, cosent, infonce, pooling, squared_error
-from toynn.ops.update import adamw_step, grad_norm
+from toynn.ops.update import adamw_step, grad_norm, muon_step
 
 __all__ = [
     "ACCUMULATE",
@@ -124,6 +124,7 @@ __all__ = [
     "matmul",
     "mean",
     "mul",
+    "muon_step",
     "neg",
     "numpy",
     "orpo",

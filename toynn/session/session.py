@@ -13,7 +13,7 @@ LifecycleError, which names the call that is missing. The short form of the same
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import isfinite
@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn import backends
+from toynn import backends, ops
 from toynn.backends.protocol import Place
 from toynn.errors import (
     ConfigError,
@@ -359,16 +359,39 @@ class Session:
     @exclusive
     def opt_step_adamw(self, w: Tensor, g: Tensor, hp: Tensor) -> tuple[Tensor, Tensor]:
         """Record an AdamW update of parameter w by gradient g; return its moments (m, v)."""
-        self._check_recording("opt_step_adamw()")
+        self._check_update("opt_step_adamw", w, g)
+        m, v = self._updates.record(self, w, hp, ops.adamw_step, "mv")
+        return m, v
+
+    @exclusive
+    def opt_step_muon(self, w: Tensor, g: Tensor, hp: Tensor) -> Tensor:
+        """Record a Muon update of the matrix w by gradient g; return its momentum.
+
+        It reads lr, beta1 (the momentum) and weight_decay of hp. Muon is for hidden matrices;
+        tables of embeddings, heads and vectors take ``opt_step_adamw``. Raises ShapeError for a
+        parameter that is not a matrix.
+        """
+        self._check_update("opt_step_muon", w, g)
+        if len(w.shape) != 2:
+            raise ShapeError(f"opt_step_muon: needs a matrix (R, C); got {w.name} {w.shape}")
+        (m,) = self._updates.record(self, w, hp, ops.muon_step, "m")
+        return m
+
+    def _check_update(self, call: str, w: Tensor, g: Tensor) -> None:
+        self._check_recording(f"{call}()")
         if self.tape.gradients is None:
-            _refuse("opt_step_adamw()", "before build_backward()")
+            _refuse(f"{call}()", "before build_backward()")
         if w.role is not Role.PARAMETER or self.tape.gradients.get(w) is not g:
-            raise ConfigError(f"opt_step_adamw: needs a parameter and its grad(); got {w!r}, {g!r}")
-        return self._updates.record_adamw(self, w, hp)
+            raise ConfigError(f"{call}: needs a parameter and its grad(); got {w!r}, {g!r}")
 
     @exclusive
     def minimize(
-        self, loss: Tensor, lr: float | Callable[[int], float] = 1e-3, **hyperparameters: float
+        self,
+        loss: Tensor,
+        lr: float | Callable[[int], float] = 1e-3,
+        *,
+        muon: Collection[Tensor] = (),
+        **hyperparameters: float,
     ) -> Step:
         """Record the gradients of a loss and AdamW for each parameter; return the compiled step.
 
@@ -382,6 +405,7 @@ class Session:
         ``toynn.optim.Schedule``. ``hyperparameters`` are beta1, beta2, eps and weight_decay. Their
         defaults and convention (bias correction by step) are those of ``AdamW.for_lora()``.
         Parameters that the loss does not depend on stay as they are. Clipping: ``max_grad_norm``.
+        ``muon`` are matrices that Muon updates instead, with beta1 as momentum: hidden ones.
 
         Raises ConfigError for unknown hyperparameters, for values out of range, and if the loss
         depends on no parameter. Raises ShapeError if the loss is not a scalar. The tape is
@@ -408,7 +432,8 @@ class Session:
                 raise ConfigError(f"minimize: {loss.name} depends on no parameter()")
             row = self.input("adamw.hp", (len(SLOTS),))
             for w in trained:
-                self.opt_step_adamw(w, self.grad(w), row)
+                step = self.opt_step_muon if w in muon else self.opt_step_adamw
+                step(w, self.grad(w), row)
         if not self._finalized:
             self.finalize_weights()
         self.realize()

@@ -35,7 +35,7 @@ class Updates:
         self._narrow = narrow  # what is kept for the backward pass, to bfloat16
         self._recomputing = {"recompute": checkpointing, "recompute_cheap": recompute_cheap}
         self._gradients: dict[Tensor, Tensor] = {}  # of each parameter
-        self._moments: dict[Tensor, tuple[Tensor, Tensor]] = {}
+        self._moments: dict[Tensor, tuple[Tensor, ...]] = {}
         self.pending = 0.0  # weight of the micro-batches whose gradients wait for an update
         self.divisor = 1.0  # divides downloaded gradients
         self.max_grad_norm: float | None = None
@@ -77,8 +77,12 @@ class Updates:
             self._gradients[parameter] = gradient
         return self._gradients[parameter]
 
-    def record_adamw(self, s: ops.Recorder, w: Tensor, hp: Tensor) -> tuple[Tensor, Tensor]:
-        """Record the update of one parameter; the first also records the norm of all gradients.
+    def record(
+        self, s: ops.Recorder, w: Tensor, hp: Tensor, step: Callable[..., None], which: str
+    ) -> tuple[Tensor, ...]:
+        """Record the update of one parameter by an op; the first also records the norm of all.
+
+        ``which`` has a letter for each moment of the parameter. Return the moments.
 
         Raises ConfigError if the parameter has an update already.
         """
@@ -86,15 +90,14 @@ class Updates:
             every = self._storage.whole(Role.GRADIENT)
             ops.grad_norm(s, self.norm, self._factor, every, self._control)
         if any(w in node.outputs for node in s.tape.nodes if node.phase == "U"):
-            raise ConfigError(f"opt_step_adamw: {w.name} has its update on this tape already")
+            raise ConfigError(f"opt_step: {w.name} has its update on this tape already")
         if w not in self._moments:
-            self._moments[w] = (
-                self._storage.declare(f"{w.name}.m", w.shape, Role.MOMENT),
-                self._storage.declare(f"{w.name}.v", w.shape, Role.MOMENT),
+            self._moments[w] = tuple(
+                self._storage.declare(f"{w.name}.{letter}", w.shape, Role.MOMENT)
+                for letter in which
             )
-        m, v = self._moments[w]
-        ops.adamw_step(s, w, m, v, self._gradients[w], hp, self._factor)
-        return m, v
+        step(s, w, *self._moments[w], self._gradients[w], hp, self._factor)
+        return self._moments[w]
 
     # -- Running -------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The norm of all gradients, and AdamW."""
+"""The norm of all gradients, AdamW, and Muon."""
 
 import numpy as np
 
@@ -34,3 +34,33 @@ def adamw(w: Array, m: Array, v: Array, g: Array, hp: Array, scale: Array) -> Ou
     v = beta2 * v + (1 - beta2) * g * g
     w = w * (1 - lr * weight_decay) - lr * (c1 * m) / (np.sqrt(c2 * v) + eps)
     return {"w": w, "m": m, "v": v}
+
+
+@kernel("muon.momentum")
+def muon_momentum(m: Array, g: Array, hp: Array, scale: Array) -> Outputs:
+    """Compute m = b1 m + g scale, and u = g scale + b1 m; if scale is not finite, only u = 0."""
+    if not np.isfinite(scale[0]):
+        return {"u": np.zeros_like(g)}
+    g = g * scale
+    m = hp[1] * m + g
+    return {"m": m, "u": g + hp[1] * m}
+
+
+@kernel("muon.start")
+def muon_start(u: Array, squares: Array) -> Outputs:
+    """Compute x = u / (its norm + 1e-7), from the sum of its squares."""
+    return {"x": u / (np.sqrt(squares) + 1e-7)}
+
+
+@kernel("muon.mix")
+def muon_mix(x: Array, z: Array, alpha: float, beta: float) -> Outputs:
+    """Compute y = alpha x + beta z."""
+    return {"y": alpha * x + beta * z}
+
+
+@kernel("muon.step")
+def muon_step(w: Array, x: Array, hp: Array, scale: Array, factor: float) -> Outputs:
+    """Compute w = w (1 - lr decay) - lr factor x; if scale is not finite, nothing changes."""
+    if not np.isfinite(scale[0]):
+        return {}
+    return {"w": w * (1 - hp[0] * hp[4]) - hp[0] * factor * x}
