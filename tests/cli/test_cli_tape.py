@@ -1,13 +1,13 @@
 """`toynn tape`: steps of recipes, files and runs, printed and on a page."""
 
 import base64
-import gzip
 import json
 from functools import partial
 
 import numpy as np
 import pytest
 from lora_bases import write_base
+from pages import data_of
 from safetensors.numpy import load_file
 
 from toynn._kernels import matmul
@@ -17,11 +17,6 @@ from toynn.testing import limits
 SMALL = ["--layers", "2", "--d-model", "16", "--heads", "2", "--seq", "8"]
 
 
-def data_of(path):
-    packed = path.read_text().split('id="data">')[1].split("</script>")[0]
-    return json.loads(gzip.decompress(base64.b64decode(packed)))
-
-
 def test_xor_is_printed_and_opened(tmp_path, capsys):
     assert main(["tape", "xor"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -29,7 +24,7 @@ def test_xor_is_printed_and_opened(tmp_path, capsys):
     page = tmp_path / "step.html"
     assert main(["tape", "xor", "--html", str(page), "--follow", "w1[3,1]"]) == 0
     assert capsys.readouterr().out.startswith(f"{page}: 12 calls, ")
-    data = data_of(page)
+    data = data_of(page.read_text())
     assert data["title"] == "XOR" and len(data["values"]["nodes"]) == 12
     assert data["follow"]["index"] == [3, 1] and len(data["tapes"]) == 1
 
@@ -39,7 +34,7 @@ def test_a_recipe_is_compared_and_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "measure", quick)
     page = tmp_path / "step.html"
     assert main(["tape", "gpt2", *SMALL, "--values", "--time", "--html", str(page)]) == 0
-    data = data_of(page)
+    data = data_of(page.read_text())
     names = [each["name"] for each in data["tapes"]]
     assert names == ["as it is", "checkpointing", "packed examples", "--batch 2"]
     plain, checkpointed, _, double = (each["arena"]["bytes"] for each in data["tapes"])
@@ -56,7 +51,7 @@ def test_adapters_over_a_file_and_a_run_of_them(tmp_path, capsys):
     write_base(base)
     words = ["--targets", "q,v", "--rank", "3", "--seq", "6"]
     assert main(["tape", str(base), *words, "--compare", "none", "--html", str(page)]) == 0
-    shapes = {t["name"]: t["shape"] for t in data_of(page)["tapes"][0]["tensors"]}
+    shapes = {t["name"]: t["shape"] for t in data_of(page.read_text())["tapes"][0]["tensors"]}
     assert shapes["blk.0.attn_q.weight.lora_a"][0] == 3 and "blk.0.attn_k.weight" in shapes
     known = 0 if matmul.multiplies_quads() else 2
     assert main(["tape", str(base), "--precision", "int8"]) == known  # other recipes lack int8
@@ -69,11 +64,11 @@ def test_adapters_over_a_file_and_a_run_of_them(tmp_path, capsys):
     assert told["sections"][1:-1] == ["blk.0", "blk.1"] and not capsys.readouterr().out
     words = ["--checkpointing", "--compare", "checkpointing", "--html", str(page)]
     assert main(["tape", str(out), *words]) == 0
-    other, plain = data_of(page)["tapes"][0], data_of(page)["tapes"][1]
+    other, plain = data_of(page.read_text())["tapes"][0], data_of(page.read_text())["tapes"][1]
     assert plain["name"] == "no checkpointing" and other["memory"]["peak"] < plain["memory"]["peak"]
     values = ["--values", "--compare", "none", "--batch", "1", "--html", str(page)]
     assert main(["tape", str(out), *values]) == 0
-    data = data_of(page)
+    data = data_of(page.read_text())
     assert data["title"] == "run"
     tensors, weights = data["tapes"][0]["tensors"], load_file(out / "model.safetensors")
     first = {}  # contents of each tensor

@@ -1,13 +1,12 @@
 """The page in headless Chromium: what it shows, does with keys, and never runs."""
 
-import base64
-import gzip
 import json
 import re
 
 import numpy as np
 import pytest
 from chromium import absent, opened
+from pages import data_of
 
 import toynn
 from toynn import Session, ops
@@ -35,11 +34,6 @@ def hostile():
     step = s.minimize(ops.cross_entropy(s, x, labels))
     step(**{f"x{HOSTILE[1]}": np.ones((4, 3)), "labels": [0, 1, 2, 0]})
     return s
-
-
-def data_of(html):
-    packed = html.split('id="data">')[1].split("</script>")[0]
-    return json.loads(gzip.decompress(base64.b64decode(packed, validate=True)))
 
 
 def test_data_stay_data_whatever_names_say():

@@ -23,6 +23,8 @@ def test_defaults():
         "packed": False,
         "label_losses": False,
         "decay": "all",
+        "optimizer": "adamw",
+        "momentum": 0.95,
         "prepack": "never",
         "precision": None,
         "n_threads": None,
