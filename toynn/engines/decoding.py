@@ -9,9 +9,10 @@ more than the longest sequence. A recurrent state is not overwritten; it is told
 valid. The head computes only the last token's row.
 
 Several sequences are read together, each with its own past. A step of B sequences multiplies B
-rows, and reads all weights once. So B rows take far less than B times as long as one row. While
-some sequences read chunks of their prompts, others read one token and padding, so larger batches
-have shorter chunks.
+rows, and reads all weights once. So B rows take far less than B times as long as one row. Products
+are by row (see _product.pxd): a sequence's bits depend neither on the others nor on their number.
+Longer pieces are read one after another in a place of their own, and copied from there. So many
+samples of a prompt read it once.
 """
 
 from collections import OrderedDict
@@ -27,15 +28,16 @@ from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tensor
 from toynn.nn import Caches
 from toynn.numerics import checks
+from toynn.ops import CACHE_ROWS
 from toynn.session import Session
 
 __all__ = ["CHUNK", "BatchDecoder", "Decoder", "Decoders"]
 
 CHUNK = 64  # rows of a run that reads prompts: enough to multiply at full speed
-LEAST = 4  # the fewest tokens of a sequence in a chunk
 MOST_KEPT = 4  # pairs (batch, room) whose keys and values stay in memory
+_APPENDED = ("keys", "values")  # how the names of caches end to which rows are appended
 
-#: The latest decoder of each pair (batch, room), the least recently used first.
+#: The latest decoder of each (places, room), the least recently used first.
 Decoders = OrderedDict[tuple[int, int], "BatchDecoder"]
 
 
@@ -47,6 +49,15 @@ class _Sequence:
     long: bool = False
 
 
+@dataclass
+class _Alone:
+    """What the first place holds, if nothing was read there since: ids, and what came of them."""
+
+    ids: list[Any] = field(default_factory=list)
+    changes: int = -1  # of the weights, before they were read
+    logits: Any = None
+
+
 class BatchDecoder:
     """Several numbered sequences that an engine reads together, piece by piece.
 
@@ -55,9 +66,10 @@ class BatchDecoder:
     dropped: its memory is freed, and its sequences end.
     """
 
-    def __init__(self, engine: Any, batch: int, room: int) -> None:
+    def __init__(self, engine: Any, batch: int, room: int, *, alone: bool = False) -> None:
         """Begin ``batch`` sequences of up to ``room`` tokens; this ends earlier ones of that pair.
 
+        A sequence that is read ``alone`` needs no second place, and its products no fixed order.
         Raises ConfigError for a number or a room out of range.
         """
         context = engine.config.context
@@ -66,12 +78,15 @@ class BatchDecoder:
                 f"batch_decoder: expected 1 or more sequences, with room for 1 to {context} "
                 f"tokens, the context; got {batch} and {room}"
             )
-        self._engine, self._key = engine, (batch, room)
+        self._engine, self._room, self._batch = engine, room, batch
+        #: The caches' places: the first is for pieces that are read alone.
+        self._first = 0 if alone else 1
+        self._key = (batch + self._first, room)
         self._session: Session = engine.session
         self._decoders: Decoders = engine.decoders
         self._caches: dict[str, Tensor] = {}  # keys and values of the tapes, or recurrent states
-        self.chunk = max(LEAST, CHUNK // batch)  # the most tokens of a sequence in one run
         self._sequences = [_Sequence() for _ in range(batch)]
+        self._alone = _Alone()
         with self._session.exclusively("decoder()"):
             if self._key in self._decoders:
                 self._caches = self._decoders.pop(self._key)._caches
@@ -104,9 +119,30 @@ class BatchDecoder:
             )
         self._sequences[number] = _Sequence(sequence.ids[:past], sequence.long and past > 0)
 
+    def copy(self, source: int, target: int) -> None:
+        """Let a sequence become a copy of another one; what it was is forgotten."""
+        with self._session.exclusively("Decoder.copy()"):
+            self._sequences[target] = _Sequence()
+            sequence = self._sequences[source]
+            self._copy(self._first + source, self._first + target, len(sequence.ids))
+            self._sequences[target] = _Sequence(list(sequence.ids), sequence.long)
+
+    def _copy(self, source: int, target: int, past: int) -> None:
+        """Copy a place's states, and its first ``past`` keys and values, to another place."""
+        for name, tensor in self._caches.items():
+            parts, size = 1, tensor.size // self._key[0]
+            count = size
+            if name.endswith(_APPENDED):  # (places, KV, S, D), in blocks of rows
+                _, parts, rows, _ = tensor.shape
+                size //= parts
+                count = -(-past // CACHE_ROWS) * CACHE_ROWS * (size // rows)
+            for part in range(parts):
+                start, end = (size * (place * parts + part) for place in (source, target))
+                self._session.copy(tensor, start, end, count)
+
     def _rewinds(self) -> bool:
         """Return whether the only caches are keys and values, so that the batch can rewind."""
-        return all(name.endswith(("keys", "values")) for name in self._caches)
+        return all(name.endswith(_APPENDED) for name in self._caches)
 
     def read(self, pieces: Mapping[int, ArrayLike]) -> dict[int, NDArray[np.float32]]:
         """Read the next piece of some sequences; return the logits (V,) after each piece.
@@ -134,31 +170,50 @@ class BatchDecoder:
         self._decoders.move_to_end(self._key)
         new = {number: self._checked(number, ids) for number, ids in pieces.items()}
         before = {number: self._sequences[number] for number in new}
-        waiting, long = dict(new), dict.fromkeys(new, False)
-        past = [self.past(number) for number in range(len(self._sequences))]
+        after: dict[int, _Sequence] = {}
+        logits: dict[int, NDArray[np.float32]] = {}
+        together: dict[bool, dict[int, NDArray[Any]]] = {False: {}, True: {}}
         for number, ids in new.items():
             read = before[number].ids
-            long[number] = self._engine.is_long(len(read) + ids.size)
-            again = long[number] != before[number].long
-            if again:
-                waiting[number], past[number] = np.append(np.array(read, ids.dtype), ids), 0
+            long = self._engine.is_long(len(read) + ids.size)
+            after[number] = _Sequence(read + ids.tolist(), long)
+            again = bool(read) and long != before[number].long
             if again or not self._rewinds():
                 self._sequences[number] = _Sequence()  # until all is read
-        logits: dict[int, NDArray[np.float32]] = {}
-        for kind in (False, True):
-            alike = {number: ids for number, ids in waiting.items() if long[number] is kind}
-            while alike:
-                chunks = {number: ids[: self.chunk] for number, ids in alike.items()}
-                logits |= self._run(chunks, past, long=kind)
-                for number, ids in chunks.items():
-                    past[number] += ids.size
-                alike = {n: ids[self.chunk :] for n, ids in alike.items() if ids.size > self.chunk}
-        for number, ids in new.items():
-            self._sequences[number] = _Sequence(before[number].ids + ids.tolist(), long[number])
+            if self._first and ids.size == 1 and not again:
+                together[long][number] = ids
+            else:
+                past = 0 if again else len(read)
+                logits[number] = self._read_alone(number, after[number], past)
+        for long, alike in together.items():
+            if alike:
+                count = min(self._batch, 4 ** ((max(alike).bit_length() + 1) // 2))  # few tapes
+                # a padding row of the others comes after all that they hold
+                held = [after.get(n, self._sequences[n]).ids for n in range(count)]
+                pasts = [len(ids) - (n in alike) for n, ids in enumerate(held)]
+                logits |= self._run(alike, pasts, self._first, long=long)
+        for number, sequence in after.items():
+            self._sequences[number] = sequence
         return logits
 
+    def _read_alone(self, number: int, sequence: _Sequence, past: int) -> NDArray[np.float32]:
+        """Read a sequence's ids from ``past`` on in the first place; return the last logits."""
+        place, known, changes = self._first + number, self._alone, self._session.changes
+        if not (known.ids == sequence.ids and known.changes == changes and not past):
+            self._alone = _Alone()
+            if self._first and past:
+                self._copy(place, 0, past)
+            ids = np.array(sequence.ids, np.int32)
+            for start in range(past, ids.size, CHUNK):
+                chunk = {0: ids[start : start + CHUNK]}
+                logits = self._run(chunk, [start], 0, long=sequence.long)[0]
+            self._alone = _Alone(list(sequence.ids), changes if self._first else -1, logits)
+        if self._first:
+            self._copy(0, place, len(sequence.ids))
+        return self._alone.logits  # type: ignore[no-any-return]
+
     def _checked(self, number: int, piece: ArrayLike) -> NDArray[Any]:
-        ids, past, (_, room) = np.asarray(piece), self.past(number), self._key
+        ids, past, room = np.asarray(piece), self.past(number), self._room
         if ids.ndim != 1 or not 0 < ids.size <= room - past:
             raise ShapeError(
                 f"Decoder.read: expected 1 to {room - past} ids in a flat array, as {past} of a "
@@ -169,15 +224,19 @@ class BatchDecoder:
         return ids.astype(np.int32)
 
     def _run(
-        self, pieces: Mapping[int, NDArray[Any]], past: Sequence[int], *, long: bool
+        self, pieces: Mapping[int, NDArray[Any]], past: Sequence[int], first: int, *, long: bool
     ) -> dict[int, NDArray[np.float32]]:
-        """Read at most a chunk of some sequences of one kind, after their past; return logits."""
-        engine, (batch, room) = self._engine, self._key
-        length = 1 if all(ids.size == 1 for ids in pieces.values()) else self.chunk
-        key = ("reading", batch, room, length, long)
-        reading = self._session.record(key, lambda: self._record(length, long=long))
-        tokens = np.zeros((batch, length), np.int32)
-        last, counts = np.arange(batch) * length, np.zeros(batch, np.int32)
+        """Read at most a chunk of some sequences of one kind, after their past; return logits.
+
+        ``first`` is the place of sequence 0. All places of ``past`` are computed.
+        """
+        engine, count = self._engine, len(past)
+        length = 1 if all(ids.size == 1 for ids in pieces.values()) else CHUNK
+        key = ("reading", self._key, first, count, length, long)
+        record = lambda: self._record(first, count, length, long=long)  # noqa: E731
+        reading = self._session.record(key, record)
+        tokens = np.zeros((count, length), np.int32)
+        last, counts = np.arange(count) * length, np.zeros(count, np.int32)
         for number, ids in pieces.items():
             tokens[number, : ids.size] = ids
             last[number] += ids.size - 1
@@ -191,17 +250,21 @@ class BatchDecoder:
         engine.check_unchanged()  # the mapped weights must still be the file that was opened
         return {number: logits[number] for number in pieces}
 
-    def _record(self, length: int, *, long: bool) -> Recorded:
+    def _record(self, first: int, batch: int, length: int, *, long: bool) -> Recorded:
         """Record logits (B, V) of the ``last`` rows, from B ``counts`` of tokens after the past."""
-        engine, s, (batch, room) = self._engine, self._session, self._key
+        engine, s, (places, room) = self._engine, self._session, self._key
         past, last = s.input("past", (batch,), "i32"), s.input("last", (batch,), "i32")
         for name in ("tokens", "positions"):
             s.input(name, (batch * length,), "i32")
-        counts, label = s.input("counts", (batch,), "i32"), f"{batch} x {room}: "
-        caches = Caches(s, past, counts, room + self.chunk, label, self._caches)
-        layers = engine.layers(batch, caches=caches, long=long)
-        x = engine.final(layers, last)
-        logits = engine.model.logits(layers, engine.config, engine.options, x)
+        counts, label = s.input("counts", (batch,), "i32"), f"{places} x {room}: "
+        caches = Caches(s, past, counts, room + CHUNK, places, first, label, self._caches)
+        s.by_row = first > 0
+        try:
+            layers = engine.layers(batch, caches=caches, long=long)
+            x = engine.final(layers, last)
+            logits = engine.model.logits(layers, engine.config, engine.options, x)
+        finally:
+            s.by_row = False
         return Recorded(tape=s.tape, logits=s.output(logits))
 
 

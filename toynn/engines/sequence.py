@@ -419,12 +419,13 @@ class SequenceEngine(Engine[C], Generic[C]):
         read, and kept.
         """
         self._session_for("decoder()")
-        return Decoder(BatchDecoder(self, 1, self.context))
+        return Decoder(BatchDecoder(self, 1, self.context, alone=True))
 
     def batch_decoder(self, batch: int, room: int = 0) -> BatchDecoder:
         """Begin several sequences to read together, piece by piece; see ``decoder``.
 
-        Each has room for ``room`` tokens; 0 means the context. An earlier batch of the same size
+        Each has room for ``room`` tokens; 0 means the context. A sequence's bits depend neither on
+        the others nor on ``batch``. An earlier batch of the same size
         and room ends with this call. A batch also ends, and its memory is freed, after four batches
         of other sizes were used since. Raises ConfigError for a number or a room out of range.
         """

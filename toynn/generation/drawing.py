@@ -6,7 +6,7 @@ a new sequence, and goes on. So a generation ends only at ``max_tokens`` or at a
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, Unpack
+from typing import NamedTuple, Protocol, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,11 @@ __all__ = [
     "BatchReader",
     "Drawing",
     "Drawn",
+    "Growing",
     "Reader",
     "draw",
     "generate",
+    "grown",
     "sample",
 ]
 
@@ -40,13 +42,14 @@ class Decoder(Protocol):
 class BatchDecoder(Protocol):
     """Several sequences that a model reads together, by their indices."""
 
-    chunk: int  # most tokens of a sequence per read
-
     def past(self, number: int) -> int:
         """Return the number of tokens of a sequence that were read so far."""
 
     def rewind(self, number: int) -> None:
         """Begin a sequence anew."""
+
+    def copy(self, source: int, target: int) -> None:
+        """Let a sequence become a copy of another one."""
 
     def read(self, pieces: Mapping[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
         """Read the next tokens of some sequences; return the logits (V,) after each piece."""
@@ -100,17 +103,16 @@ class Reader:
 
 
 class BatchReader:
-    """Keeps what a model has read of several sequences; reads a chunk of each at a time."""
+    """Keeps what a model has read of several sequences."""
 
     def __init__(self, engine: BatchEngine, batch: int, room: int) -> None:
         self._decoder, self.batch = engine.batch_decoder(batch, room), batch
         self._ids: list[list[int]] = [[] for _ in range(batch)]
 
     def read(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
-        """Read a chunk of each wanted sequence; return logits for those read to their end.
+        """Read what is new of each wanted sequence; return the logits (V,) of the token after it.
 
-        Call it again for the rest. So a long prompt does not delay the other sequences. Like
-        ``Reader.read`` it begins a sequence anew if its last read was interrupted.
+        Like ``Reader.read`` it begins a sequence anew if its last read was interrupted.
         """
         pieces = {}
         for number, ids in wanted.items():
@@ -118,11 +120,64 @@ class BatchReader:
             if not known or self._decoder.past(number) != known:
                 self._decoder.rewind(number)
                 self._ids[number], known = [], 0
-            pieces[number] = ids[known : known + self._decoder.chunk]
+            pieces[number] = ids[known:]
         logits = self._decoder.read(pieces) if pieces else {}
         for number, piece in pieces.items():
             self._ids[number] += piece
-        return {n: logits[n] for n, ids in wanted.items() if len(self._ids[n]) == len(ids)}
+        return logits
+
+    def move(self, source: int, target: int) -> None:
+        """Let a sequence take the place of another one, which has ended."""
+        self._decoder.copy(source, target)
+        self._ids[target] = list(self._ids[source])
+
+
+class Growing(Protocol):
+    """A sequence that grows by a token at a time."""
+
+    @property
+    def seen(self) -> list[int]:
+        """The tokens that the model sees."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a next token."""
+
+    def take(self, logits: NDArray[np.float32]) -> object:
+        """Draw the next token from logits (V,)."""
+
+
+G = TypeVar("G", bound=Growing)
+
+
+def grown(
+    engine: BatchEngine, rows: Sequence[G], batch: int, longest: int, begun: list[G]
+) -> Iterator[G]:
+    """Let ``batch`` sequences of up to ``longest`` tokens grow at a time; yield them in order.
+
+    When one ends, the next takes its place. If none is left, the last one does, so that fewer rows
+    are computed. ``begun`` gets the rows as they begin.
+    """
+    room = min(engine.context, 1 << (longest - 1).bit_length())  # few sizes, so memory is reused
+    reader = BatchReader(engine, min(batch, len(rows)), room)
+    places: list[G] = []
+    told = 0
+    while told < len(rows):
+        for place in range(reader.batch):
+            while len(begun) < len(rows) and not any(row.goes_on for row in places[place:][:1]):
+                begun.append(rows[len(begun)])
+                places[place : place + 1] = begun[-1:]
+        for place in reversed(range(len(places))):
+            if not places[place].goes_on:
+                last = places.pop()
+                if place < len(places):
+                    reader.move(len(places), place)
+                    places[place] = last
+        for place, logits in reader.read({n: row.seen for n, row in enumerate(places)}).items():
+            places[place].take(logits)
+        while told < len(begun) and not rows[told].goes_on:
+            yield rows[told]
+            told += 1
 
 
 class Drawn(NamedTuple):

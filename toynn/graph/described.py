@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from toynn._kernels.source import function_source, source_of
 from toynn.backends.protocol import Place, aligned
 from toynn.graph.tensor import Role, Tensor, place_of
-from toynn.numerics.precision import ALL_PRECISIONS
+from toynn.numerics.precision import NUMBERED
 
 #: tape.py imports this module, so it cannot be imported here: a toynn.graph.tape.Tape, and a Node.
 Tape: TypeAlias = Any
@@ -80,7 +80,7 @@ def described(tape: Tape, places: Mapping[Tensor, Place]) -> dict[str, Any]:
         if node.accumulate:
             record["accumulate"] = node.accumulate.name.lower()
         if "precision" in node.sizes:
-            record["precision"] = ALL_PRECISIONS[node.sizes["precision"]]
+            record["precision"] = NUMBERED[node.sizes["precision"]]
         record |= {"flops": node.flops, "bytes": node.nbytes}
         return record | ({"at_most": True} if node.at_most else {})
 

@@ -124,6 +124,14 @@ class Storage:
         """Return a copy of a tensor's values, dequantized to float32."""
         return values_at(tensor, *self.held[tensor])
 
+    def copy(self, tensor: Tensor, source: int, target: int, count: int) -> None:
+        """Copy ``count`` elements of a tensor of floats to another of its elements."""
+        buffer, offset = self.held[tensor]
+        size = ELEMENTS["f32"].itemsize
+        buffer.upload(
+            offset + size * target, buffer.download(offset + size * source, (count,), "f32")
+        )
+
     def blocks(self, role: Role, count: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield a region's float32 elements as (first index, copy of at most ``count`` values)."""
         region = REGIONS[role]

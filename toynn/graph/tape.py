@@ -28,7 +28,7 @@ from toynn.graph.sizes import Solved, aliases, solve
 from toynn.graph.tensor import Role, Tensor, ValidRows, place_of
 from toynn.numerics import checks, dtypes
 from toynn.numerics.checks import Check
-from toynn.numerics.precision import ALL_PRECISIONS
+from toynn.numerics.precision import NUMBERED
 
 __all__ = ["Node", "Op", "Role", "Tape", "Tensor", "ValidRows"]
 
@@ -445,7 +445,7 @@ class Tape(Shown):
     def precisions(self) -> set[str]:
         """Return the precisions of its products."""
         sizes = (node.sizes for node in self.nodes)
-        return {ALL_PRECISIONS[each["precision"]] for each in sizes if "precision" in each}
+        return {NUMBERED[each["precision"]] for each in sizes if "precision" in each}
 
     def __repr__(self) -> str:
         phases = Counter(node.phase for node in self.nodes)
@@ -499,7 +499,7 @@ def _called(node: Node) -> str:
     """Return a kernel's name, with its precision unless that is "highest"."""
     if node.op.function:
         return f"{node.op.kernel} (Python)"
-    exactness = ALL_PRECISIONS[node.sizes.get("precision", 0)]
+    exactness = NUMBERED[node.sizes.get("precision", 0)]
     return node.op.kernel if exactness == "highest" else f"{node.op.kernel} ({exactness})"
 
 

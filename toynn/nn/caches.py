@@ -21,8 +21,10 @@ class Caches:
         Rows of each sequence that this run adds, (B,) of i32; the rest of the run is padding.
     rows
         Capacity of the cache in rows.
+    places
+        How many sequences the caches have room for; the tape's B are those from ``first`` on.
     label
-        Prefix of the tensors' names, unique to a batch size and a capacity.
+        Prefix of the tensors' names, unique to a number of places and a capacity.
     kept
         The tensors by name. The first tape that asks for a name declares the tensor.
     """
@@ -31,6 +33,8 @@ class Caches:
     past: Tensor
     counts: Tensor
     rows: int
+    places: int
+    first: int
     label: str = ""
     kept: dict[str, Tensor] = field(default_factory=dict)
 
@@ -53,5 +57,6 @@ class Caches:
 
     def _kept(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self.kept:
-            self.kept[name] = self.session.persistent(self.label + name, shape)
-        return self.kept[name]
+            whole = (self.places, *shape[1:])
+            self.kept[name] = self.session.persistent(self.label + name, whole)
+        return self.kept[name].rows(self.first, self.first + shape[0])

@@ -6,6 +6,7 @@ from toynn.errors import ConfigError
 
 __all__ = [
     "ALL_PRECISIONS",
+    "NUMBERED",
     "PRECISIONS",
     "checked",
     "get_float32_matmul_precision",
@@ -15,6 +16,8 @@ __all__ = [
 PRECISIONS = ("highest", "high", "medium")
 #: Those of a session, as kernels number them: "int8" is for frozen quantized weights alone.
 ALL_PRECISIONS = (*PRECISIONS, "int8")
+#: The same, then with each row multiplied as if alone: the numbers are those of kernels.
+NUMBERED = (*ALL_PRECISIONS, *(f"{precision} by row" for precision in ALL_PRECISIONS))
 
 _chosen = "highest"
 
@@ -38,8 +41,8 @@ def set_float32_matmul_precision(precision: str) -> None:
 
     In "medium", products of up to 16 rows with Q4_0, Q8_0, Q4_K or Q6_K weights (also of experts)
     run in 8-bit integers. The CPU needs AVX2 and F16C. The rows are rounded to 8 bits: each number
-    is off by at most half a 127th of the largest of its block of 32. That covers generation of up
-    to 16 texts, a token at a time.
+    is off by at most half a 127th of the largest of its block of 32. Generation, a token at a time,
+    does so for any number of texts.
 
     Some operations are float32 in every precision:
 

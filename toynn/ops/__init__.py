@@ -35,7 +35,7 @@ from toynn.ops.arithmetic import (
     tanh,
     where,
 )
-from toynn.ops.attention import KVCache, attention
+from toynn.ops.attention import CACHE_ROWS, KVCache, attention
 from toynn.ops.axes import concat, matmul, mean, part, reshape, sum, transpose
 from toynn.ops.dora import dora, dora_norms
 from toynn.ops.dropout import dropout
@@ -72,6 +72,7 @@ from toynn.ops.update import adamw_step, grad_norm, muon_step
 __all__ = [
     "ACCUMULATE",
     "ADD",
+    "CACHE_ROWS",
     "NARROW",
     "RING",
     "SCALE",

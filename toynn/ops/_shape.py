@@ -40,12 +40,14 @@ class Recorder(Protocol):
     tape: Tape
     seed: int
     matmul_precision: str
+    by_row: bool
 
 
 def product_precision(s: Recorder, w: Tensor | None = None) -> str:
     """Return the precision of a product by ``w``: "int8" is for quantized w alone."""
     in_blocks = w is not None and dtypes.DTYPES[w.dtype].elements > 1
-    return "medium" if s.matmul_precision == "int8" and not in_blocks else s.matmul_precision
+    found = "medium" if s.matmul_precision == "int8" and not in_blocks else s.matmul_precision
+    return f"{found} by row" if s.by_row else found
 
 
 def flops(factor: int, *names: str) -> Callable[[Sizes], int]:

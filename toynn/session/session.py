@@ -143,6 +143,8 @@ class Session:
         self._names: set[str] = set()  # of weights
         self._first_values: dict[Tensor, NDArray[np.float32]] = {}  # until weights are allocated
         self._finalized, self._closed, self.changes = False, False, 0  # of weights so far
+        #: whether the rows of products recorded now must not depend on each other, to the bit
+        self.by_row = False
         self._records = False  # whether a further tape is being recorded
 
     @property
@@ -229,8 +231,7 @@ class Session:
         self._check_open()
         gone = set(tensors)
         for tensor in gone:
-            if tensor.role is not Role.PERSISTENT or tensor not in self._storage.held:
-                raise ConfigError(f"release: {tensor!r} is not a persistent tensor of this session")
+            self._check_persistent("release", tensor)
         if self._records:
             _refuse("release()", "while another tape is being recorded")
         if not gone.isdisjoint(self.tape.roots):
@@ -555,6 +556,20 @@ class Session:
             _refuse(f"download({tensor.name})", f"before {before}")
         is_gradient = any(tensor in compiled.gradients for compiled in self._compiled.values())
         return values / np.float32(self._updates.divisor) if is_gradient else values
+
+    @exclusive
+    def copy(self, tensor: Tensor, source: int, target: int, count: int) -> None:
+        """Copy ``count`` elements of a persistent tensor, from number ``source`` to ``target`` on.
+
+        Raises ConfigError for a tensor that is not a persistent one of this session.
+        """
+        self._check_persistent("copy", tensor)
+        self._storage.copy(tensor, source, target, count)
+
+    def _check_persistent(self, call: str, tensor: Tensor) -> None:
+        self._check_open()
+        if tensor.role is not Role.PERSISTENT or tensor not in self._storage.held:
+            raise ConfigError(f"{call}: {tensor!r} is not a persistent tensor of this session")
 
     def _check_held(self, tensor: Tensor, verb: str) -> None:
         self._check_open()

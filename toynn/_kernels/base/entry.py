@@ -20,7 +20,7 @@ from toynn._kernels.base._check import MAX_THREADS, countable
 from toynn._kernels.base.invoke import invoke, scratch_bytes
 from toynn._kernels.base.signature import Signature, TensorSpec, Unsolved, evaluate
 from toynn.numerics.dtypes import GGUF_BLOCKS, GGUF_TYPES
-from toynn.numerics.precision import ALL_PRECISIONS
+from toynn.numerics.precision import NUMBERED
 
 __all__ = ["ACTIVATIONS", "MAX_THREADS", "WORDS", "Entry"]
 
@@ -33,7 +33,7 @@ ACTIVATIONS = ("none", "gelu_tanh", "gelu_exact")
 
 #: Sizes that Python gives as words: the number of each word.
 WORDS: dict[str, dict[str, int]] = {
-    "precision": {name: number for number, name in enumerate(ALL_PRECISIONS)},
+    "precision": {name: number for number, name in enumerate(NUMBERED)},
     "activation": {name: number for number, name in enumerate(ACTIVATIONS)},
     "type": GGUF_TYPES,
 }

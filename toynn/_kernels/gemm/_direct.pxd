@@ -2,7 +2,7 @@
 from libc.string cimport memset
 
 from toynn._kernels.base._common cimport (
-    LANES, add_products, flush_denormals, fpstate, restore_fpstate, sum_lanes,
+    LANES, add_products, flush_denormals, fpstate, restore_fpstate,
 )
 from toynn._kernels.base._parallel cimport deal
 from toynn._kernels.gemm._gemm cimport multiply
@@ -16,13 +16,16 @@ from toynn._kernels.quants._types cimport dequantize
 
 cdef extern from "gemv.h" nogil:
     enum: TOGETHER "TN_TOGETHER"  # how many rows of w
-    void add_products_together "tn_add_products" (
-        float* sums, const float* x, const float** w, Py_ssize_t n
+    void add_products_of_rows "tn_add_rows" (
+        float* sums, Py_ssize_t sums_row, const float* x, Py_ssize_t x_row, Py_ssize_t M,
+        const float** w, Py_ssize_t n,
     ) noexcept
+    float sum_lanes "tn_sum_lanes" (const float* sums) noexcept
 
 cdef enum:
     OUTPUTS = 16  # columns of y per task of GEMV
     TERMS = 1024  # of each row of w that is dequantized, at a time
+    MOST = 64     # rows of x by which a dequantized row of w is multiplied
 
 
 cdef inline void multiply_share(const Product* p, Py_ssize_t i, int shares) noexcept nogil:
@@ -78,19 +81,23 @@ cdef inline const float* _stretch(
     return buffer
 
 
-cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexcept nogil:
-    """Columns n0 .. n1 - 1 of a few rows of y: the dot products of rows of x with rows of w.
+cdef inline void _dot_rows(
+    const Product* p, float* c, const float* x, Py_ssize_t M, Py_ssize_t n0, Py_ssize_t n1
+) noexcept nogil:
+    """Columns n0 .. n1 - 1 of M rows.
 
     Several rows of w are dequantized and multiplied side by side, a stretch of each at a time.
-    Rows of floats are read in place, one by one: reading them takes longer than multiplying.
+    For a few rows of x, rows of floats are read one by one: reading them takes longer than
+    multiplying.
     """
     cdef float buffer[TOGETHER * TERMS + LINE]
-    cdef float sums[GEMV_ROWS][TOGETHER * LANES]
+    cdef float sums[MOST][TOGETHER * LANES]
     cdef const float* w[TOGETHER]
-    cdef Py_ssize_t m, n = n0, t, k, kc, M = p.a.size, N = p.b.size
+    cdef Py_ssize_t m, n = n0, t, k, kc, N = p.b.size
+    cdef bint alone = is_floats(&p.b) and M <= GEMV_ROWS
     cdef int j, rows
     while n < n1:
-        rows = 1 if is_floats(&p.b) or n + TOGETHER > n1 else TOGETHER
+        rows = 1 if alone or n + TOGETHER > n1 else TOGETHER
         memset(sums, 0, M * TOGETHER * LANES * sizeof(float))
         for t in range(blocks_of(p.K, TERMS)):
             k = t * TERMS
@@ -101,16 +108,24 @@ cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexce
                 elif rows > 1:
                     prefetch_stretch(&p.b, n + j + TOGETHER, 0, kc)
                 w[j] = _stretch(&p.b, n + j, k, kc, aligned(buffer) + j * TERMS)
+            if rows > 1:
+                add_products_of_rows(sums[0], TOGETHER * LANES, x + k, p.K, M, w, kc)
+                continue
             for m in range(M):
-                if rows == 1:
-                    add_products(sums[m], p.a.x + m * p.K + k, w[0], kc)
-                else:
-                    add_products_together(sums[m], p.a.x + m * p.K + k, w, kc)
+                add_products(sums[m], x + m * p.K + k, w[0], kc)
         for m in range(M):
             for j in range(rows):
-                p.c[m * N + n + j] = sum_lanes(sums[m] + j * LANES)
+                c[m * N + n + j] = sum_lanes(sums[m] + j * LANES)
         n += rows
-    for m in range(M):
+
+
+cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexcept nogil:
+    """Columns n0 .. n1 - 1 of y: the dot products of rows of x with rows of w, MOST at a time."""
+    cdef Py_ssize_t i, m, N = p.b.size
+    for i in range(blocks_of(p.a.size, MOST)):
+        m = i * MOST
+        _dot_rows(p, p.c + m * N, p.a.x + m * p.K, min(p.a.size - m, <Py_ssize_t>MOST), n0, n1)
+    for m in range(p.a.size):
         finish_row(p, m * N + n0, n0, n1 - n0)
 
 

@@ -311,6 +311,7 @@ cdef enum:
     HIGH = 1    # in toynn.numerics.precision.PRECISIONS
     MEDIUM = 2
     IN_INT8 = 3
+    BY_ROW = 4  # added to one of these: a row's bits depend on no other row
 
 cdef enum:
     GEMV_ROWS = 3          # up to so many rows of x, packing w costs more time than it saves
@@ -385,7 +386,9 @@ cdef inline bint rounds_gemv(
     Entry which, Py_ssize_t type, Py_ssize_t precision, int units
 ) noexcept nogil:
     """Whether the rows of x, if GEMV_INT8_ROWS or fewer, are rounded to 8 bits."""
-    return which == FORWARD and precision >= MEDIUM and units & INT8 and in_int8(type)
+    return (
+        which == FORWARD and precision & ~BY_ROW >= MEDIUM and units & INT8 and in_int8(type)
+    )
 
 
 cdef inline Py_ssize_t gemv_floats(
@@ -394,7 +397,7 @@ cdef inline Py_ssize_t gemv_floats(
     """Floats of scratch memory for GEMV_INT8 in runs of up to M rows; 0 if no row is rounded."""
     if not rounds_gemv(which, type, precision, units):
         return 0
-    return int8_floats(min(M, <Py_ssize_t>GEMV_INT8_ROWS), K)
+    return int8_floats(M if precision & BY_ROW else min(M, <Py_ssize_t>GEMV_INT8_ROWS), K)
 
 
 cdef inline void decide(
@@ -405,6 +408,7 @@ cdef inline void decide(
         product                                                 way              computed in
         forward, M <= 16, medium, w Q4_0 Q8_0 Q4_K Q6_K, INT8   GEMV_INT8        8-bit integers
         forward, M <= 3                                         GEMV             float32
+        by row (forward for any M by the rows above)            PANELS           float32
         M <= MR or N <= V, B need not be packed                 SKINNY           float32
         M <= MR or N <= V, M N K <= 2^21                        SMALL            float32
         M <= MR or N <= V                                       PANELS           float32
@@ -425,18 +429,20 @@ cdef inline void decide(
     the bits of the result depend on it.
     """
     cdef Py_ssize_t M = p.a.size, N = p.b.size, K = p.K
-    cdef bint small = M * N * K <= SMALL_TO, tiles = False
+    cdef bint small = M * N * K <= SMALL_TO, tiles = False, by_row = precision & BY_ROW
     cdef bint quantized = which != BACKWARD_WEIGHT and p.b.type.values > 1
     cdef bint codes = precision == IN_INT8 and quantized and units >= CODES_UNIT
     cdef const Form* form = FLOATS
     cdef const Operand* smaller
-    precision = min(precision, <Py_ssize_t>MEDIUM)
+    precision = min(precision & ~BY_ROW, <Py_ssize_t>MEDIUM)
     p.int8, p.int8_unit = NULL, 0
-    if M <= GEMV_INT8_ROWS and rounds_gemv(which, type, precision, units):
+    if (by_row or M <= GEMV_INT8_ROWS) and rounds_gemv(which, type, precision, units):
         p.way, p.int8_unit = GEMV_INT8, int8_unit_of(units)
         p.int8 = dot_int8_of(type, p.int8_unit)
-    elif which == FORWARD and M <= GEMV_ROWS:
+    elif which == FORWARD and (by_row or M <= GEMV_ROWS):
         p.way = GEMV
+    elif by_row:
+        p.way = PANELS
     elif M <= MR or N <= V:
         p.way = SMALL if small else PANELS
         if N <= V or (is_floats(&p.b) and p.b.stride == 1):

@@ -4,7 +4,7 @@
 
    A sum can take its next product only when the last multiply-add is done, about four cycles later.
    Those cycles are for the sums of the other rows. Each sum has the order of add_products in
-   _common.pxd, so the bits are the same.
+   _common.pxd, so the bits are the same. They are the same beside other rows of x, too.
 
    Written with the vector extensions of GCC and clang; other compilers get the same in plain C. */
 #ifndef TOYNN_GEMV_H
@@ -44,6 +44,69 @@ TN_INLINE void tn_add_products(float* sums, const float* x, const float* const* 
 #endif
     for (; c < n; c++)
         for (int j = 0; j < TN_TOGETHER; j++) sums[j * TN_LANES + c % TN_LANES] += x[c] * w[j][c];
+}
+
+/* Rows of x that share each row of w: as many as the registers hold sums of. */
+#define TN_DOWN (TN_V == 16 ? 6 : 3)
+
+/* The same for R rows of x, x_row apart. Their sums are sums_row apart. */
+TN_INLINE void tn_add_down(int R, float* sums, ptrdiff_t sums_row, const float* x, ptrdiff_t x_row,
+                           const float* const* w, ptrdiff_t n) {
+    ptrdiff_t c = 0;
+#if TN_GNU
+    TN_UNROLL for (int p = 0; p < TN_LANES; p += TN_V) {
+        tn_vec s[TN_DOWN][TN_TOGETHER], v[TN_DOWN];
+        TN_UNROLL for (int r = 0; r < R; r++)
+            TN_UNROLL for (int j = 0; j < TN_TOGETHER; j++)
+                s[r][j] = tn_load(sums + r * sums_row + j * TN_LANES + p);
+        for (c = 0; c + TN_LANES <= n; c += TN_LANES) {
+            TN_UNROLL for (int r = 0; r < R; r++) v[r] = tn_load(x + r * x_row + c + p);
+            TN_UNROLL for (int j = 0; j < TN_TOGETHER; j++) {
+                const tn_vec own = tn_load(w[j] + c + p);
+                TN_UNROLL for (int r = 0; r < R; r++) s[r][j] += v[r] * own;
+            }
+        }
+        TN_UNROLL for (int r = 0; r < R; r++)
+            TN_UNROLL for (int j = 0; j < TN_TOGETHER; j++)
+                tn_store(sums + r * sums_row + j * TN_LANES + p, s[r][j]);
+    }
+#endif
+    for (; c < n; c++)
+        for (int r = 0; r < R; r++)
+            for (int j = 0; j < TN_TOGETHER; j++)
+                sums[r * sums_row + j * TN_LANES + c % TN_LANES] += x[r * x_row + c] * w[j][c];
+}
+
+#define TN_DOWN_CASE(R) case R: if (R <= TN_DOWN) tn_add_down(R, at, sums_row, row, x_row, w, n); break;
+
+/* The same for M rows of x, in blocks of nearly the same height. */
+TN_INLINE void tn_add_rows(float* sums, ptrdiff_t sums_row, const float* x, ptrdiff_t x_row,
+                           ptrdiff_t M, const float* const* w, ptrdiff_t n) {
+    const ptrdiff_t blocks = (M + TN_DOWN - 1) / TN_DOWN;
+    for (ptrdiff_t i = 0; i < blocks; i++) {
+        const ptrdiff_t m = i * M / blocks;
+        const float* row = x + m * x_row;
+        float* at = sums + m * sums_row;
+        switch ((i + 1) * M / blocks - m) {
+        case 1: tn_add_products(at, row, w, n); break;
+        TN_DOWN_CASE(2) TN_DOWN_CASE(3) TN_DOWN_CASE(4) TN_DOWN_CASE(5) TN_DOWN_CASE(6)
+        }
+    }
+}
+
+/* sum_lanes of _common.pxd. */
+TN_INLINE float tn_sum_lanes(const float* sums) {
+    float s[4];
+#if TN_GNU
+    typedef float four __attribute__((vector_size(16)));
+    typedef float four_u __attribute__((vector_size(16), aligned(4), may_alias));
+    const four_u* x = (const four_u*)sums;
+    const four t = (x[0] + x[2]) + (x[1] + x[3]);
+    for (int k = 0; k < 4; k++) s[k] = t[k];
+#else
+    for (int k = 0; k < 4; k++) s[k] = (sums[k] + sums[k + 8]) + (sums[k + 4] + sums[k + 12]);
+#endif
+    return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
 #endif
