@@ -10,8 +10,10 @@ import pytest
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 from small_encoders import with_words
 
+import toynn
 from toynn.cli import main
 from toynn.engines.encoder import Encoder, Task
+from toynn.errors import ConfigError
 from toynn.recipes import Classifier
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "cat", "dog", "red", "blue"]
@@ -276,3 +278,19 @@ def test_other_commands_say_what_a_model_is_for(words, message, here, capsys):
     capsys.readouterr()
     assert main(words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_finetune_takes_the_recipe(here):
+    given = {"columns": COLUMNS[1], "steps": 40, "lr": 0.01, "warmup": 1, "quiet": True}
+    run = toynn.finetune("model", "kinds.csv", "run", recipe="classify", **given)
+    assert run.predict([CATS[1], DOGS[2]]) == ["cat", "dog"]
+    assert run.evaluate("kinds.csv")["accuracy"] > 0.9 and run.evaluate()["iteration"] > 0
+    assert Classifier.load(run.path).predict([CATS[1]]) == ["cat"]
+    rows = [{"text": text, "label": text.split()[2]} for text in CATS + DOGS]
+    again = toynn.finetune("model", rows=rows, out="b", recipe="classify", steps=1, quiet=True)
+    assert again.engine.class_names == ("cat", "dogs")
+    for call, message in ((run.generate, "predict()"), (again.generate, "writes no text")):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            call("a")
+    with pytest.raises(ConfigError, match="recipe must be one of lora, classify; got 'vit'"):
+        toynn.finetune("model", "kinds.csv", "c", recipe="vit")

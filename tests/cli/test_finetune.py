@@ -236,7 +236,7 @@ def test_rows_that_are_none(files, tmp_path, given, error, message):
 def test_its_signature_names_the_options_with_types_and_defaults():
     shown = inspect.signature(toynn.finetune).parameters
     assert [*shown][:3] == ["model", "data", "out"]
-    assert {*shown} == {*options_of(LoRAOptions), "rows", "quiet"}
+    assert {*shown} == {*options_of(LoRAOptions), "rows", "quiet", "recipe"}
     rank, loss = shown["rank"], shown["loss"]
     assert (rank.default, rank.annotation, rank.kind) == (8, int, rank.KEYWORD_ONLY)
     assert get_args(loss.annotation) == ("sft", "dpo", "orpo", "kto")

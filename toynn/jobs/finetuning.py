@@ -19,22 +19,29 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from toynn.data.labelled import HowToRead
 from toynn.engines import SequenceEngine
+from toynn.engines.encoder import Encoder
 from toynn.errors import ConfigError, DataError
 from toynn.formats.adapters import Adapter
 from toynn.formats.files import write_atomically
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.completion import complete
+from toynn.jobs.classified import text_figures
 from toynn.jobs.figures import figures, has_preferences, preference_figures, seq_of
 from toynn.jobs.lora import LoRAJob, LoRAOptions
 from toynn.jobs.made import made
 from toynn.jobs.options import StrPath
 from toynn.jobs.run import Outcome, carried_out
+from toynn.jobs.text import columns_of
+from toynn.options import checked
+from toynn.recipes import Classifier
 from toynn.system.printing import lenient
 from toynn.train.state import Result
 
-__all__ = ["Run", "finetune"]
+__all__ = ["Run", "finetune", "kept", "silence"]
 
+RECIPES = ("lora", "classify")
 P = ParamSpec("P")
 T = TypeVar("T")
 Rows = Iterable[Mapping[str, Any]]
@@ -56,12 +63,12 @@ class Run:
     """
 
     def __init__(self, outcome: Outcome) -> None:
-        assert isinstance(outcome.job, LoRAJob)
         self.path: Path = outcome.path
         self.result: Result = outcome.result
-        self.tokenizer: Tokenizer = outcome.job.tokenizer
-        self.engine: SequenceEngine[Any] = outcome.job.recipe
-        self._model = Path(outcome.job.options.model)
+        job: Any = outcome.job
+        self.engine: SequenceEngine[Any] = job.recipe
+        self.tokenizer: Tokenizer = (job if isinstance(job, LoRAJob) else job.recipe).tokenizer
+        self._model, self._options = Path(job.options.model), job.options
 
     @property
     def report(self) -> Path:
@@ -84,9 +91,21 @@ class Run:
 
         ``options`` go to ``toynn.generation.complete``: max_tokens, temperature, top_p, seed, ...
 
-        Raises ConfigError for options out of range, and for prompts that exceed the context.
+        Raises ConfigError for options out of range, for prompts that exceed the context, and for
+        an encoder.
         """
+        if isinstance(self.engine, Encoder):
+            raise ConfigError("generate: the model is an encoder, which writes no text: predict()")
         return complete(self.engine, self.tokenizer, prompt, **options).text
+
+    def predict(self, texts: Sequence[Any]) -> list[Any]:
+        """Return what a classifier says of texts: see ``toynn.recipes.Classifier.predict``.
+
+        Raises ConfigError for another model.
+        """
+        if not isinstance(self.engine, Classifier):
+            raise ConfigError('predict: the model is no classifier: finetune(recipe="classify")')
+        return self.engine.predict(texts)
 
     def evaluate(self, data: StrPath | None = None, seq: int | None = None) -> dict[str, Any]:
         """Return what `toynn eval` measures: loss and perplexity, or accuracy of questions.
@@ -103,6 +122,9 @@ class Run:
             if math.isinf(self.result.val_loss):
                 raise ConfigError("evaluate: nothing was held out in training: name data")
             return {"loss": self.result.val_loss, "iteration": self.result.best_iteration}
+        if isinstance(self.engine, Classifier):
+            how = HowToRead(columns=columns_of(self._options.columns))
+            return text_figures(self.engine, Path(data), how)
         if self.engine.preference is not None and has_preferences(Path(data)):
             at_most = seq_of(seq, self.engine.context)
             return preference_figures(self.engine, self.tokenizer, Path(data), at_most)
@@ -139,6 +161,7 @@ class _Given(LoRAOptions):
     out: StrPath | None = field(default=None, kw_only=False)
     rows: Rows | None = None
     quiet: bool = False
+    recipe: str = "lora"
 
 
 def _takes(kind: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[P, T]]:
@@ -161,9 +184,12 @@ def finetune(
     *,
     rows: Rows | None = None,
     quiet: bool = False,
+    recipe: str = "lora",
     **options: Any,
 ) -> Run:
     """Train an adapter of a model on data; return the run, with its best weights.
+
+    With ``recipe="classify"`` it is `toynn train classify`, whose options it then takes.
 
     Parameters
     ----------
@@ -192,11 +218,11 @@ def finetune(
     if (data is None) == (rows is None):
         raise ConfigError("finetune: expected either data or rows; got both or neither")
     beside = Path("runs") if out is None else Path(out).parent
-    named = _sources(data, beside) if rows is None else [_kept(rows, beside)]
-    typed = {"model": fspath(model), "data": named, **options}
+    named = _sources(data, beside) if rows is None else [kept(rows, beside)]
+    typed = {"model": fspath(model), "data": named if named[1:] else named[0], **options}
     typed |= {"out": fspath(out)} if out is not None else {}
-    with _silence() if quiet else lenient():
-        return Run(carried_out(made("lora", typed)))
+    with silence() if quiet else lenient():
+        return Run(carried_out(made(checked("recipe", recipe, RECIPES), typed)))
 
 
 def _sources(data: Any, beside: Path) -> list[str]:
@@ -209,7 +235,7 @@ def _sources(data: Any, beside: Path) -> list[str]:
     weights = data if isinstance(data, Mapping) else {}
     paths = list(data) if isinstance(data, Iterable) else [data]
     if paths and isinstance(paths[0], Mapping):
-        return [_kept(paths, beside)]
+        return [kept(paths, beside)]
     for path in paths:
         if not isinstance(path, str | PathLike):
             raise ConfigError(
@@ -219,7 +245,7 @@ def _sources(data: Any, beside: Path) -> list[str]:
     return [f"{fspath(path)}:{weights[path]}" if weights else fspath(path) for path in paths]
 
 
-def _kept(rows: Rows, beside: Path) -> str:
+def kept(rows: Rows, beside: Path) -> str:
     """Write rows to a file that is named by their hash, so that equal rows share one file.
 
     Raises ConfigError for an item that is not a mapping. Raises DataError for a row that is not
@@ -252,7 +278,7 @@ def _kept(rows: Rows, beside: Path) -> str:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Discard everything that the body prints."""
     with (
         open(os.devnull, "w", encoding="utf-8") as nowhere,
