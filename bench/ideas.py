@@ -12,7 +12,7 @@ from smallest import smallest
 
 import toynn
 from toynn import _kernels as kernels
-from toynn.graph.planner import plan
+from toynn.graph.planner import layout_of
 from toynn.graph.tape import Role
 from toynn.testing import steps
 from toynn.testing.race import race
@@ -114,7 +114,7 @@ def show_memory() -> None:
     ).engine.session
     used = {tensor.root for node in session.tape.nodes for tensor in node.tensors if tensor}
     apart = sum(tensor.nbytes for tensor in used if tensor.role is Role.ACTIVATION)
-    arena = plan(session.tape).nbytes
+    arena = layout_of(session.tape).nbytes
     told = "MB: each activation by itself, or one planned arena"
     print(f"{told:48}{apart / 1e6:10.1f}{arena / 1e6:10.1f}{apart / arena:8.2f}")
 

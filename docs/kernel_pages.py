@@ -45,7 +45,7 @@ BACKWARD = r"backward|_columns_d|_sum_over|slope|_gradient"
 SECTIONS = {
     # On GPT-2's way, in the order of a byte
     "embedding": "Gather and scatter-add: embedding",
-    "valid_rows": "Valid rows: valid_rows",
+    "valid_rows": "Labelled rows: valid_rows",
     "elementwise": "elementwise.add, elementwise.scale",
     "layernorm": "LayerNorm",
     "matmul": "Three products | The tile: why a product can be fast",

@@ -9,8 +9,8 @@ key in config.toml, the keyword of ``toynn.finetune``, the row in docs/flags.md,
 the shell completes. ``Option.check`` checks every value, wherever it comes from. A subclass may
 give a field another default (``steps: int = 200``), or call ``option`` again to change more.
 
-The classes that take the values, such as ``AdapterOptions``, declare their ranges in the same way,
-without a help.
+``of=AdapterOptions``: that class takes the value, and its field ``rank`` declares the range, in the
+same way, without a help. ``of=(Schedule, "lr_max")`` names the field, too.
 """
 
 import math
@@ -71,8 +71,8 @@ class Option:
     group
         The heading in --help; by default the bundle's ``GROUP``.
     of
-        The class that takes the value and declares its range, and its field. ``option`` may get the
-        class alone, if the field has the same name.
+        The class that takes the value, and its field, which declares the range. ``option`` may get
+        the class alone, if the field has the same name.
     read
         Parses a text, or a list of texts if the option takes several. Raises ArgumentTypeError.
     words
@@ -96,8 +96,8 @@ class Option:
         Whether a resumed run must have the same value. It need not if the option does not change
         the training so far (length of the run, intervals, early stopping, memory), nor if the
         Trainer compares what follows from it.
-    kept
-        Whether config.toml has it. Options that say where a run is read or written are not kept.
+    in_config
+        Whether config.toml has it. Options that say where a run is read or written are not in it.
     hashed
         Whether it names a file or folder that the run starts from, which must not change.
     memory
@@ -119,7 +119,7 @@ class Option:
     once: str = ""
     source: Literal["same", "own", "may"] = "same"
     compared: bool = True
-    kept: bool = True
+    in_config: bool = True
     hashed: bool = False
     memory: Literal["smaller"] | tuple[Any, Any] | None = None
 

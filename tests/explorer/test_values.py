@@ -52,7 +52,7 @@ def keeping_all(monkeypatch):
 
     def keep(session):
         owned = (Role.ACTIVATION,)
-        session.tape.kept |= {t for t in session.tape.roots if t.role in owned}
+        session.tape.outputs |= {t for t in session.tape.roots if t.role in owned}
         realize(session)
 
     monkeypatch.setattr(Session, "realize", keep)

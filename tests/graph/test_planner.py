@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import toynn
 from toynn._kernels.base.signature import Signature
 from toynn.backends.protocol import ALIGNMENT, aligned
-from toynn.graph.planner import plan
+from toynn.graph.planner import layout_of
 from toynn.graph.tape import Op, Role, Tape, Tensor
 
 
@@ -46,7 +46,7 @@ def tapes(draw):
         tape.record(op, {"a": a, "b": b, "x": x, "y": y, "z": z}, **unseen)
         known += draw(st.sampled_from([[a], [a, b], []]))
         if draw(st.integers(0, 5)) == 0:
-            tape.kept.add(a)
+            tape.outputs.add(a)
     return tape
 
 
@@ -85,14 +85,14 @@ def run(tape, layout):
         for tensor in read:
             taken = not intact(tensor)
             assert not taken or tensor.root is donor, f"{tensor} was written over while it was read"
-    for tensor in (*tape.inputs.values(), *tape.kept):
+    for tensor in (*tape.inputs.values(), *tape.outputs):
         assert intact(tensor), f"{tensor} did not last"
 
 
 @settings(max_examples=300, derandomize=True, phases=[Phase.generate])
 @given(tapes())
 def test_no_tensor_is_written_over_while_it_lives(tape):
-    layout = plan(tape)
+    layout = layout_of(tape)
     owned = {t.root for node in tape.nodes for t in node.tensors if t is not None}
     owned = {t for t in owned if t.role is not Role.PARAMETER} | set(tape.inputs.values())
     assert layout.offsets.keys() == owned
@@ -106,12 +106,12 @@ def test_an_undo_log_lies_where_nothing_lives_when_updates_run():
     recipe.realize(toynn.GPT2Config(31, 8, 2, 16, 2, 8), toynn.RecipeOptions(t_batch=2))
     tape = recipe.engine.session.tape
     update = next(i for i, node in enumerate(tape.nodes) if node.phase == "U")
-    late = {*tape.inputs.values(), *tape.kept}
+    late = {*tape.inputs.values(), *tape.outputs}
     late |= {t.root for node in tape.nodes[update:] for t in node.touched}
-    without = plan(tape)
+    without = layout_of(tape)
     most = without.nbytes - sum(aligned(t.nbytes) for t in late if t in without.offsets)
     for nbytes, free in ((most // 4, True), (2 * without.nbytes, False)):
-        layout = plan(tape, aligned(nbytes))
+        layout = layout_of(tape, aligned(nbytes))
         end = layout.undo_log + aligned(nbytes)
         for tensor in late & layout.offsets.keys():
             start = layout.offsets[tensor]

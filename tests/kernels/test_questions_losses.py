@@ -74,9 +74,9 @@ def test_chunked_cross_entropy_of_any_chunks():
 def test_chunked_cross_entropy_counts_all_rows():
     """What breaks if each chunk divides by its own rows?
 
-    The loss becomes a mean of means. A chunk of one valid row then counts as much as one of 500, so
-    the gradient is another one whenever labels are not spread evenly. So `count` goes through all
-    labels first.
+    The loss becomes a mean of means. A chunk of one labelled row then counts as much as one of 500,
+    so the gradient is another one whenever labels are not spread evenly. So `count` goes through
+    all labels first.
     """
     logits, labels = draw(4, 5), np.array([1, 0, -100, 2])
     rows = run("chunked_cross_entropy.count", labels=labels, V=5).rows
@@ -342,7 +342,7 @@ def test_grad_norm_of_micro_batches():
     """What breaks if gradients of micro-batches are added and not divided?
 
     The norm grows with their number, so the limit would cut more the more micro-batches there are.
-    weight_inverse, 1 over all valid rows, is a factor of both norm and scale: four micro-batches
+    weight_inverse, 1 over all labelled rows, is a factor of both norm and scale: four micro-batches
     and one large batch give the same step.
     """
     once, four = norm([0.3, 0.4]), norm(4 * np.float32([0.3, 0.4]), inverse=0.25)

@@ -113,7 +113,7 @@ def test_class_token_positions_tell_the_order():
 
 
 def test_valid_rows_leave_the_loss_as_it_is():
-    """What breaks if the loss is computed for the valid rows alone?
+    """What breaks if the loss is computed for the labelled rows alone?
 
     Nothing. Rows without a label add neither to the loss nor to its number of rows. The head is the
     widest product of a model, so leaving them out can be the largest saving of a step.
@@ -127,7 +127,7 @@ def test_valid_rows_leave_the_loss_as_it_is():
 
 
 def test_valid_rows_keep_their_order():
-    """What breaks if the valid rows come in another order?
+    """What breaks if the labelled rows come in another order?
 
     Labels would be those of other rows, unless they are moved, too: `rows` and `picked` belong
     together. In order, neighbours stay neighbours, so memory is read from start to end.

@@ -14,13 +14,14 @@ from toynn.backends.protocol import Backend
 from toynn.errors import BackendUnavailable, ConfigError
 from toynn.system.later import submodules
 
-__all__ = ["available", "get", "register", "unavailable"]
+__all__ = ["SHIPPED", "available", "get", "register", "unavailable"]
 
 if not TYPE_CHECKING:  # editors know the modules
     __getattr__ = submodules(__name__)
 
 _registered: dict[str, Callable[[int | None], Backend]] = {}
-_folders = sorted(module.name for module in iter_modules(__path__) if module.ispkg)
+#: The names of the backends that toynn has; not every machine has all of them.
+SHIPPED = tuple(sorted(module.name for module in iter_modules(__path__) if module.ispkg))
 
 
 def register(name: str, create: Callable[[int | None], Backend]) -> None:
@@ -28,20 +29,20 @@ def register(name: str, create: Callable[[int | None], Backend]) -> None:
 
     Raises ConfigError if the name is taken.
     """
-    if name in _folders or name in _registered:
+    if name in SHIPPED or name in _registered:
         raise ConfigError(f"backend {name!r}: this name is taken; choose another one")
     _registered[name] = create
 
 
 def available() -> list[str]:
     """Return the names of the backends that this machine has."""
-    return [*(name for name in _folders if name not in unavailable()), *_registered]
+    return [*(name for name in SHIPPED if name not in unavailable()), *_registered]
 
 
 def unavailable() -> dict[str, str]:
     """Return, by name, why this machine lacks a backend that toynn has."""
     reasons = {}
-    for name in _folders:
+    for name in SHIPPED:
         missing = getattr(import_module(f"{__name__}.{name}"), "missing", None)
         if missing is not None and (why := missing()) is not None:
             reasons[name] = why
@@ -52,7 +53,7 @@ def get(name: str, n_threads: int | None = None) -> Backend:
     """Return a new backend by name. Raises BackendUnavailable if there is none of that name."""
     if name in _registered:
         return _registered[name](n_threads)
-    if name not in _folders:
+    if name not in SHIPPED:
         raise BackendUnavailable(
             f"backend {name!r}: not in this build; available: {', '.join(available())}"
         )

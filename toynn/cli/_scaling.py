@@ -147,9 +147,9 @@ def _table(
     """Print the table of a part; return its rows."""
     from toynn.testing.scaling import Machine, by_op
 
-    one = record(1, True)
-    assert one is not None
-    alone = sum(launch.work for launch in one.launches)
+    alone_run = record(1, True)
+    assert alone_run is not None
+    alone = sum(launch.work for launch in alone_run.launches)
     print(f"\n{title:60}{'lost, ms:':>10}")
     print(f"{'cores':20}{'ms':>10}{'wall':>10}{'speed-up':>10}{'of ideal':>10}", end="")
     print("".join(f"{name:>10}" for name in HEAD))
@@ -159,19 +159,19 @@ def _table(
         for kind in ("measured", "simulated"):
             if (kind == "measured" and n > here) or (kind == "simulated" and n == 1):
                 continue
-            known = kind == "measured"
-            run = record(n, not known) if n > 1 else one
+            is_measured = kind == "measured"
+            run = record(n, not is_measured) if n > 1 else alone_run
             if run is None:
                 continue
-            machine = Machine(n, (0.0, 0.0)) if known else Machine(n, bandwidth=bandwidth)
-            ops = by_op(run.launches, one.launches, machine)
+            machine = Machine(n, (0.0, 0.0)) if is_measured else Machine(n, bandwidth=bandwidth)
+            ops = by_op(run.launches, alone_run.launches, machine)
             lost = _sum(ops)
             tail = ""
-            if known:
+            if is_measured:
                 measured[n] = lost.time
             elif n in measured:
                 tail = f"   off by {lost.time / measured[n] - 1:+.1%}"
-            wall = run.seconds if known else None
+            wall = run.seconds if is_measured else None
             _print_row(f"{n:5d} {kind}", lost, alone / lost.time, machine.rate, wall, tail)
             rows.append(
                 {
@@ -185,7 +185,7 @@ def _table(
             )
             if kind == "simulated" and n == max(cores):
                 slow = Machine(n, bandwidth=bandwidth, slow=n // 2)
-                lost = _sum(by_op(run.launches, one.launches, slow))
+                lost = _sum(by_op(run.launches, alone_run.launches, slow))
                 of = f"   {slow.slow} cores at half the rate"
                 _print_row(f"{n:5d} {kind}", lost, alone / lost.time, slow.rate, None, of)
                 _print_ops(n, ops)

@@ -48,8 +48,8 @@ def add_parser(commands: Any) -> None:
     help_ = "check data before training: forms, lengths, masks, repeats, leaks"
     parser = commands.add_parser("check", help=help_, description=help_, allow_abbrev=False)
     data = "files or folders, as for `toynn train --data`; each is checked alone"
-    known = options_of(TextOptions)
-    option = replace(known["data"], help=data, metavar="PATH")
+    options = options_of(TextOptions)
+    option = replace(options["data"], help=data, metavar="PATH")
     add(parser, option, type=data_name, required=True)
     model = "model with the tokenizer and chat template (default: lengths in characters)"
     parser.add_argument("-m", "--model", type=path_or_name, metavar="PATH", help=model)
@@ -57,7 +57,7 @@ def add_parser(commands: Any) -> None:
     seq = f"tokens per row, to which examples are cut and packed (default {SEQ}, with a model)"
     parser.add_argument("--seq", type=whole(1), metavar="N", help=seq)
     for name in ("columns", "max_line", "max_unpacked"):
-        add(parser, known[name])
+        add(parser, options[name])
     every = "check as if prompts had loss, too"
     parser.add_argument("--no-mask-prompt", action="store_true", help=every)
     seed = "seed that draws the held-out part, as in the run (default 0)"
@@ -98,7 +98,9 @@ class _Source:
         if text := self.parts.get("text"):
             return ["text"] if text.tokens < (2 * (seq + 1) if seq else 1) else []
         parts = self.parts.items()
-        return [name for name, part in parts if not (len(part.kept(seq)) if seq else part.rows)]
+        return [
+            name for name, part in parts if not (len(part.trained_rows(seq)) if seq else part.rows)
+        ]
 
     @property
     def refused(self) -> bool:
@@ -268,7 +270,7 @@ def _leaks(
     if "text" in parts:
         what, (chosen, held) = "last tenth", (np.array(each, int) for each in held_lines(train))
     else:
-        rows = train.kept(seq)
+        rows = train.trained_rows(seq)
         what, (chosen, held) = "held out", (rows[each] for each in held_out(len(rows), seed))
     repeats = []
     for hashes in (np.array(train.alike), np.array(train.asked)) if len(held) else ():

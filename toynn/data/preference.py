@@ -245,8 +245,8 @@ class PreferenceReader:
 
     def _form(self, where: str, row: Fields) -> tuple[str, ...]:
         """Return the keys of a line's format. Raises DataError for other keys."""
-        known = {"prompt", *PAIR, "completion", "label"}
-        unknown = [key for key in row if key not in known]
+        keys = {"prompt", *PAIR, "completion", "label"}
+        unknown = [key for key in row if key not in keys]
         got = ", ".join(map(repr, list(row)[:8])) or "an empty object"
         if unknown:
             raise DataError(

@@ -208,7 +208,7 @@ class Survey:
         """The rows that repeat another one: as they are, and by their words."""
         return repeated(self.exact), repeated(self.alike)
 
-    def kept(self, seq: int | None) -> NDArray[np.int64]:
+    def trained_rows(self, seq: int | None) -> NDArray[np.int64]:
         """Return the rows that have a token with loss within seq. A run uses only these."""
         room = np.inf if seq is None else seq + 1
         good = (np.array(self.trained) > 0) & (np.array(self.prompts) < room)

@@ -461,8 +461,8 @@ class Encoder(SequenceEngine[Any]):
 
     def _inputs(self, step: Recorded, texts: Texts) -> Inputs:
         """Return the inputs of texts, padded to the tape's room; padding is not computed."""
-        known = step.tape.inputs
-        size, room = texts.tokens, known["tokens"].shape[0]
+        tensors = step.tape.inputs
+        size, room = texts.tokens, tensors["tokens"].shape[0]
         first, rows, pad = np.asarray(texts.segments), np.arange(size), np.zeros(room, np.int32)
         pad = pad[size:]
         inputs: Inputs = {
@@ -471,17 +471,17 @@ class Encoder(SequenceEngine[Any]):
             "positions": np.append(rows - first, pad),
             "segments": np.append(first, np.arange(size, room)),
         }
-        if "types" in known:
+        if "types" in tensors:
             types = np.zeros(size, np.int32) if texts.types is None else texts.types
             inputs["types"] = np.append(types, pad)
         bounds = texts.bounds_of_texts
-        if "bounds" in known:
-            more = known["bounds"].shape[0] - len(bounds)
+        if "bounds" in tensors:
+            more = tensors["bounds"].shape[0] - len(bounds)
             inputs["bounds"] = np.append(bounds, np.full(more, size)).astype(np.int32)
-        if "ends" in known:
+        if "ends" in tensors:
             pooling = self.sentences.pooling if self.task.kind == "vectors" else "cls"
             ends = bounds[1:] - 1 if pooling == "last" else bounds[:-1]
-            more = known["ends"].shape[0] - len(ends)
+            more = tensors["ends"].shape[0] - len(ends)
             inputs["ends"] = np.append(ends, np.zeros(more, np.int32))
         return inputs
 

@@ -36,13 +36,13 @@ def nearest(queries: Floats, texts: Floats, k: int) -> NDArray[np.int64]:
     Of equally near texts, the one that comes first.
     """
     texts, k = _unit(texts).T, min(k, len(texts))
-    found = [np.empty((0, k), np.int64)]
+    indices = [np.empty((0, k), np.int64)]
     for first in range(0, len(queries), AT_ONCE):
         far = -(_unit(queries[first : first + AT_ONCE]) @ texts)
         places = np.sort(np.argpartition(far, k - 1, axis=1)[:, :k], axis=1)
         order = np.argsort(np.take_along_axis(far, places, 1), axis=1, kind="stable")
-        found.append(np.take_along_axis(places, order, 1))
-    return np.concatenate(found)
+        indices.append(np.take_along_axis(places, order, 1))
+    return np.concatenate(indices)
 
 
 def found_again(
@@ -53,8 +53,8 @@ def found_again(
     ``relevant`` has the places of each query's relevant texts, at least one.
     """
     places = nearest(queries, texts, max(RECALL_AT))
-    hits = np.array([np.isin(row, [*own]) for row, own in zip(places, relevant, strict=True)])
-    counts = np.array([len(set(own)) for own in relevant])
+    hits = np.array([np.isin(row, [*wanted]) for row, wanted in zip(places, relevant, strict=True)])
+    counts = np.array([len(set(wanted)) for wanted in relevant])
     ten = hits[:, :10]
     gains = 1 / np.log2(np.arange(2, 12))
     best = np.cumsum(gains)[np.minimum(counts, 10) - 1]

@@ -30,8 +30,8 @@ def open(path: str | os.PathLike[str], *, check: bool | None = None) -> Base:
     architecture = file.metadata.get("general.architecture")
     heads = [name for name in file.tensors if name.startswith("cls.")]
     mapping = NAME_MAPPINGS.get(str(architecture))
-    known = mapping is not None and mapping.encodes
-    if other := foreign(() if known else [architecture, *heads]):
+    encodes = mapping is not None and mapping.encodes
+    if other := foreign(() if encodes else [architecture, *heads]):
         file.close()
         raise GGUFError(f"{file.path}: {other}")
     return file

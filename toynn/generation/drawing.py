@@ -94,10 +94,10 @@ class Reader:
         noted here.
         """
         ids = list(ids)
-        known = _known(self._ids, ids)
-        if self._decoder is None or not known or self._decoder.past != known:
-            self._decoder, self._ids, known = self._engine.decoder(), [], 0
-        logits = self._decoder.read(ids[known:])
+        shared = _known(self._ids, ids)
+        if self._decoder is None or not shared or self._decoder.past != shared:
+            self._decoder, self._ids, shared = self._engine.decoder(), [], 0
+        logits = self._decoder.read(ids[shared:])
         self._ids = ids
         return logits
 
@@ -116,11 +116,11 @@ class BatchReader:
         """
         pieces = {}
         for number, ids in wanted.items():
-            known = _known(self._ids[number], list(ids))
-            if not known or self._decoder.past(number) != known:
+            shared = _known(self._ids[number], list(ids))
+            if not shared or self._decoder.past(number) != shared:
                 self._decoder.rewind(number)
-                self._ids[number], known = [], 0
-            pieces[number] = ids[known:]
+                self._ids[number], shared = [], 0
+            pieces[number] = ids[shared:]
         logits = self._decoder.read(pieces) if pieces else {}
         for number, piece in pieces.items():
             self._ids[number] += piece

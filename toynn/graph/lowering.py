@@ -15,7 +15,7 @@ from toynn.backends.protocol import (
     aligned,
 )
 from toynn.errors import ConfigError
-from toynn.graph.planner import Plan, plan
+from toynn.graph.planner import Layout, layout_of
 from toynn.graph.tape import Node, Role, Tape, Tensor
 from toynn.graph.tensor import place_of
 
@@ -49,7 +49,7 @@ class Lowered:
     """A tape with its planned arena and its launches."""
 
     tape: Tape
-    layout: Plan
+    layout: Layout
     undo_log: UndoLog | None
     places: Mapping[Tensor, Place]  # of the roots of all its tensors
     launches: list[Launch]
@@ -87,7 +87,7 @@ def compile_tape(lowered: Lowered, buffers: Mapping[str, Buffer], backend: Backe
     return CompiledTape(
         program,
         arena,
-        {t: layout.offsets[t] for t in (*tape.inputs.values(), *tape.kept)},
+        {t: layout.offsets[t] for t in (*tape.inputs.values(), *tape.outputs)},
         phases,
         {to: _from_outside(running) for to, running in nodes.items()},
         {to: _written(running) for to, running in nodes.items()},
@@ -107,7 +107,7 @@ def _buffers_of(launches: Iterable[Launch], undo_log: UndoLog | None) -> Iterato
 
 def _planned(
     tape: Tape, places: Mapping[Tensor, Place], backend: Backend
-) -> tuple[Plan, UndoLog | None]:
+) -> tuple[Layout, UndoLog | None]:
     """Plan the arena, with room for an undo log of updates if the backend wants one."""
     updated = {t.root for node in tape.nodes if node.phase == "U" for t in node.outputs if t}
     owned = [t for t in updated if t.role in _UPDATED and t in places] if backend.undo_logs else []
@@ -120,7 +120,7 @@ def _planned(
                 overwritten[-1] = before, length + nbytes
                 continue
         overwritten.append((place, nbytes))
-    layout = plan(tape, sum(nbytes for _, nbytes in overwritten))
+    layout = layout_of(tape, sum(nbytes for _, nbytes in overwritten))
     undo_log = UndoLog(Place("arena", layout.undo_log), tuple(overwritten)) if overwritten else None
     return layout, undo_log
 

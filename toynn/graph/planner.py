@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from toynn.backends.protocol import aligned
 from toynn.graph.tape import Tape, Tensor
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Layout", "layout_of"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Layout:
     """Byte offsets of a tape's tensors and of its undo log in its arena, and the arena's size."""
 
     offsets: dict[Tensor, int]
@@ -38,7 +38,7 @@ class _Slot:
         return self.first <= other.last and other.first <= self.last
 
 
-def plan(tape: Tape, undo_log: int = 0) -> Plan:
+def layout_of(tape: Tape, undo_log: int = 0) -> Layout:
     """Place every tensor that the tape owns, and ``undo_log`` bytes for phase U."""
     slots = _slots(tape)
     first = next((i for i, node in enumerate(tape.nodes) if node.phase == "U"), len(tape.nodes))
@@ -50,7 +50,7 @@ def plan(tape: Tape, undo_log: int = 0) -> Plan:
         slot.offset = _lowest_gap(slot, placed)
         placed.append(slot)
     nbytes = max((slot.offset + slot.nbytes for slot in placed), default=0)
-    return Plan({tensor: slot.offset for tensor, slot in slots.items()}, nbytes, spare.offset)
+    return Layout({tensor: slot.offset for tensor, slot in slots.items()}, nbytes, spare.offset)
 
 
 def _slots(tape: Tape) -> dict[Tensor, _Slot]:

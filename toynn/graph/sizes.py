@@ -58,12 +58,12 @@ def solve(
         if spec.name in there:
             spec, shapes[spec.name] = _seen(spec, there[spec.name].shape, width)
         specs.append(spec)
-    known = {name: _number(what, name, value) for name, value in scalars.items()}
-    known |= {s.kind: dtypes.DTYPES[t.dtype].ggml for s, t in _typed(signature, there)}
-    options = {name: known.pop(name) for name in signature.options if name in known}
+    sizes_of_call = {name: _number(what, name, value) for name, value in scalars.items()}
+    sizes_of_call |= {s.kind: dtypes.DTYPES[t.dtype].ggml for s, t in _typed(signature, there)}
+    options = {name: sizes_of_call.pop(name) for name in signature.options if name in sizes_of_call}
     try:
         alike = _alike(signature, there)
-        sizes = replace(signature, specs=tuple(specs)).solve(shapes, known)
+        sizes = replace(signature, specs=tuple(specs)).solve(shapes, sizes_of_call)
         _check_columns(signature, there, sizes)
     except Unsolved as error:
         raise ShapeError(f"{what}: {error}{aliases(there)}") from None
@@ -161,6 +161,6 @@ def _number(what: str, name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return int(value) if isinstance(value, bool) else value
     if value not in WORDS.get(name, {}):
-        known = ", ".join(WORDS.get(name, {}))
-        raise ConfigError(f"{what}: {name} needs one of {known}; got {value!r}")
+        words = ", ".join(WORDS.get(name, {}))
+        raise ConfigError(f"{what}: {name} needs one of {words}; got {value!r}")
     return WORDS[name][value]

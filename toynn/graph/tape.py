@@ -212,7 +212,7 @@ class Tape(Shown):
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[str, Tensor] = field(default_factory=dict)
     checks: dict[Tensor, list[Check]] = field(default_factory=dict)  # of uploads
-    kept: set[Tensor] = field(default_factory=set)  # outputs: kept until the next run
+    outputs: set[Tensor] = field(default_factory=set)  # they stay until the next run
     #: Inputs and activations whose gradients are asked for, and the tensors that will hold them.
     wanted: dict[Tensor, Tensor] = field(default_factory=dict)
     loss: Tensor | None = None
@@ -418,7 +418,7 @@ class Tape(Shown):
     def lives(self) -> dict[Tensor, tuple[int, int]]:
         """Return the first and the last node that touches each tensor that the tape owns.
 
-        An input is uploaded before the first node: its first is -1. Inputs and kept outputs stay
+        An input is uploaded before the first node: its first is -1. Inputs and outputs stay
         until the next run: their last is the number of nodes.
         """
         lives: dict[Tensor, tuple[int, int]] = {}
@@ -428,7 +428,7 @@ class Tape(Shown):
                     lives[touched.root] = lives.get(touched.root, (i, i))[0], i
         forever = len(self.nodes)
         lives.update((tensor, (-1, forever)) for tensor in self.inputs.values())
-        lives.update((t, (lives[t][0], forever)) for t in self.kept & lives.keys())
+        lives.update((t, (lives[t][0], forever)) for t in self.outputs & lives.keys())
         return lives
 
     def phases(self, to: str) -> str:

@@ -90,9 +90,9 @@ class Tensor(Operators):
 
         Raises ConfigError if only some rows are valid: no count says which elements that are.
         """
-        for known in (self, self.whole):
-            if shape == known.shape:
-                return known
+        for tensor in (self, self.whole):
+            if shape == tensor.shape:
+                return tensor
         if self.root.valid is not None:
             count = self.root.valid.count.name
             raise ConfigError(f"{self.name}: another shape needs all rows; {count} says how many")

@@ -62,11 +62,11 @@ def _read_config(
     if recipe is None:
         raise ConfigError(f"{path}: run.recipe: missing; set it, or type it after `toynn train`")
     if not isinstance(recipe, str) or recipe not in recipes:
-        known = ", ".join(recipes)
-        raise ConfigError(f"{path}: run.recipe: expected one of {known}; got {recipe!r}")
+        names = ", ".join(recipes)
+        raise ConfigError(f"{path}: run.recipe: expected one of {names}; got {recipe!r}")
     if asked not in (None, recipe):
         raise ConfigError(f"{path}: this file belongs to a run of {recipe}, not of {asked}")
-    options = {name: each for name, each in recipes[recipe].items() if each.kept}
+    options = {name: each for name, each in recipes[recipe].items() if each.in_config}
     values = renamed(tables.get("train", {}))
     run = tables.get("run", {})
     if resumed is None and _is_derived(run.get("steps", values.get("steps")), values.get("warmup")):
@@ -109,8 +109,8 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"{path}: not TOML: {error}") from error
     for name, table in tables.items():
         if name not in TABLES:
-            known = hint(name, TABLES) or f"expected {', '.join(TABLES)}"
-            raise ConfigError(f"{path}: {name} is not known; {known}")
+            advice = hint(name, TABLES) or f"expected {', '.join(TABLES)}"
+            raise ConfigError(f"{path}: {name} is not known; {advice}")
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {name}: expected a table, [{name}]; got {table!r}")
     return tables

@@ -121,8 +121,8 @@ class Job(ABC):
         values = ((each.of, getattr(self.options, name)) for name, each in self.known.items())
         return {field: value for (of, field), value in values if of is kind and value is not None}
 
-    def kept(self) -> dict[str, Value]:
-        """Return the options that config.toml keeps, without options that the source determines.
+    def in_config(self) -> dict[str, Value]:
+        """Return the options that config.toml has, without options that the source determines.
 
         If a run counts epochs, ``steps`` is the limit given beside them; the number of steps
         follows from the data.
@@ -133,7 +133,7 @@ class Job(ABC):
         return {
             name: self.directory.word(values[name])
             for name, each in self.known.items()
-            if each.kept and values[name] is not None
+            if each.in_config and values[name] is not None
             if not (self.starts_from_source and each.source == "own")
         }
 

@@ -30,10 +30,10 @@ def made(recipe: str, typed: Mapping[str, Any], command: str | None = None) -> J
     Raises ConfigError for options that are unknown, missing, out of range, or that contradict one
     another.
     """
-    known = OPTIONS[recipe]
-    values = checked(known, typed, recipe)
+    options = OPTIONS[recipe]
+    values = checked(options, typed, recipe)
     if command is None:
-        words = [word for name, value in values.items() for word in known[name].typed(value)]
+        words = [word for name, value in values.items() for word in options[name].typed(value)]
         command = in_shell("toynn", "train", recipe, *words)
     config, resume = values.get("config"), values.get("resume")
     if config is not None or resume is not None:
@@ -41,8 +41,8 @@ def made(recipe: str, typed: Mapping[str, Any], command: str | None = None) -> J
         if values.keys() & set(LENGTH):
             from_file = {name: value for name, value in from_file.items() if name not in LENGTH}
         if resume is not None:
-            of_run = {name for name in values if known[name].kept}
-            values |= {name: directory.typed(known[name], values[name]) for name in of_run}
+            of_run = {name for name in values if options[name].in_config}
+            values |= {name: directory.typed(options[name], values[name]) for name in of_run}
         values = from_file | values
     job = JOBS[recipe](values, command)
     if values.keys() >= set(LENGTH):

@@ -183,8 +183,8 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
     chosen: dict[str, Any] = {name: options[name] for name in OPTIONS if name in options}
     prepack = dict.fromkeys((chosen.get("prepack", "never"), "never"))
     names = "recompute_cheap", "checkpointing", "activations"
-    cheap, blocks, kept = (chosen[name] for name in names)
-    levels = [Level(each[0] or cheap, each[1] or blocks, kept) for each in LEVELS]
+    cheap, blocks, activations = (chosen[name] for name in names)
+    levels = [Level(each[0] or cheap, each[1] or blocks, activations) for each in LEVELS]
     levels = list(dict.fromkeys(levels))
 
     @cache
@@ -203,7 +203,7 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
     if not room.holds(plan.memory.peak):
         needed = size(plan.memory.peak)
         rounded = ""
-        if kept == "float32":
+        if activations == "float32":
             less = costs(plan.level._replace(activations="bfloat16"))[plan.prepack].memory.peak
             rounded = f" ({size(less)} with --activations bfloat16)"
         options.update(chosen)

@@ -42,12 +42,12 @@ class Beside:
     """A text on which a model's predictions are compared with its base's."""
 
     ids: NDArray[np.int32]
-    trained: NDArray[np.bool_]  # the valid rows
+    trained: NDArray[np.bool_]  # whether a row has loss
     base: Causal
 
     @property
     def rows(self) -> int:
-        """Number of valid rows."""
+        """Number of rows with loss."""
         return int(self.trained.sum())
 
     def figures(self, engine: Causal) -> Mapping[str, float]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, ClassVar, Literal
 
+from toynn.backends import SHIPPED
 from toynn.distributed import PATIENCE
 from toynn.errors import ConfigError
 from toynn.jobs.peers import hinted, option_hint
@@ -156,24 +157,24 @@ class _Saving:
         "new folder for the run (default runs/RECIPE-<date>-<time>)",
         None,
         metavar="DIR",
-        kept=False,
+        in_config=False,
     )
     config: StrPath | None = option(
         "read flags from a TOML file, such as a run's config.toml; typed flags take precedence",
         None,
         metavar="FILE",
-        kept=False,
+        in_config=False,
     )
     resume: StrPath | None = option(
         "continue a run, or one of its checkpoints, in DIR; more --steps or --epochs extend it",
         None,
         metavar="DIR",
-        kept=False,
+        in_config=False,
     )
     force_resume: bool = option(
         "resume although configuration, data, base, ISA level, backend or precision differ",
         False,
-        kept=False,
+        in_config=False,
     )
 
     @property
@@ -223,7 +224,7 @@ class _Machine:
         "cpu",
         read=str,
         metavar="NAME",
-        words=("cpu", "metal", "reference"),
+        words=SHIPPED,
         compared=False,  # the name of the backend is compared instead
     )
     memory: int | str | None = option(

@@ -18,12 +18,12 @@ from toynn.optim import AdamW, Schedule
 from toynn.options import absent, renamed
 from toynn.system.platform import in_shell
 from toynn.system.printing import counted, duration, fact
+from toynn.train.begin import Begun, begun_with, length_of, warmup_of
 from toynn.train.boards import BOARDS
 from toynn.train.checkpoint import Checkpoint, checkpoints
 from toynn.train.differences import completed
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import LoopOptions
-from toynn.train.plan import Begun, begun_with, length_of, warmup_of
 from toynn.train.state import Result
 from toynn.train.trainer import Trainer, find
 
@@ -187,7 +187,7 @@ def _run_folder(job: Job, checkpoint: Checkpoint | None, begun: Begun) -> Iterat
     if begun.ranks > 1:
         recipe["ranks"] = begun.ranks
     recipe |= {"directory": job.directory.path, "steps": job.options.steps}
-    tables = {"run": recipe, **job.tables(), "train": job.kept()}
+    tables = {"run": recipe, **job.tables(), "train": job.in_config()}
     if checkpoint is not None:
         with RunFolder.resume(checkpoint.path.parent) as folder:
             folder.config = tables
@@ -201,7 +201,7 @@ def _run_folder(job: Job, checkpoint: Checkpoint | None, begun: Begun) -> Iterat
 def _identity(job: Job) -> dict[str, Any]:
     """Return what must be equal when the run is resumed."""
     harmless = {name for name, each in job.known.items() if not each.compared}
-    options = {name: value for name, value in job.kept().items() if name not in harmless}
+    options = {name: value for name, value in job.in_config().items() if name not in harmless}
     return {
         "recipe": job.name,
         "config": options,
@@ -214,8 +214,8 @@ def _complete(checkpoint: Checkpoint, identity: Mapping[str, Any], job: Job) -> 
     """Add options that are newer than a checkpoint to it, with the values of its time."""
     before = checkpoint.state["identity"]
     if isinstance(config := before.get("config"), dict):
-        known = absent(job.kind)
-        before["config"] = completed(renamed(config), identity["config"], known)
+        defaults = absent(job.kind)
+        before["config"] = completed(renamed(config), identity["config"], defaults)
 
 
 def _finish(job: Job, result: Result, folder: RunFolder, seconds: float) -> None:

@@ -448,8 +448,8 @@ class TextJob(Job):
             part = replace(self.shown, valid=self.shown.train)
             batches = list(part.valid_batches(self.recipe_options().t_batch, SHOWN_BATCHES))
         counts = self._counts(batches)
-        known = self.measures_ends and all(counts.values())
-        means = self._means_of_ends(result, batches) if known else None
+        has_ends = self.measures_ends and all(counts.values())
+        means = self._means_of_ends(result, batches) if has_ends else None
         if means is not None and ends.unlearned(means, counts):
             ids = {int(id) for each in batches for id in np.unique(each.labels)}
             names = ", ".join(self.tokenizer.tokens[id] for id in sorted(ids & self.tokenizer.eog))

@@ -73,8 +73,8 @@ def untrained_rows(
     """
     if not (ids := sorted(used)):
         return []
-    known = {id for id in (tokenizer.bos, tokenizer.eos, tokenizer.unknown) if id is not None}
-    spare = tokenizer.special - tokenizer.eog - known - set(used)
+    spoken = {id for id in (tokenizer.bos, tokenizer.eos, tokenizer.unknown) if id is not None}
+    spare = tokenizer.special - tokenizer.eog - spoken - set(used)
     unused = _spaced(np.array(sorted(spare | set(tokenizer.of_type(TokenType.UNUSED).tolist()))))
     normal = _spaced(tokenizer.of_type(TokenType.NORMAL))
     untrained = []

@@ -111,8 +111,8 @@ def check_divided(cfg: Any) -> None:
 def check_recurrent(cfg: Any, least: str = "") -> None:
     """Make attention_blocks a tuple of ascending indices; check conv_taps. Raises ConfigError."""
     kind, blocks = type(cfg).__name__, tuple(cfg.attention_blocks)
-    known = all(isinstance(n, int) and 0 <= n < cfg.n_layers for n in blocks)
-    if not known or list(blocks) != sorted(set(blocks)) or (least and not blocks):
+    within = all(isinstance(n, int) and 0 <= n < cfg.n_layers for n in blocks)
+    if not within or list(blocks) != sorted(set(blocks)) or (least and not blocks):
         raise ConfigError(
             f"{kind}: attention_blocks must be indices of blocks,{least} ascending; got "
             f"{cfg.attention_blocks!r}"

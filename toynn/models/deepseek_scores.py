@@ -27,8 +27,8 @@ def scores_read(config: Config, hyper: dict[str, Any], dense_key: str) -> Config
     method, scores = config.get("topk_method"), "softmax" if v2 else "sigmoid"
     methods = (None, _ALL, _IN_GROUPS) if v2 else (None, "noaux_tc")
     if method not in methods:
-        known = " or ".join(map(repr, methods[1:]))
-        config.refuse(f"topk_method must be {known}; got {method!r}")
+        names = " or ".join(map(repr, methods[1:]))
+        config.refuse(f"topk_method must be {names}; got {method!r}")
     if config.get("scoring_func") not in (None, scores):
         config.refuse(f"scoring_func must be {scores!r}; got {config.get('scoring_func')!r}")
     hyper[GATING] = SCORES[scores]

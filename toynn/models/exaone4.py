@@ -39,9 +39,9 @@ class Exaone4(Windowed):
     def unlike(self, cfg: Any) -> list[str]:
         """Return how llama.cpp's results differ for a file that it reads."""
         said = "" if cfg.window else "out"
-        known = (cfg.n_layers == _WINDOWED) == bool(cfg.window)
+        is_pair = (cfg.n_layers == _WINDOWED) == bool(cfg.window)
         other = f"does not know a model of {cfg.n_layers} blocks with{said} windows"
-        return super().unlike(cfg) + [other] * (not known)
+        return super().unlike(cfg) + [other] * (not is_pair)
 
     def rotates(self, cfg: Any, n: int) -> bool:
         """Say whether block n has RoPE: those with a window, or all if there is no window."""

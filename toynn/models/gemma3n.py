@@ -217,12 +217,12 @@ class Gemma3n(Sharing):
 
     def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return what the table's letters and conditions mean."""
-        known = {**super().sizes(cfg, opts, n), "P": cfg.per_layer, "R": cfg.laurel_rank}
-        known |= {"LP": cfg.n_layers * cfg.per_layer, "A": STREAMS, "AA": STREAMS**2}
+        sizes = {**super().sizes(cfg, opts, n), "P": cfg.per_layer, "R": cfg.laurel_rank}
+        sizes |= {"LP": cfg.n_layers * cfg.per_layer, "A": STREAMS, "AA": STREAMS**2}
         if n is None:
-            return known
+            return sizes
         has = not cfg.shares(n)
-        return known | {"F": (cfg.block_widths or {n: cfg.d_ff})[n], "has_k": has, "has_v": has}
+        return sizes | {"F": (cfg.block_widths or {n: cfg.d_ff})[n], "has_k": has, "has_v": has}
 
     # -- Files ---------------------------------------------------------------------------------
 

@@ -104,16 +104,16 @@ class Gemma4(Gemma4Files):
 
     def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return what the table's letters and conditions mean."""
-        known = {**super().sizes(cfg, opts, n), "P": cfg.per_layer}
-        known |= {"LP": cfg.n_layers * cfg.per_layer}
-        known |= {"stacked": cfg.n_experts and not cfg.experts_apart, "apart": cfg.experts_apart}
-        known |= {"N": cfg.n_experts, "M": cfg.expert_d_ff, "2M": 2 * cfg.expert_d_ff}
+        sizes = {**super().sizes(cfg, opts, n), "P": cfg.per_layer}
+        sizes |= {"LP": cfg.n_layers * cfg.per_layer}
+        sizes |= {"stacked": cfg.n_experts and not cfg.experts_apart, "apart": cfg.experts_apart}
+        sizes |= {"N": cfg.n_experts, "M": cfg.expert_d_ff, "2M": 2 * cfg.expert_d_ff}
         if n is None:
-            return known
+            return sizes
         full, has = not cfg.windowed[n], not cfg.shares(n)
         D = cfg.width_of(full)
-        known |= {"D": D, "Q": cfg.n_heads * D, "KV": cfg.heads(full) * D, "F": cfg.widths()[n]}
-        return known | {"has_k": has, "has_v": has and not (full and cfg.k_as_v)}
+        sizes |= {"D": D, "Q": cfg.n_heads * D, "KV": cfg.heads(full) * D, "F": cfg.widths()[n]}
+        return sizes | {"has_k": has, "has_v": has and not (full and cfg.k_as_v)}
 
     # -- Forward -------------------------------------------------------------------------------
 

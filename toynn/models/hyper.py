@@ -87,8 +87,8 @@ class Hyper:
                 )
         for key, value in metadata.items():
             if key.startswith("tokenizer.ggml.") and key.endswith("_token_id"):
-                known = isinstance(value, int) and 0 <= value < rows
-                if not known:
+                is_id = isinstance(value, int) and 0 <= value < rows
+                if not is_id:
                     refuse(self.file, f"{key} is {repr(value)}; there are {rows} tokens")
         return rows
 

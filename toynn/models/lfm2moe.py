@@ -88,8 +88,8 @@ class LFM2MoE(Sparse, LFM2):
 
     def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return the values of the table's letters and conditions."""
-        known = super().sizes(cfg, opts, n)
-        return {**known, "chooses": known["mixes"] and cfg.expert_bias}
+        sizes = super().sizes(cfg, opts, n)
+        return {**sizes, "chooses": sizes["mixes"] and cfg.expert_bias}
 
     # -- Files ---------------------------------------------------------------------------------
 

@@ -116,10 +116,10 @@ class LlamaConfig:
         check_sizes(self, "donor_d_in", least=0)
         check_positive(self, "rope_base", "rms_eps")
         check_flags(self, "output_bias", "mlp_bias")
-        known = [name for name, m in ARCHITECTURES.items() if m.config_type is type(self)]
-        if self.arch not in known:
+        archs = [name for name, m in ARCHITECTURES.items() if m.config_type is type(self)]
+        if self.arch not in archs:
             raise ConfigError(
-                f"LlamaConfig: arch must be one of {', '.join(known)}; got {self.arch!r}"
+                f"LlamaConfig: arch must be one of {', '.join(archs)}; got {self.arch!r}"
             )
         check_heads(self)
         check_factors(self, self.scalings)

@@ -284,11 +284,11 @@ class Mixture(Llama):
         if not cfg.least_experts and hyper.count(EXPERTS) == hyper.count(USED) == 0:
             return replace(cfg, n_experts=0, n_experts_used=0)
         count, used = hyper.whole(EXPERTS), hyper.whole(USED)
-        known = next((name for name in hyper.tensors if name.endswith("ffn_gate_exps.weight")), "")
-        if count != (stacked := hyper.rows(known or "blk.0.ffn_gate_exps.weight")):
+        stored = next((name for name in hyper.tensors if name.endswith("ffn_gate_exps.weight")), "")
+        if count != (stacked := hyper.rows(stored or "blk.0.ffn_gate_exps.weight")):
             refuse(
                 hyper.file,
-                f"{hyper.prefix}{EXPERTS} is {count}; {known} has {stacked} experts",
+                f"{hyper.prefix}{EXPERTS} is {count}; {stored} has {stacked} experts",
             )
         hyper.expect(GATING, SCORES[self.scored(cfg)])
         return replace(cfg, n_experts=count, n_experts_used=used)

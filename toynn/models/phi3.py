@@ -123,8 +123,8 @@ class Phi3(Llama):
 
     def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return the values of the table's letters and conditions."""
-        known = super().sizes(cfg, opts, n)
-        return {**known, "QKV": known["Q"] + 2 * known["KV"], "2F": 2 * known["F"]}
+        sizes = super().sizes(cfg, opts, n)
+        return {**sizes, "QKV": sizes["Q"] + 2 * sizes["KV"], "2F": 2 * sizes["F"]}
 
     config_says = frozenset(("rope_factors_long", "rope_factors_short"))
 

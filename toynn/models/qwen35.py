@@ -196,8 +196,8 @@ class Qwen35(Llama):
         """Return a file's configuration."""
         every = hyper.whole(_EVERY, 4)
         attends = every <= hyper.layers
-        known = f"blk.{every - 1}.attn_q.weight" if attends else "token_embd.weight"
-        shape, d_head = shape_of(hyper, known)
+        queries = f"blk.{every - 1}.attn_q.weight" if attends else "token_embd.weight"
+        shape, d_head = shape_of(hyper, queries)
         V, inner = hyper.whole(V_HEADS), hyper.whole(INNER)
         if inner % V:
             refuse(

@@ -78,8 +78,8 @@ class Qwen3Next(Qwen35MoE):
 
     def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return what the table's letters and conditions mean."""
-        known = super().sizes(cfg, opts, n)
-        return {**known, "2H": 2 * known["H"]}
+        sizes = super().sizes(cfg, opts, n)
+        return {**sizes, "2H": 2 * sizes["H"]}
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file: those of Qwen3.5 except the key for pictures."""

@@ -169,8 +169,8 @@ class Sharing(Windowed):
         _, _, rest = name.partition(".")
         number, _, part = rest.partition(".")
         first = hyper.get("block_count", 0) - hyper.get(SHARED, 0)
-        known = (f"{part}.weight" for part in ("attn_k", "attn_v", "attn_k_norm"))
-        return number.isdecimal() and int(number) >= first and part in known
+        unread_names = (f"{part}.weight" for part in ("attn_k", "attn_v", "attn_k_norm"))
+        return number.isdecimal() and int(number) >= first and part in unread_names
 
     def read_counts(self, config: Config, hyper: dict[str, Any]) -> None:
         """Read how many blocks share keys and values, and the width of their inputs."""

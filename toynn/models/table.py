@@ -174,9 +174,9 @@ def expand(
     for in_blocks, group in groupby(rows, key=lambda row: "{n}" in row.name):
         together = tuple(group)
         for n in range(n_layers) if in_blocks else (None,):
-            known = sizes(n)
+            sizes_of_block = sizes(n)
             for row in together:
-                yield from _weights(row, n, known)
+                yield from _weights(row, n, sizes_of_block)
 
 
 def _weights(row: Row, n: int | None, sizes: Sizes) -> Iterator[Weight]:

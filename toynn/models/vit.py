@@ -74,10 +74,10 @@ class ViTConfig:
                 f"ViTConfig: patch must divide image; got patch {self.patch}, image {self.image}"
             )
         check_divided(self)
-        for name, known in (("norm", _NORMS), ("act", tuple(_ACTIVATIONS))):
-            if getattr(self, name) not in known:
+        for name, words in (("norm", _NORMS), ("act", tuple(_ACTIVATIONS))):
+            if getattr(self, name) not in words:
                 raise ConfigError(
-                    f"ViTConfig: {name} must be {' or '.join(known)}; got {getattr(self, name)!r}"
+                    f"ViTConfig: {name} must be {' or '.join(words)}; got {getattr(self, name)!r}"
                 )
         check_flags(self, "bias")
 

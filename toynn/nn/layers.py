@@ -159,8 +159,8 @@ class Layers:
         w is the weight of the module ``name``, else the weight with this full name, else the
         constant with this name.
         """
-        known = (self.weights.get(f"{self.prefix}{name}{end}") for end in (".weight", ""))
-        w = next((weight for weight in known if weight is not None), None)
+        gains = (self.weights.get(f"{self.prefix}{name}{end}") for end in (".weight", ""))
+        w = next((weight for weight in gains if weight is not None), None)
         return ops.rmsnorm(self.session, x, self.constants[name] if w is None else w, eps)
 
     def mlp(self, x: Tensor, up: str, down: str, activation: str) -> Tensor:

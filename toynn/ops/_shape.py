@@ -82,11 +82,11 @@ def by_names(backward: Op) -> Rule:
     """
 
     def rule(back: Backward, node: Node, dy: Tensor) -> None:
-        known = {**node.named, f"d{node.op.signature.outputs[0]}": dy}
+        tensors = {**node.named, f"d{node.op.signature.outputs[0]}": dy}
         back.emit(
             backward,
-            {name: known[name.removeprefix("d")] for name in backward.signature.outputs},
-            {name: known[name] for name in backward.signature.inputs},
+            {name: tensors[name.removeprefix("d")] for name in backward.signature.outputs},
+            {name: tensors[name] for name in backward.signature.inputs},
             node,
         )
 

@@ -116,13 +116,13 @@ def transpose(s: Recorder, x: Tensor, *axes: int) -> Tensor:
 
     Raises ShapeError unless ``axes`` has each axis of x once.
     """
-    known = list(range(len(x.shape)))
-    order = [i + len(known) * (i < 0) for i in axes] or known[::-1]
-    require(sorted(order) == known, "transpose", f"each of {len(known)} axes, not {axes}", x=x)
+    left = list(range(len(x.shape)))
+    order = [i + len(left) * (i < 0) for i in axes] or left[::-1]
+    require(sorted(order) == left, "transpose", f"each of {len(left)} axes, not {axes}", x=x)
     for i, axis in enumerate(order):
-        j = known.index(axis)
+        j = left.index(axis)
         k = j + 1
-        while k < len(known) and order[i + k - j] == known[k]:  # neighbours move together
+        while k < len(left) and order[i + k - j] == left[k]:  # neighbours move together
             k += 1
         if i == j:
             continue
@@ -130,7 +130,7 @@ def transpose(s: Recorder, x: Tensor, *axes: int) -> Tensor:
         A, M, N, B = map(prod, parts)
         y = s.tape.new("transpose", parts[0] + parts[1] + parts[2] + parts[3])
         s.tape.record(TRANSPOSE, {"y": y.view((A, M, N, B)), "x": x.view((A, N, M, B))})
-        x, known = y, known[:i] + known[j:k] + known[i:j] + known[k:]
+        x, left = y, left[:i] + left[j:k] + left[i:j] + left[k:]
     return x
 
 

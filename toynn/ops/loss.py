@@ -30,7 +30,7 @@ ROWS = 512
 
 
 def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
-    """Record the mean cross-entropy () over the valid rows of logits (N, V).
+    """Record the mean cross-entropy () over the labelled rows of logits (N, V).
 
     labels: i32 (N,), or dense f32 (N, V). A row with the label -100, or with dense labels of 0
     only, is not valid.
@@ -53,7 +53,7 @@ def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def valid_rows(s: Recorder, labels: Tensor, V: int) -> tuple[Tensor, Tensor]:
-    """Record the valid rows of labels i32 (N,); return their indices and labels, (N,) each.
+    """Record the labelled rows of labels i32 (N,); return their indices and labels, (N,) each.
 
     As many rows of both are valid as there are valid labels. ``V`` is the number of classes. Raises
     ConfigError unless labels are an input.

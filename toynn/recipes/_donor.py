@@ -63,11 +63,11 @@ class Donor:
         if kind == "gpt2":
             return byte_letters()
         if kind == "llama":  # <0x..> names a byte unless its letter is a token
-            known = set(self._texts())
+            texts = set(self._texts())
             letters = ["\N{LOWER ONE EIGHTH BLOCK}" if b == 32 else chr(b) for b in range(128)]
             letters += [""] * 128
             return [
-                letter if letter in known else f"<0x{byte:02X}>"
+                letter if letter in texts else f"<0x{byte:02X}>"
                 for byte, letter in enumerate(letters)
             ]
         expected = "expected gpt2 or llama, whose tokens for bytes are known"

@@ -53,10 +53,10 @@ class Classifier(Encoder):
 
         Raises what ``outputs`` does.
         """
-        names, found = self.names, decided(self.problem, self.outputs(texts))
+        names, decisions = self.names, decided(self.problem, self.outputs(texts))
         if self.problem == "several":
-            return [[names[k] for k in np.flatnonzero(row)] for row in found]
-        return found.tolist() if self.problem == "number" else [names[k] for k in found]
+            return [[names[k] for k in np.flatnonzero(row)] for row in decisions]
+        return decisions.tolist() if self.problem == "number" else [names[k] for k in decisions]
 
 
 class Embedder(Encoder):
@@ -92,8 +92,8 @@ class Reranker(Encoder):
 
     def rank(self, query: str, passages: Sequence[str]) -> list[int]:
         """Return the places of passages, the best first. Raises what ``outputs`` does."""
-        found = self.outputs([(query, passage) for passage in passages])[:, 0]
-        return [int(k) for k in np.argsort(-found, kind="stable")]
+        scores = self.outputs([(query, passage) for passage in passages])[:, 0]
+        return [int(k) for k in np.argsort(-scores, kind="stable")]
 
 
 def probabilities(problem: str, outputs: NDArray[Any]) -> NDArray[Any]:

@@ -25,9 +25,9 @@ def short(value: float) -> str:
     """Return a number in few characters: 12k, 2.5, 3e-05."""
     if value != 0 and not 1e-3 <= abs(value) < 1e9:
         return f"{value:.3g}"
-    for unit, one in (("M", 1e6), ("k", 1e3)):
-        if abs(value) >= 10 * one:
-            return f"{value / one:.4g}{unit}"
+    for unit, unit_value in (("M", 1e6), ("k", 1e3)):
+        if abs(value) >= 10 * unit_value:
+            return f"{value / unit_value:.4g}{unit}"
     return f"{value:.4g}"
 
 

@@ -135,8 +135,8 @@ def _curves(record: Record) -> Markup | None:
     """Return the charts: losses, other metrics, learning rate, gradient norm, speed."""
     families: dict[str, dict[str, Series]] = {family: {} for family in FIRST}
     for each in map(series, record.names()):
-        known = each.held_out or "/" in each.family or each.family in FIRST + LAST
-        if known:
+        is_shown = each.held_out or "/" in each.family or each.family in FIRST + LAST
+        if is_shown:
             label = "validation" if each.held_out else LABELS.get(each.family, "training")
             families.setdefault(each.family, {})[label] = each
     commonest = record.notes.get("commonest")

@@ -250,7 +250,7 @@ class Session:
         self._check_recording("output()")
         if tensor.whole not in self.tape.written:
             raise ConfigError(f"output: {tensor!r} is not computed on this tape")
-        self.tape.kept.add(tensor.whole)
+        self.tape.outputs.add(tensor.whole)
         return tensor
 
     def _check_new(self, name: str) -> None:
@@ -342,7 +342,7 @@ class Session:
         if tensor not in self.tape.wanted:
             gradient = replace(self.tape.new("", tensor.shape), name=f"d_{tensor.name}")
             self.tape.wanted[tensor] = gradient
-            self.tape.kept.add(gradient)
+            self.tape.outputs.add(gradient)
         return self.tape.wanted[tensor]
 
     def grad(self, tensor: Tensor) -> Tensor:
@@ -413,10 +413,10 @@ class Session:
         unchanged then.
         """
         self._check_recording("minimize()")
-        known = ("beta1", "beta2", "eps", "weight_decay")
+        names = ("beta1", "beta2", "eps", "weight_decay")
         for name in hyperparameters:
-            if name not in known:
-                raise ConfigError(f"minimize: expected lr, {', '.join(known)}; got {name!r}")
+            if name not in names:
+                raise ConfigError(f"minimize: expected lr, {', '.join(names)}; got {name!r}")
         schedule = lr if callable(lr) else None
         adamw = AdamW.for_lora(lr(0) if callable(lr) else lr, **hyperparameters)
         adamw.hp_for_step(0)  # refuses values out of range

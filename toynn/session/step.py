@@ -43,8 +43,8 @@ class Step:
         Raises also what ``Session.upload`` and ``Session.run`` raise. The step is not counted then.
         """
         if unknown := [name for name in values if name not in self._inputs]:
-            known = ", ".join(self._inputs) or "none"
-            raise ConfigError(f"step: no input is called {unknown[0]!r}; the inputs are: {known}")
+            names = ", ".join(self._inputs) or "none"
+            raise ConfigError(f"step: no input is called {unknown[0]!r}; the inputs are: {names}")
         if missing := [name for name in self._inputs if name not in values]:
             raise ConfigError(f"step: give a value for each input; missing: {', '.join(missing)}")
         with self._exclusively("step()"):

@@ -22,14 +22,14 @@ def computed(tape: Tape, values: Mapping[Tensor, Array], phases: str = "FE") -> 
     ``values`` holds each weight and input that the nodes read. For phase B it also holds the
     results of phases F and E, and the gradient of the loss.
     """
-    known = dict(values)
+    arrays = dict(values)
     for node in tape.nodes:
         if node.phase in phases:
-            _run(node, known)
-    return known
+            _run(node, arrays)
+    return arrays
 
 
-def _run(node: Node, known: dict[Tensor, Array]) -> None:
+def _run(node: Node, arrays: dict[Tensor, Array]) -> None:
     if node.op.straight_through:
         raise ValueError(
             "a rounded weight has no difference quotients: check with weight_dtype f32"
@@ -40,7 +40,7 @@ def _run(node: Node, known: dict[Tensor, Array]) -> None:
         if tensor is None:
             return None
         dtype = np.int64 if tensor.dtype == "i32" else np.float64
-        whole = known.setdefault(tensor.root, np.empty(tensor.root.shape, dtype))
+        whole = arrays.setdefault(tensor.root, np.empty(tensor.root.shape, dtype))
         width = whole.itemsize
         strides = None if layout.row is None else (width * layout.row, width)
         return np.ndarray(layout.shape, whole.dtype, whole, width * tensor.offset, strides)
@@ -48,7 +48,7 @@ def _run(node: Node, known: dict[Tensor, Array]) -> None:
     sizes, leader = node.sizes, node.leader
     if leader is not None and leader.valid_rows is not None:
         valid, name = leader.valid_rows, node.op.rows.partition(" ")[0]
-        rows = max(0, min(leader.shape[0], int(known[valid.count]) - valid.first))
+        rows = max(0, min(leader.shape[0], int(arrays[valid.count]) - valid.first))
         sizes = {**sizes, name: sizes[name] // leader.shape[0] * rows}
     adds = node.accumulate is Accumulate.ALWAYS
     (node.op.function or KERNELS[node.op.kernel]).run(view, sizes, node.options, adds)

@@ -135,8 +135,8 @@ def simulate(launch: Launch, alone: int, machine: Machine) -> Lost:
 def by_op(launches: Sequence[Launch], alone: Sequence[Launch], machine: Machine) -> dict[str, Lost]:
     """Return the times of ops, the slowest first; ``alone`` are the launches on one core."""
     best: defaultdict[str, Lost] = defaultdict(Lost)
-    for launch, one in zip(launches, alone, strict=True):
-        best[launch.op] += simulate(launch, one.work, machine)
+    for launch, alone_launch in zip(launches, alone, strict=True):
+        best[launch.op] += simulate(launch, alone_launch.work, machine)
     return dict(sorted(best.items(), key=lambda each: -each[1].time))
 
 

@@ -4,7 +4,7 @@
     optimizer.safetensors   both moments of each weight, and gradients of waiting micro-batches
     trainer_state.json      the state of loop and data, counters, configuration, hashes
     best/                   the run's best model so far, as hard links
-    complete.json           the length and checksum of each file; written last
+    complete.json           the length of each file, its checksum outside best/; written last
 
 A checkpoint is written under a temporary name, synced to disk, and then renamed. So it is complete
 or absent. A checkpoint that contradicts complete.json is broken, and not used.
@@ -153,10 +153,10 @@ def read(path: Path) -> Checkpoint:
             f"{path / STATE}: expected format {FORMAT}; got {state.get('format')!r}: "
             "another version of toynn wrote it"
         )
-    trained, kept = (_shapes(path / name) for name in (weights, OPTIMIZER))
+    weight_shapes, state_shapes = (_shapes(path / name) for name in (weights, OPTIMIZER))
 
     def tensor(name: str) -> Any:
-        with safe_open(path / (weights if name in trained else OPTIMIZER), "numpy") as file:
+        with safe_open(path / (weights if name in weight_shapes else OPTIMIZER), "numpy") as file:
             return file.get_tensor(name)
 
     for key, kinds in EXPECTED.items():
@@ -168,7 +168,7 @@ def read(path: Path) -> Checkpoint:
         count = state["recipe"].get(name)
         if not isinstance(count, int | float) or not math.isfinite(count):
             raise CheckpointError(f"{path / STATE}: recipe.{name}: expected a number")
-    snapshot = Snapshot(state["recipe"], trained, kept, tensor, Path(weights).stem)
+    snapshot = Snapshot(state["recipe"], weight_shapes, state_shapes, tensor, Path(weights).stem)
     return Checkpoint(path, state["step"], state, snapshot)
 
 

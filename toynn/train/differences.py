@@ -7,9 +7,9 @@ from toynn.errors import CheckpointError
 from toynn.optim import AdamW, Schedule
 from toynn.options import absent, renamed
 from toynn.system.printing import counted
+from toynn.train.begin import Begun
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.options import LoopOptions
-from toynn.train.plan import Begun
 
 __all__ = ["check_alike", "completed", "differences"]
 
@@ -27,10 +27,10 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "")
 
 
 def completed(
-    before: Mapping[str, Any], now: Mapping[str, Any], known: Mapping[str, Any]
+    before: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the saved table, with ``known`` values for keys that it is too old to have."""
-    return {name: known[name] for name in now.keys() & known.keys()} | dict(before)
+    """Return the saved table, with ``defaults`` for keys that it is too old to have."""
+    return {name: defaults[name] for name in now.keys() & defaults.keys()} | dict(before)
 
 
 def check_alike(
@@ -49,8 +49,8 @@ def check_alike(
     path, lines = checkpoint.path, [] if force else differences(before, now)
     if not lines:
         _check_length(path, begun, options)
-    if begun.plan is not None and options.steps < begun.plan.steps and not force:
-        lines += differences({"steps": begun.plan.steps}, {"steps": options.steps})
+    if begun.length is not None and options.steps < begun.length.steps and not force:
+        lines += differences({"steps": begun.length.steps}, {"steps": options.steps})
     if lines:
         raise CheckpointError(
             f"{path}: the run would not be the same: {'; '.join(lines)}; change these back, or "
@@ -70,8 +70,8 @@ def _training(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
 
 def _check_length(path: object, begun: Begun, options: LoopOptions) -> None:
     """Raise CheckpointError if a run would become shorter, or cannot be extended."""
-    plan, batches = begun.plan, options.batches
-    if plan is None:
+    length, batches = begun.length, options.batches
+    if length is None:
         return
     if options.steps < begun.done or (batches is not None and batches < begun.drawn):
         got = f"steps: {options.steps}" if batches is None else f"batches: {batches}"
@@ -80,7 +80,7 @@ def _check_length(path: object, begun: Begun, options: LoopOptions) -> None:
             f"expected at least as many; got {got}; give more --steps or --epochs, or resume "
             "from an earlier checkpoint (--resume RUN/checkpoint-N)"
         )
-    if options.steps > plan.steps and 0 < options.early_stopping <= begun.not_better:
+    if options.steps > length.steps and 0 < options.early_stopping <= begun.not_better:
         raise CheckpointError(
             f"{path}: the run has ended early, after {begun.not_better} evaluations "
             f"without a better one; --early-stopping is {options.early_stopping}: "

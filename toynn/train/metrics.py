@@ -43,8 +43,8 @@ class Report(Shown):
     figures: Mapping[str, float] | None = None
 
     def __repr__(self) -> str:
-        known = (f"{name}={_short(value)}" for name, value in figures_of(self).items())
-        return f"Report({', '.join(known)})"
+        shown = (f"{name}={_short(value)}" for name, value in figures_of(self).items())
+        return f"Report({', '.join(shown)})"
 
     def __str__(self) -> str:
         return "\n".join(f"{name:24} {_short(value)}" for name, value in figures_of(self).items())
@@ -75,17 +75,17 @@ class MetricsFile(Log):
 
 def figures_of(report: Report, unit: str = "tokens") -> dict[str, Any]:
     """Return the fields with values, by their names in metrics.jsonl."""
-    known = {name: value for name, value in asdict(report).items() if value is not None}
-    known |= known.pop("figures", {})
-    return {k if "/" in k else k.replace("tokens", unit): v for k, v in known.items()}
+    figures = {name: value for name, value in asdict(report).items() if value is not None}
+    figures |= figures.pop("figures", {})
+    return {k if "/" in k else k.replace("tokens", unit): v for k, v in figures.items()}
 
 
 def read_reports(path: Path, unit: str = "tokens", length: int | None = None) -> list[Report]:
     """Return the reports in the first ``length`` bytes of a metrics.jsonl; skip bad lines."""
     names, reports = {each.name for each in fields(Report)}, []
     for line in lines_of(path.read_bytes()[:length]):
-        known = {k if "/" in k else k.replace(unit, "tokens"): v for k, v in line.items()}
-        known["figures"] = {name: value for name, value in known.items() if "/" in name} or None
+        values = {k if "/" in k else k.replace(unit, "tokens"): v for k, v in line.items()}
+        values["figures"] = {name: value for name, value in values.items() if "/" in name} or None
         with suppress(TypeError):  # a line that is no report
-            reports.append(Report(**{name: known[name] for name in names & known.keys()}))
+            reports.append(Report(**{name: values[name] for name in names & values.keys()}))
     return reports

@@ -42,8 +42,8 @@ class Notes(dict[str, Any]):
         """Note that a run begins or resumes, after ``step``."""
         started = datetime.now().astimezone().isoformat(" ", "seconds")
         session = {"command": command, "started": started, "from": step}
-        known = self.get("sessions")
-        self["sessions"] = [*(known if isinstance(known, list) else ()), session]
+        sessions = self.get("sessions")
+        self["sessions"] = [*(sessions if isinstance(sessions, list) else ()), session]
         self["machine"] = _machine(recipe)
         self["steps"], self["state"] = options.steps, "running"
         name = options.metrics[0]

@@ -52,11 +52,11 @@ def _words(report: Report, unit: str, epochs: float | None, eta: float | None, r
         "skipped": ("skipped {}", report.skipped_updates),
         "ETA": ("ETA {}", duration(eta) if eta else None),
     }
-    known = {name: form.format(value) for name, (form, value) in forms.items() if value is not None}
+    words = {name: form.format(value) for name, (form, value) in forms.items() if value is not None}
     for name in DROPPED:
-        if len("  ".join(known.values())) > room:
-            known.pop(name, None)
-    return "  ".join(known.values())
+        if len("  ".join(words.values())) > room:
+            words.pop(name, None)
+    return "  ".join(words.values())
 
 
 class _Pace:

@@ -32,6 +32,17 @@ from toynn.system.critical import Section, uninterrupted
 from toynn.system.platform import in_shell
 from toynn.system.printing import print_line
 from toynn.train import checkpoint
+from toynn.train.begin import (
+    Data,
+    Length,
+    begun_with,
+    computed_with,
+    described,
+    extension,
+    length_of,
+    rates,
+    source_of,
+)
 from toynn.train.boards import BOARDS, Board
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.differences import check_alike
@@ -50,17 +61,6 @@ from toynn.train.loop import (
 )
 from toynn.train.metrics import MetricsFile, Report, figures_of, read_reports
 from toynn.train.options import LoopOptions
-from toynn.train.plan import (
-    Data,
-    Plan,
-    begun_with,
-    computed_with,
-    described,
-    extension,
-    length_of,
-    rates,
-    source_of,
-)
 from toynn.train.progress import Progress
 from toynn.train.ranks import Alone, Ranks
 from toynn.train.rendezvous import (
@@ -190,8 +190,8 @@ class Trainer:
         schedule = rates(schedule, lr, steps, warmup, min_lr_ratio, begun)
         settings = {"training": described(self.options, optimizer, schedule)}
         self.identity = {**computed_with(recipe), **(settings if identity is None else identity)}
-        known = schedule if isinstance(schedule, Schedule) else None
-        self._plan = Plan(self.options.steps, self.options.batches, per_update, known)
+        stored = schedule if isinstance(schedule, Schedule) else None
+        self._length = Length(self.options.steps, self.options.batches, per_update, stored)
         if resumed is not None:
             check_alike(resumed, self.identity, begun, self.options, force)
         for name in BOARDS.keys() & set(report):
@@ -279,7 +279,7 @@ class Trainer:
         if group.rank:  # rank 0 has the gradients of an update that has begun
             self.result.part = Part(self.result.part.batches)
         first = self.feed.first()
-        alike = {"options": asdict(self.options), "plan": asdict(self._plan), **self.identity}
+        alike = {"options": asdict(self.options), "plan": asdict(self._length), **self.identity}
         agree(group, self.recipe, alike, first)
         share_state(group, self.recipe)
         if first is not None:
@@ -322,7 +322,7 @@ class Trainer:
             checkpoint.restore_best(self._resume, folder.path)
             checkpoint.sweep(folder.path)
             shutil.rmtree(folder.last, ignore_errors=True)
-        self._print(extension(self._begun, self._plan))
+        self._print(extension(self._begun, self._length))
         folder.begin()
         folder.reports = "html" in self._told
         done, sources = self.result.iterations, self.identity.get("base")
@@ -425,7 +425,7 @@ class Trainer:
                     "ranks": self._begun.ranks,
                     "toynn": release(),
                     "identity": self.identity,
-                    "plan": asdict(self._plan),
+                    "plan": asdict(self._length),
                     "metrics_bytes": metrics.length,
                     "samples_bytes": 0 if samples is None else samples.length,
                 },

@@ -214,8 +214,8 @@ class Entry:
         if name not in WORDS:
             return int(value)
         if value not in WORDS[name]:
-            known = ", ".join(WORDS[name])
-            raise ValueError(f"{self.name}: {name} needs one of {known}; got {value!r}")
+            words = ", ".join(WORDS[name])
+            raise ValueError(f"{self.name}: {name} needs one of {words}; got {value!r}")
         return WORDS[name][str(value)]
 
     def _shape(self, spec: TensorSpec, array: Array, scalars: dict[str, Any]) -> tuple[int, ...]:

@@ -115,8 +115,8 @@ def _functions(text: str) -> dict[str, Function]:
     functions = {}
     for type_, name, listed in _FUNCTION.findall(text):
         parts = [" ".join(part.split()) for part in listed.split(",")]
-        known = [re.fullmatch(r"(.+?) ?(\w+)", part) for part in parts]
-        functions[name] = Function(type_, name, [Parameter(*m.groups()) for m in known if m])
+        matches = [re.fullmatch(r"(.+?) ?(\w+)", part) for part in parts]
+        functions[name] = Function(type_, name, [Parameter(*m.groups()) for m in matches if m])
     return functions
 
 

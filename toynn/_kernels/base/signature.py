@@ -243,9 +243,9 @@ class Signature:
             if len(shape) != len(spec.extents):
                 raise Unsolved(f"{spec} needs {len(spec.extents)} axes; got {_shown(spec, shape)}")
         while waiting:
-            known = len(sizes)
+            before = len(sizes)
             left = [pair for pair in waiting if not self._fit(*pair, sizes, origin, shapes)]
-            if len(left) == len(waiting) and len(sizes) == known:
+            if len(left) == len(waiting) and len(sizes) == before:
                 names = list(dict.fromkeys(n for s, _ in left for n in _unknown(s, sizes)))
                 if all(size for _, shape in left for size in shape):
                     raise Unsolved(f"no array shows {' '.join(names)}: give it by name")
@@ -381,14 +381,14 @@ def _misfit(
     shapes: Mapping[str, Sequence[int] | None],
 ) -> str:
     """Say which shape a tensor needs, and which arrays determine it."""
-    known = {n: sizes[n] for f in spec.formulas for n in f.co_names if n in sizes}
+    solved = {n: sizes[n] for f in spec.formulas for n in f.co_names if n in sizes}
     extents = [
         str(evaluate(formula, sizes)) if set(formula.co_names) <= sizes.keys() else text
         for formula, text in zip(spec.formulas, spec.extents, strict=True)
     ]
     needed = f"({', '.join(extents)}{',' * (len(extents) == 1)})"
-    values = ", ".join(f"{name} = {value}" for name, value in known.items())
-    arrays = dict.fromkeys(origin[name] for name in known if origin[name] not in ("", spec.name))
+    values = ", ".join(f"{name} = {value}" for name, value in solved.items())
+    arrays = dict.fromkeys(origin[name] for name in solved if origin[name] not in ("", spec.name))
     shown = ", ".join(f"{name} {tuple(shapes[name] or ())}" for name in arrays)
     return (
         f"{spec} needs shape {needed}"

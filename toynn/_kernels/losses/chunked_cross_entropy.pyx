@@ -1,17 +1,17 @@
 """Cross-entropy of logits that come in chunks of rows. One chunk at a time is in memory.
 
-    count     rows         = number of valid labels
+    count     rows         = number of labels
     forward   losses[n]    = log sum_v e^x[n,v] - x[n,labels[n]]
     backward  dlogits[n,v] = dloss/rows (e^x[n,v] / sum_k e^x[n,k] - [v = labels[n]]);  losses too
     mean      loss         = 1/rows sum_n losses[n]
     each      dlogits[n,v] = dlosses[n] (e^x[n,v] / sum_k e^x[n,k] - [v = labels[n]])
 
-x are the logits of N rows, V classes each. A row whose label is -100 is not valid: its loss and
-dlogits are 0. Without a valid row, loss is NaN. backward also computes the losses of its rows,
+x are the logits of N rows, V classes each. A row whose label is -100 has none: its loss and
+dlogits are 0. Without a labelled row, loss is NaN. backward also computes the losses of its rows,
 while a row is in cache; they have the same bits as forward's. rows must be known before backward
 runs. each is the gradient of forward if every loss has its own gradient. float32, labels int32;
 losses and dlogits are overwritten; dlogits may be the logits.
-The Python calls refuse a label outside 0..V-1. In a program such a row is not valid.
+The Python calls refuse a label outside 0..V-1. In a program such a row has no label.
 Sources: those of cross_entropy.pyx; chunks: Hsu et al. 2024, Liger Kernel, arXiv:2410.10989,
 section 3.2.
 """

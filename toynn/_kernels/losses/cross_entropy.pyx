@@ -8,11 +8,10 @@ With integer labels the gradient is (softmax - onehot) / rows. In full, for rows
 
 With integer labels, p[n] is the one-hot row of labels[n]: 1 there, 0 elsewhere, and s[n] = 1. A
 plain step in C: bench/rungs/rows.c. The entries _dense take the rows p as labels. rows counts the
-valid rows. A row with the label -100, or a dense row of zeros, is not valid: its dlogits are 0.
-Without a valid row, loss is NaN. N rows, V classes; float32, labels int32 or float32. dlogits may
-be logits; no other aliasing. Saved for backward: lse (N,), rows (1,). The Python calls refuse a
-label outside 0..V-1. In a program, whose caller has checked all labels, a row with such a label is
-not valid.
+labelled rows. A row with the label -100, or a dense row of zeros, has no label: its dlogits are 0.
+Without a labelled row, loss is NaN. N rows, V classes; float32, labels int32 or float32. dlogits
+may be logits; no other aliasing. Saved for backward: lse (N,), rows (1,). The Python calls refuse a
+label outside 0..V-1. A program ignores a row with such a label; its caller has checked all labels.
 Source: Bridle 1990; the shift by the row's maximum: Blanchard et al. 2021, IMA J. Numer. Anal. 41.
 """
 from libc.math cimport NAN, log

@@ -1,10 +1,10 @@
-"""The valid rows: those whose label is not -100, in order.
+"""The labelled rows: those whose label is not -100, in order.
 
-    rows[k] = n of the k-th valid row     picked[k] = labels[rows[k]]     count = how many
+    rows[k] = n of the k-th labelled row     picked[k] = labels[rows[k]]     count = how many
 
 labels, rows and picked are i32 (N,), count is i32 (1,). After the first ``count``, rows holds 0 and
-picked -100. So the head and the loss are computed for valid rows only. One thread: it takes as long
-as reading the labels.
+picked -100. So the head and the loss are computed for labelled rows only. One thread: it takes as
+long as reading the labels.
 """
 from toynn._kernels.base.entry cimport entry
 

@@ -185,8 +185,8 @@ class _Config:
         init = config.get("init_lora_weights")
         self._expect("init_lora_weights", "one that leaves the base unchanged", init, init in INITS)
         for key, value in config.items():
-            known = key in READ_KEYS or key in IGNORED_KEYS
-            self._expect(key, "nothing: toynn does not support it", value, known or not value)
+            is_read = key in READ_KEYS or key in IGNORED_KEYS
+            self._expect(key, "nothing: toynn does not support it", value, is_read or not value)
         self.use_rslora = config.get("use_rslora") or False
         self._expect(
             "use_rslora", "true or false", self.use_rslora, self.use_rslora in (True, False)

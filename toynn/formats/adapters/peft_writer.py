@@ -115,10 +115,10 @@ def write_peft(
 def _module(adapter: Adapter, mapping: NameMapping, weight: str) -> str:
     """Return a weight's module at Hugging Face."""
     try:
-        known = mapping.name(weight).endswith(".weight")
+        is_weight = mapping.name(weight).endswith(".weight")
     except (KeyError, IndexError):
-        known = False
-    if not known:
+        is_weight = False
+    if not is_weight:
         raise AdapterError(
             f"{os.fspath(adapter.path)}: {weight}: expected a matrix of arch "
             f"{mapping.architecture} that PEFT has a lora_A and lora_B for"

@@ -163,8 +163,8 @@ def _read_value(cursor: Cursor, key: str, strings_left: int) -> Entry:
 
 def _check_scalar(cursor: Cursor, what: str, offset: int, type: int, others: str) -> None:
     if type not in SCALARS:
-        known = ", ".join(f"{id} {name}" for id, (name, _) in SCALARS.items())
-        raise cursor.error(what, offset, f"{known}, {others}", type)
+        types = ", ".join(f"{id} {name}" for id, (name, _) in SCALARS.items())
+        raise cursor.error(what, offset, f"{types}, {others}", type)
 
 
 def _read_numbers(cursor: Cursor, key: str, type: int, count: int) -> NDArray[Any]:

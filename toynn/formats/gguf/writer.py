@@ -181,9 +181,9 @@ def _plan(what: str, array: Array, outtype: str) -> tuple[str, tuple[int, ...]]:
     """Return ggml's name of a tensor's type, and its shape in elements."""
     type = outtype.upper()
     raw = array.dtype == np.uint8
-    known = tuple(BLOCKS) if raw else WRITABLE
-    if type not in known:
-        raise GGUFError(f"{what}: expected a type of {', '.join(known)}, got {outtype}")
+    types = tuple(BLOCKS) if raw else WRITABLE
+    if type not in types:
+        raise GGUFError(f"{what}: expected a type of {', '.join(types)}, got {outtype}")
     if not raw and array.dtype.kind != "f":
         raise GGUFError(f"{what}: expected floats, or uint8 blocks, got {array.dtype}")
     elements, nbytes = BLOCKS[type]

@@ -73,8 +73,8 @@ class HFModel(Opened):
         mapping = _name_mapping_for(config)
         if mapping is None:
             kind = self._config.get("model_type")
-            known = ", ".join({name: s for s in NAME_MAPPINGS.values() for name in s.model_types})
-            self._config.refuse(f"model_type must be {known}; got {kind!r}")
+            kinds = ", ".join({name: s for s in NAME_MAPPINGS.values() for name in s.model_types})
+            self._config.refuse(f"model_type must be {kinds}; got {kind!r}")
         self.architecture, self._mapping = mapping.architecture, mapping
         self._pieces: dict[str, dict[Piece, str]] = {}  # of weights that are stored in pieces
         self._added: dict[str, Floats] = {}
@@ -427,8 +427,8 @@ def _name_mapping_for(whole: Config) -> NameMapping | None:
     config, _ = whole.of_text()
     mapping, classes = name_mapping_for(config), whole.get("architectures")
     named = list(classes) if isinstance(classes, list) else []
-    known = mapping is not None and mapping.encodes
-    if other := foreign(() if known else named if mapping else [*named, config.get("model_type")]):
+    fits = mapping is not None and mapping.encodes
+    if other := foreign(() if fits else named if mapping else [*named, config.get("model_type")]):
         whole.refuse(other)
     return mapping
 

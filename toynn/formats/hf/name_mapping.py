@@ -213,8 +213,8 @@ class NameMapping(Folder):
             for module in self.whole:
                 if self.modules[module] == f"{hf_name}.{kind}":
                     return module.replace("{n}", str(int(number)))
-        for module, known in self.modules.items():
-            if hf_name == known and module not in self.whole and ("{n}" in module) == in_block:
+        for module, hf_module in self.modules.items():
+            if hf_name == hf_module and module not in self.whole and ("{n}" in module) == in_block:
                 return f"{module.replace('{n}', str(int(number)) if in_block else '')}.{kind}"
         return None
 
@@ -385,9 +385,10 @@ class NameMapping(Folder):
 def name_mapping_for(config: Config) -> NameMapping | None:
     """Return the name mapping of a folder's model; None if its model_type is not known."""
     kind = config.get("model_type")
-    known = [mapping for mapping in NAME_MAPPINGS.values() if kind in mapping.model_types]
+    fitting = [mapping for mapping in NAME_MAPPINGS.values() if kind in mapping.model_types]
     return next(
-        (mapping for mapping in known if len(known) == 1 or mapping.rules.claims(config)), None
+        (mapping for mapping in fitting if len(fitting) == 1 or mapping.rules.claims(config)),
+        None,
     )
 
 

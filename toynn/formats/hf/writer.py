@@ -30,9 +30,9 @@ def write(path: str | os.PathLike[str], *model: Any, **more: Any) -> None:
     """
     if os.path.lexists(path):
         raise DataError(f"{os.fspath(path)}: already exists; name a new folder")
-    found = contents(path, *model, **more)
+    files = contents(path, *model, **more)
     with new_folder(Path(path), DataError) as folder:
-        for name, content in found.items():
+        for name, content in files.items():
             folder.write(name, content)
 
 
@@ -66,14 +66,14 @@ def contents(
     Raises DataError for a weight that the format cannot hold.
     """
     path, mapping = Path(path), NAME_MAPPINGS[architecture]
-    known = {key: hf_key for key, hf_key in mapping.keys.items() if key in hyper}
+    hf_keys = {key: hf_key for key, hf_key in mapping.keys.items() if key in hyper}
     config = {
         "model_type": mapping.model_types[0],
         **mapping.shown,
         "torch_dtype": "float32",
     }
     config |= {"bos_token_id": None, "eos_token_id": None, **named}
-    config |= {hf_key: hyper[key] for key, hf_key in known.items()}
+    config |= {hf_key: hyper[key] for key, hf_key in hf_keys.items()}
     config["tie_word_embeddings"] = "output.weight" not in tensors
     config |= mapping.rules.folder(hyper, {**tensors, **said})
     unread = mapping.rules.unread

@@ -329,8 +329,8 @@ class FolderKeys(Given):
             self._set({f"{PREFIX}add_{key}_token": (add and has, "BOOL")})
 
     def _expect_known(self, where: str, put: list[int], name: str) -> None:
-        known = self.metadata.get(f"{PREFIX}{name}_token_id")
-        if put not in ([], [known]):
+        token_id = self.metadata.get(f"{PREFIX}{name}_token_id")
+        if put not in ([], [token_id]):
             raise DataError(
                 f"{self.path / JSON}: post_processor: expected {name}_token {where} a text, or "
                 f"nothing; got the tokens {put}"

@@ -90,9 +90,9 @@ class Pieces:
     def _split(self, text: str, parse_special: bool) -> list[str | int]:
         """Split a text at special tokens, the longest ones first; return texts and ids."""
         fragments: list[str | int] = [text] if text else []
-        known = self._vocab.specials
+        specials = self._vocab.specials
         types = self._vocab.types
-        for special, id in known:
+        for special, id in specials:
             if special not in text or not (parse_special or types[id] == TokenType.USER_DEFINED):
                 continue
             strip, before = id in self._vocab.strips_right, id in self._vocab.strips_left

@@ -192,8 +192,8 @@ def read_vocab(file: Keys, kind: Kind | None = None) -> Vocab:
     """
     model = file.require(f"{PREFIX}model", str)
     if model not in MODELS:
-        known = ", ".join(f"{name} ({what})" for name, what in MODELS.items())
-        raise GGUFError(f"{file.path}: {PREFIX}model: expected one of {known}; got {model!r}")
+        kinds = ", ".join(f"{name} ({what})" for name, what in MODELS.items())
+        raise GGUFError(f"{file.path}: {PREFIX}model: expected one of {kinds}; got {model!r}")
     bpe = model in ("gpt2", "gemma4")
     kind = (GEMMA4 if model == "gemma4" else kind or _kind(file)) if bpe else None
     texts = _texts(file, "tokens")

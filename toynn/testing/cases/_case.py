@@ -180,20 +180,20 @@ def reference(kernel: str, arrays: Mapping[str, Array], sizes: Mapping[str, Any]
     takes the arrays, sizes and options that it names. Missing options have the signature's
     defaults; a missing optional tensor is None.
     """
-    known = KERNELS[kernel]
-    signature = known.signature
+    entry = KERNELS[kernel]
+    signature = entry.signature
     numbers = {n: WORDS[n].get(v, v) if n in WORDS else v for n, v in sizes.items()}
     options = {name: numbers[name] for name in signature.options if name in numbers}
     numbers = {name: numbers[name] for name in signature.sizes if name in numbers}
     fill(kernel, signature, numbers, options)
     values = {**dict.fromkeys(signature.nullable), **numbers, **options, **arrays}
     with np.errstate(all="ignore"):
-        return known.compute(**{name: values[name] for name in known.takes})
+        return entry.compute(**{name: values[name] for name in entry.takes})
 
 
 def derived(
     kernel: str,
-    known: Mapping[str, Array],
+    values: Mapping[str, Array],
     sizes: Mapping[str, Any] | None = None,
     *,
     exact: Mapping[str, Array] | None = None,
@@ -201,7 +201,7 @@ def derived(
     without: tuple[str, ...] = (),
     **more: Any,
 ) -> Call:
-    """Make the call of a kernel by its signature; it reads its inputs from ``known``.
+    """Make the call of a kernel by its signature; it reads its inputs from ``values``.
 
     Expected outputs come from the reference on the same float32 numbers. ``exact`` replaces arrays
     for the reference, such as dequantized weights. ``sizes`` and ``more`` are sizes and options of
@@ -210,7 +210,7 @@ def derived(
     entry = kernel.partition(".")[2]
     signature, scalars = KERNELS[kernel].signature, {**(sizes or {}), **more}
     read = [s.name for s in signature.specs if not s.written or s.updated]
-    arrays = {name: _kept(known[name]) for name in read if name in known}
+    arrays = {name: _kept(values[name]) for name in read if name in values}
     without = tuple(name for name in without if name in signature.names)
     expected = reference(kernel, widened(arrays) | dict(exact or {}), scalars)
     return call(
@@ -275,18 +275,18 @@ def differentiable(
         return run(arrays, sizes)[first]
 
     def gradients(arrays: dict[str, Array], dy: Array, **sizes: int) -> dict[str, Array]:
-        known = {**arrays, **run(arrays, sizes), f"d{first}": dy}
+        values = {**arrays, **run(arrays, sizes), f"d{first}": dy}
         grads: dict[str, Array] = {}
-        for kernel in there(known):
-            grads |= reference(kernel, known, {**sizes, **options(sizes)})
+        for kernel in there(values):
+            grads |= reference(kernel, values, {**sizes, **options(sizes)})
         return {name: grads[name] for name in grads if name.removeprefix("d") in arrays}
 
-    def there(known: Mapping[str, Array]) -> list[str]:
+    def there(values: Mapping[str, Array]) -> list[str]:
         """Return the kernels whose inputs are all given; optional ones may be missing."""
         return [
             kernel
             for kernel, signature in zip(kernels, signatures, strict=True)
-            if known.keys() >= set(signature.inputs) - signature.nullable
+            if values.keys() >= set(signature.inputs) - signature.nullable
         ]
 
     def follow(rng: np.random.Generator, **sizes: int) -> list[Call]:
@@ -294,18 +294,18 @@ def differentiable(
         ahead = derived(f"{op}.{forward}", arrays, scalars, loses_nan=loses_nan(forward, sizes))
         shape = ahead.expected[first].shape
         dy = np.full(1, 0.7) if shape == (1,) and first == "loss" else rng.standard_normal(shape)
-        known = {**arrays, **ahead.expected, f"d{first}": dy}
+        values = {**arrays, **ahead.expected, f"d{first}": dy}
         return [
             ahead,
             *(
                 derived(
                     kernel,
-                    known,
+                    values,
                     scalars,
                     loses_nan=loses_nan(kernel.partition(".")[2], sizes),
                     without=without(sizes),
                 )
-                for kernel in there(known)
+                for kernel in there(values)
             ),
             *(more(rng, arrays, sizes) if more else ()),
         ]

@@ -34,8 +34,8 @@ def _gradients(arrays: dict[str, Array], dy: Array, **sizes: int) -> dict[str, A
     scaled = {**arrays, "x": arrays["a"]}
     p = reference("altup.predict", first, sizes)["y"]
     new = reference("altup.rescale", scaled, sizes)["y"]
-    known = {**arrays, "p": p, "a": new, "dy": dy}
-    corrected = reference("altup.correct_backward", known, sizes)
+    values = {**arrays, "p": p, "a": new, "dy": dy}
+    corrected = reference("altup.correct_backward", values, sizes)
     mixed = reference("altup.predict_backward", {**first, "dy": corrected["dp"]}, sizes)
     rescaled = reference("altup.rescale_backward", {**scaled, "dy": corrected["da"]}, sizes)
     return {

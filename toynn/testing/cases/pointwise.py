@@ -44,10 +44,10 @@ def _function(arrays: dict[str, Array], n: int) -> Array:
 def _gradients(arrays: dict[str, Array], dy: Array, n: int) -> dict[str, Array]:
     gradients = {"dx": np.zeros(n), "da": dy[0].copy(), "db": -dy[0]}
     for (op, slopes), d in zip(SLOPES.items(), dy[1:], strict=True):
-        known = {**arrays, **_run(op, arrays), "dy": d}
+        values = {**arrays, **_run(op, arrays), "dy": d}
         for name, (entry, read) in slopes.items():
-            renamed = {theirs: known[ours] for theirs, ours in read.items()}
-            (gradient,) = _run(entry, known | renamed).values()
+            renamed = {theirs: values[ours] for theirs, ours in read.items()}
+            (gradient,) = _run(entry, values | renamed).values()
             gradients[f"d{name}"] += gradient
     return gradients
 

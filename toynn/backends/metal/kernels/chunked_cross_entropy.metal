@@ -1,12 +1,12 @@
 // Cross-entropy of logits that come in chunks of rows. One chunk at a time is in memory.
 //
-//   count     rows         = number of valid labels
+//   count     rows         = number of labels
 //   forward   losses[n]    = log sum_v e^x[n,v] - x[n,labels[n]]
 //   backward  dlogits[n,v] = dloss/rows (e^x[n,v] / sum_k e^x[n,k] - [v = labels[n]]);  losses too
 //   mean      loss         = 1/rows sum_n losses[n]
 //
-// x are the logits of N rows, a group each, V classes. A row whose label is -100 is not valid: its loss and
-// dlogits are 0. Without a valid row, loss is NaN. dlogits may be the logits. count and mean use one group.
+// x are the logits of N rows, a group each, V classes. A row whose label is -100 has none: its loss and
+// dlogits are 0. Without a labelled row, loss is NaN. dlogits may be the logits. count and mean use one group.
 // Sources: those of cross_entropy.metal; chunks: Hsu et al. 2024, Liger Kernel, arXiv:2410.10989, section 3.2.
 #include "logits.metal"
 

@@ -1,4 +1,4 @@
-"""The plan of a Trainer: batches, length and learning rates for the loop."""
+"""What a Trainer settles before its loop: batches, length and learning rates."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -24,7 +24,7 @@ from toynn.train.state import Result
 __all__ = [
     "Begun",
     "Data",
-    "Plan",
+    "Length",
     "begun_with",
     "computed_with",
     "described",
@@ -42,7 +42,7 @@ Data = Dataset | PreferenceData | Mixture | Iterator[Batch] | list[Any]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Length:
     """The length of a run, as stored in checkpoints.
 
     Attributes
@@ -69,8 +69,8 @@ class Begun:
     ----------
     ranks
         The number of processes at its start.
-    plan
-        The planned length when its checkpoint was saved; None for a new run.
+    length
+        The intended length when its checkpoint was saved; None for a new run.
     done, drawn
         Updates done; batches that these updates used.
     not_better
@@ -80,7 +80,7 @@ class Begun:
     """
 
     ranks: int
-    plan: Plan | None = None
+    length: Length | None = None
     done: int = 0
     drawn: int = 0
     not_better: int = 0
@@ -91,17 +91,17 @@ class Begun:
     def of(cls, checkpoint: Checkpoint) -> "Begun":
         """Read it from a checkpoint. Raises CheckpointError for an invalid one."""
         try:
-            state, plan = checkpoint.state, checkpoint.state["plan"]
-            feed, rates, batches = state["feed"], plan["schedule"], plan["batches"]
+            state, length = checkpoint.state, checkpoint.state["plan"]
+            feed, rates, batches = state["feed"], length["schedule"], length["batches"]
             result, ranks = Result.of(state["loop"]), int(state["ranks"])
             if ranks < 1:
                 raise ValueError(f"ranks: expected at least 1; got {ranks}")
             return cls(
                 ranks,
-                Plan(
-                    int(plan["steps"]),
+                Length(
+                    int(length["steps"]),
                     None if batches is None else int(batches),
-                    int(plan["per_update"]),
+                    int(length["per_update"]),
                     None if rates is None else Schedule(**rates),
                 ),
                 int(result.iterations),
@@ -166,16 +166,16 @@ def length_of(
         raise ConfigError("epochs: the data have no known number of batches; give steps")
     if not 0 < epochs < 2**31:
         raise ConfigError(f"epochs must be above 0; got {epochs}")
-    batches, plan = max(1, ceil(epochs * per_epoch - 1e-9)), begun.plan
-    if plan is not None and (plan.batches, plan.per_update) == (batches, per_update):
-        return plan.steps, batches
+    batches, length = max(1, ceil(epochs * per_epoch - 1e-9)), begun.length
+    if length is not None and (length.batches, length.per_update) == (batches, per_update):
+        return length.steps, batches
     return begun.done + ceil(max(0, batches - begun.drawn) / per_update), batches
 
 
 def warmup_of(steps: int, begun: Begun) -> int:
     """Return the default number of warm-up steps; a resumed run keeps its own."""
-    if begun.plan is not None and begun.plan.schedule is not None:
-        return begun.plan.schedule.warmup_steps
+    if begun.length is not None and begun.length.schedule is not None:
+        return begun.length.schedule.warmup_steps
     return usual_warmup(steps)
 
 
@@ -216,25 +216,25 @@ def computed_with(recipe: Any) -> dict[str, str]:
     return alike(backend, tape.precisions() if tape else {get_float32_matmul_precision()})
 
 
-def extension(begun: Begun, plan: Plan) -> Iterator[str]:
+def extension(begun: Begun, length: Length) -> Iterator[str]:
     """Yield lines about the learning rates of a run that became longer.
 
     A schedule depends on the step and the number of steps: with more steps it falls more slowly.
     """
-    before = begun.plan
-    if before is None or plan.steps <= before.steps:
+    before = begun.length
+    if before is None or length.steps <= before.steps:
         return
-    yield f"extended    from {before.steps} steps to {plan.steps}; {begun.done} are done"
-    if plan.schedule is None or before.schedule is None:
+    yield f"extended    from {before.steps} steps to {length.steps}; {begun.done} are done"
+    if length.schedule is None or before.schedule is None:
         yield "rates       as the given function says"
         return
-    rate = plan.schedule
-    now, then, last = rate(begun.done), before.schedule(begun.done), rate(plan.steps - 1)
+    rate = length.schedule
+    now, then, last = rate(begun.done), before.schedule(begun.done), rate(length.steps - 1)
     if now == then:
         yield f"rates       {rate.name}: {now:.3g} as before in step {begun.done + 1}"
     else:
         yield (
-            f"rates       {rate.name} over all {plan.steps} steps: {now:.3g} in step "
+            f"rates       {rate.name} over all {length.steps} steps: {now:.3g} in step "
             f"{begun.done + 1}, where {before.steps} steps had {then:.3g}"
         )
     yield f"            and {last:.3g} in the last step"
