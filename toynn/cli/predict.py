@@ -100,8 +100,8 @@ def _texts(arguments: Namespace) -> int:
     ]
     texts += [row for path in arguments.files for row in read(path, how).rows]
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    for row, found in judged(engine, LabelledTexts(engine.problem, texts)):
-        told = said(engine, row, found, arguments.top)
+    for row, judgement in judged(engine, LabelledTexts(engine.problem, texts)):
+        told = said(engine, row, judgement, arguments.top)
         if arguments.json:
             print(json.dumps(told, ensure_ascii=False))
         elif arguments.csv:

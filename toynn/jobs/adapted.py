@@ -64,6 +64,6 @@ def _of_run(config: Path) -> Origin | None:
         if not isinstance(model, str):
             return None
         tokenizer = train.get("tokenizer")
-        return Origin(directory.found(model), tokenizer and directory.found(tokenizer))
+        return Origin(directory.path_of(model), tokenizer and directory.path_of(tokenizer))
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{config}: not the configuration of a run: {error}") from error

@@ -68,21 +68,21 @@ def text_figures(engine: Classifier, data: Path, how: HowToRead) -> dict[str, An
     if not math.isfinite(figures["loss"]):
         raise NonFiniteError("evaluation: the model's loss is not finite: its weights may be bad")
     figures |= classify.joint(problem, pairs, len(names))
-    found: dict[str, Any] = {"data": str(data), "texts": len(encoded), "problem": problem}
-    found |= {"cut": encoded.cut} | {n.rpartition("/")[2]: x for n, x in figures.items()}
+    record: dict[str, Any] = {"data": str(data), "texts": len(encoded), "problem": problem}
+    record |= {"cut": encoded.cut} | {n.rpartition("/")[2]: x for n, x in figures.items()}
     if problem == "classes":
         labels, told = (np.concatenate([pair[k] for pair in pairs]) for k in (0, 1))
         matrix = classify.confusion(labels, told, len(names)).tolist()
-        found |= {"classes": list(names), "confusion": matrix}
-    return found
+        record |= {"classes": list(names), "confusion": matrix}
+    return record
 
 
 def pairs_of(problem: str, batch: Any, outputs: NDArray[Any], names: Any) -> tuple[Any, Any]:
     """Return the labels and the decisions of a batch, as ``classify.joint`` takes them."""
-    labels, found = np.asarray(batch.labels), decided(problem, outputs)
+    labels, decisions = np.asarray(batch.labels), decided(problem, outputs)
     if problem != "tokens":
-        return labels, found
-    parts = ((labels[a:b], found[a:b]) for a, b in batch.spans)
+        return labels, decisions
+    parts = ((labels[a:b], decisions[a:b]) for a, b in batch.spans)
     both = [(y[y != IGNORED], x[y != IGNORED]) for y, x in parts]
     known = np.array(names, object)
     return [known[y].tolist() for y, _ in both], [known[x].tolist() for _, x in both]
@@ -98,35 +98,35 @@ def judged(engine: Classifier, texts: LabelledTexts) -> Iterator[tuple[LabelledT
                 yield texts.rows[done], rows[k]
             else:
                 first = encoded.first[done]
-                found = np.full((len(first), rows.shape[1]), np.nan)
-                found[first >= 0] = rows[begin:end][first[first >= 0]]
-                yield texts.rows[done], found
+                outputs = np.full((len(first), rows.shape[1]), np.nan)
+                outputs[first >= 0] = rows[begin:end][first[first >= 0]]
+                yield texts.rows[done], outputs
             done += 1
 
 
-def said(engine: Classifier, row: LabelledText, found: NDArray[Any], top: int) -> dict[str, Any]:
+def said(engine: Classifier, row: LabelledText, outputs: NDArray[Any], top: int) -> dict[str, Any]:
     """Return what `toynn predict` tells of a text, as a JSON object."""
     names, text = engine.names, row.text
     if engine.problem == "number":
-        return {"text": text, "numbers" if len(found) > 1 else "number": _number(found)}
+        return {"text": text, "numbers" if len(outputs) > 1 else "number": _number(outputs)}
     if engine.problem != "tokens":
-        order = np.argsort(-found, kind="stable")[:top].tolist()
-        classes = [{"class": names[k], "probability": float(found[k])} for k in order]
-        holds = {"labels": [names[k] for k in np.flatnonzero(found > 0.5)]}
+        order = np.argsort(-outputs, kind="stable")[:top].tolist()
+        classes = [{"class": names[k], "probability": float(outputs[k])} for k in order]
+        holds = {"labels": [names[k] for k in np.flatnonzero(outputs > 0.5)]}
         several = engine.problem == "several"
         return {"text": text, **(holds if several else {}), "classes": classes}
-    best = np.where(np.isnan(found), -1, found).argmax(axis=1)
-    outside = np.isnan(found[:, 0])  # without a token, or cut away
+    best = np.where(np.isnan(outputs), -1, outputs).argmax(axis=1)
+    outside = np.isnan(outputs[:, 0])  # without a token, or cut away
     tags = [OUTSIDE if out else names[k] for k, out in zip(best, outside, strict=True)]
     words = [piece.strip() for piece, _ in text.pieces]
     spans = []
     for kind, begin, end in sorted(classify.entities(tags), key=lambda entity: entity[1]):
-        share = float(np.mean([found[k, best[k]] for k in range(begin, end)]))
+        share = float(np.mean([outputs[k, best[k]] for k in range(begin, end)]))
         places = text.places or [(k, k + 1) for k in range(len(words))]
         where = {"begin": places[begin][0], "end": places[end - 1][1], "class": kind}
         spans.append({**where, "words": words[begin:end], "probability": share})
     return {"words": words, "tags": tags, "spans": spans}
 
 
-def _number(found: NDArray[Any]) -> Any:
-    return float(found[0]) if len(found) == 1 else found.tolist()
+def _number(outputs: NDArray[Any]) -> Any:
+    return float(outputs[0]) if len(outputs) == 1 else outputs.tolist()

@@ -36,9 +36,9 @@ class Directory:
             return value
         if isinstance(value, list):
             return [self.resolved(option, each) for each in value]
-        return self.found(value) if isinstance(value, str) else value
+        return self.path_of(value) if isinstance(value, str) else value
 
-    def found(self, word: str) -> str:
+    def path_of(self, word: str) -> str:
         """Return a path of the run, perhaps with a weight, so that it opens from here."""
         if on_hub(word):
             return word

@@ -46,8 +46,8 @@ class Recorder(Protocol):
 def product_precision(s: Recorder, w: Tensor | None = None) -> str:
     """Return the precision of a product by ``w``: "int8" is for quantized w alone."""
     in_blocks = w is not None and dtypes.DTYPES[w.dtype].elements > 1
-    found = "medium" if s.matmul_precision == "int8" and not in_blocks else s.matmul_precision
-    return f"{found} by row" if s.by_row else found
+    precision = "medium" if s.matmul_precision == "int8" and not in_blocks else s.matmul_precision
+    return f"{precision} by row" if s.by_row else precision
 
 
 def flops(factor: int, *names: str) -> Callable[[Sizes], int]:
