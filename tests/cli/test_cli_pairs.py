@@ -146,6 +146,39 @@ def test_what_does_not_fit_is_refused(job, data, more, message, here, capsys):
     assert not (here / "run").exists()
 
 
+def test_eval_says_what_vectors_are_good_for(here, capsys):
+    def evaluated(*words, model="model"):
+        assert main(["eval", "--model", model, *words, "--json"]) == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out)
+
+    encoder = Embedder.load("model")
+    encoder.sentences = Sentences("mean", True, 20, {"query": "find: "})
+    encoder.export_hf("asks")
+    scored = [json.loads(line) for line in (here / "scored.jsonl").read_text().splitlines()]
+    first, second = (encoder.encode([row[f"sentence{k}"] for row in scored]) for k in (1, 2))
+    found = evaluated("--data", "scored.jsonl")
+    both = (first * second).sum(1), np.array([row["score"] for row in scored])
+    ranks = [[((x < v).sum() + (x <= v).sum()) / 2 for v in x] for x in both]
+    assert abs(found["spearman"] - np.corrcoef(*ranks)[0, 1]) < 1e-9 and found["pairs"] == 96
+    write(here / "corpus.jsonl", [{"id": a, "text": f"{a}1"} for a in NAMES])
+    write(here / "asked.jsonl", [{"query": f"is {a}", "relevant": [a]} for a in NAMES[:5]])
+    for model, prompt in (("model", ""), ("asks", "find: ")):
+        found = evaluated("--data", "asked.jsonl", "--corpus", "corpus.jsonl", model=model)
+        texts = encoder.encode([f"{a}1" for a in NAMES])
+        likeness = encoder.encode([f"{prompt}is {a}" for a in NAMES[:5]]) @ texts.T
+        places = [int((row > row[k]).sum()) for k, row in enumerate(likeness)]
+        expected = np.mean([1 / (1 + place) if place < 10 else 0 for place in places])
+        assert abs(found["mrr@10"] - expected) < 1e-6 and found["texts"] == 16
+        assert abs(found["recall@1"] - np.mean([place == 0 for place in places])) < 1e-6
+    columns = ("--data", "pairs.jsonl", "--columns", "anchor=q,positive=a")
+    found = evaluated(*columns)
+    assert found["queries"] == found["texts"] == 120
+    assert main(["eval", "--model", "model", *columns]) == 0
+    assert f"ndcg@10     {found['ndcg@10']:.4f}" in capsys.readouterr().out
+    assert main(["eval", "--model", "model", *columns, "--separator", ";"]) == 2
+    assert "--separator: model has vectors, and no classes" in capsys.readouterr().err
+
+
 def test_a_reranker_has_one_output(here):
     Encoder.load("plain", Task("sequence", 3)).export_hf("three")
     with pytest.raises(ConfigError, match="its head has 3 outputs; a reranker has 1"):

@@ -121,6 +121,41 @@ def test_no_text_comes_twice_in_a_batch_and_none_is_lost(tmp_path):
     assert scored.distinct(range(5), 4) == [[0, 1, 2, 3], [4]]
 
 
+def test_what_is_to_be_found():
+    keys = [("q", "a", "x"), ("r", "b", "a"), ("q", "b", "x"), ("x", "c", "q")]
+    queries, places, relevant = pairs.search(keys)
+    assert queries == [0, 1, 3]
+    assert [keys[row][column] for row, column in places] == ["a", "x", "b", "c", "q"]
+    assert relevant == [{0, 2}, {2}, {3}]
+
+
+def test_a_corpus_and_its_queries(tmp_path):
+    corpus = [{"id": 7, "text": "seven"}, {"_id": "x", "title": "T", "text": "ten"}]
+    asked = [{"query": "a", "relevant": 7}, {"query": "b", "relevant": ["x", "7"]}]
+    files = tmp_path / "queries.jsonl", tmp_path / "corpus.jsonl"
+
+    def read(corpus=corpus, asked=asked):
+        for path, rows in zip(files, (asked, corpus), strict=True):
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return pairs.read_search(*files)
+
+    assert read() == (["a", "b"], ["seven", "T ten"], [{0}, {0, 1}])
+    (tmp_path / "q.csv").write_text('query,relevant\na,7\nb,"[""x"", 7]"\n')
+    assert pairs.read_search(tmp_path / "q.csv", files[1])[2] == [{0}, {0, 1}]
+    for changed, message in (
+        ({"corpus": [*corpus, {"text": "c"}]}, r"corpus.jsonl:3: id: expected one"),
+        ({"corpus": [*corpus, {"id": "7", "text": "c"}]}, r"corpus.jsonl:3: id: .* got '7'"),
+        ({"corpus": [{"id": 7}]}, r"corpus.jsonl:1: text: expected a text"),
+        ({"asked": [{"query": "a", "relevant": 8}]}, r"queries.jsonl:1: relevant: .* got 8"),
+        ({"asked": [{"query": "a", "relevant": []}]}, r"queries.jsonl:1: relevant: .* got \[\]"),
+        ({"asked": [{"query": "a"}]}, r"queries.jsonl:1: relevant: .* got None"),
+        ({"asked": [{"relevant": 7}]}, r"queries.jsonl:1: query: expected a text"),
+        ({"asked": []}, "queries.jsonl: expected queries; it has none"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read(**changed)
+
+
 def test_batches_go_on_where_they_were(tmp_path):
     rows = [{"anchor": f"q{n}", "positive": f"a{n % 7}"} for n in range(20)]
     texts = encoded(rows_of(tmp_path, *rows))

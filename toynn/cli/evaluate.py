@@ -22,6 +22,7 @@ from toynn.errors import ConfigError
 from toynn.formats import bases
 from toynn.jobs.classified import classifier, of_encoder, text_figures
 from toynn.jobs.classify import ClassifyOptions
+from toynn.jobs.embedded import vector_figures
 from toynn.jobs.figures import (
     NO_QUESTIONS,
     SEQ,
@@ -64,7 +65,7 @@ OF_LOSS = (*BESIDE_LOSS, "batch")
 NOT_OF_LOSS = ("against", "no_mask_prompt", "question_delimiter")
 OF_TEXT = ("adapter", "tokenizer", "seq", "loss", *NOT_OF_LOSS, *OF_LOSS)
 OF_PICTURES = ("top", "skip_unreadable")
-OF_CLASSES = ("columns", "separator")
+OF_ENCODER = ("columns", "separator", "corpus")
 #: Figures of a classifier of texts, and what they are called.
 FIGURES = {name: name.replace("_", " ") for name in ("accuracy", "matthews", "spearman")}
 FIGURES |= {"macro_f1": "macro F1", "micro_f1": "micro F1", "f1": "entity F1"}
@@ -92,6 +93,8 @@ def add_parser(commands: Any) -> None:
     add(parser, options_of(TextOptions)["question_delimiter"])
     add(parser, options_of(TextOptions)["columns"])
     add(parser, options_of(ClassifyOptions)["separator"])
+    corpus = "for vectors: find --data's queries' relevant ids in this file of id and text"
+    parser.add_argument("--corpus", type=Path, metavar="FILE", help=corpus)
     loss = "measure preferences: this loss, margins and accuracy"
     parser.add_argument("--loss", choices=KINDS, help=loss)
     for name in BESIDE_LOSS:
@@ -116,7 +119,7 @@ def run(arguments: Namespace) -> int:
         measured, seconds = _classes(arguments)
         print(json.dumps(measured) if arguments.json else _lines(measured, seconds))
         return 0
-    _refuse(arguments, OF_CLASSES, "it is for classifiers of texts")
+    _refuse(arguments, OF_ENCODER, "it is for classifiers and vectors of texts")
     if arguments.model is not None and of_pictures(arguments.model):
         measured, seconds = _pictures(arguments)
     elif arguments.loss is not None:
@@ -190,17 +193,23 @@ def _classes(arguments: Namespace) -> tuple[dict[str, Any], float]:
 
     Raises ConfigError for flags that are not for one, and without data.
     """
-    why = f"it is not for classifiers of texts; {arguments.model} is one"
+    why = f"it is not for encoders; {arguments.model} is one"
     _refuse(arguments, (*(set(OF_TEXT) - {"seq"}), *OF_PICTURES), why)
     if arguments.data is None:
-        raise ConfigError("--data: name texts with labels, as for `toynn train classify`")
+        raise ConfigError("--data: name texts with labels, or pairs, as for training")
     options = RecipeOptions(n_threads=arguments.threads)
-    engine = classifier(arguments.model, options=options, backend=arguments.backend)
+    more = {"options": options, "backend": arguments.backend}
+    engine = classifier(arguments.model, headless=True, **more)
     if arguments.seq is not None:
         engine.sentences = replace(engine.sentences, length=min(arguments.seq, engine.context))
     how = HowToRead(columns=columns_of(arguments.columns), separator=arguments.separator or "")
-    start = time.perf_counter()
-    measured = text_figures(engine, jsonl.measured_part(arguments.data), how)
+    start, data = time.perf_counter(), jsonl.measured_part(arguments.data)
+    if engine.task.kind == "vectors":
+        _refuse(arguments, ("separator",), f"{arguments.model} has vectors, and no classes")
+        measured = vector_figures(engine, data, how.columns, arguments.corpus)
+        return measured, time.perf_counter() - start
+    _refuse(arguments, ("corpus",), f"{arguments.model} has classes, and no vectors")
+    measured = text_figures(engine, data, how)
     return measured, time.perf_counter() - start
 
 
@@ -270,6 +279,10 @@ def _lines(measured: Mapping[str, Any], seconds: float) -> str:
     lines, end = [fact("data", str(measured["data"]))], f"time        {seconds:.1f} s"
     if "pictures" in measured:
         return "\n".join([*lines, *_of_pictures(measured), end])
+    if "cut" in measured and "problem" not in measured:
+        figures = [(name, x) for name, x in measured.items() if name != "data"]
+        told = (fact(n, f"{x:,}" if isinstance(x, int) else f"{x:.4f}") for n, x in figures)
+        return "\n".join([*lines, *told, end])
     if "problem" in measured:
         return "\n".join([*lines, *_of_texts(measured), end])
     if "loss_of" in measured:

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.data._containers import plain
 from toynn.data._rows import keys_of, rows, string_of, where_of
 from toynn.data.bounds import USUAL, Bounds
 from toynn.data.stream import Progress, silent
 from toynn.data.texts import Texts
 from toynn.errors import DataError
 
-__all__ = ["DistinctBatches", "EncodedRows", "TextRow", "TextRows", "read"]
+__all__ = ["DistinctBatches", "EncodedRows", "TextRow", "TextRows", "read", "read_search", "search"]
 
 PAIRS = ("anchor", "positive")
 NEGATIVES = ("negative", *(f"negative_{k}" for k in range(1, 65)))
@@ -116,6 +117,54 @@ def _score(where: str, row: Mapping[str, Any], lowest: float) -> float:
             "their largest"
         )
     return score
+
+
+Places = list[tuple[int, int]]  # rows and columns
+
+
+def search(keys: Iterable[Sequence[Any]]) -> tuple[list[int], Places, list[set[int]]]:
+    """Return what is to be found in rows of keys of texts, of which equal ones are one text.
+
+    Queries are the rows where a first text comes first; texts are the rows and columns where
+    another one does; the last are the numbers of the texts that are second ones of each query.
+    """
+    queries, texts, numbers = list[int](), list[tuple[int, int]](), dict[Any, int]()
+    relevant = dict[Any, set[int]]()
+    for row, own in enumerate(keys):
+        for column, key in enumerate(own[1:], 1):
+            if numbers.setdefault(key, len(texts)) == len(texts):
+                texts.append((row, column))
+        if own[0] not in relevant:
+            queries.append(row)
+        relevant.setdefault(own[0], set()).add(numbers[own[1]])
+    return queries, texts, [*relevant.values()]
+
+
+def read_search(
+    path: str | Path, corpus: str | Path, columns: Mapping[str, str] | None = None
+) -> tuple[list[str], list[str], list[set[int]]]:
+    """Return queries, the texts of a corpus, and the numbers of each query's relevant texts.
+
+    The corpus has id (or _id), text and perhaps title; ``path`` has query, and relevant: an id or a
+    list of them. Raises DataError, with file and line, for a row that lacks one of them.
+    """
+    path, corpus = Path(path), Path(corpus)
+    ids, texts, queries, relevant = dict[str, int](), list[str](), list[str](), list[set[int]]()
+    for place, row in rows(corpus, silent, {}, USUAL, ("id", "_id", "title", "text")):
+        where, id = where_of(corpus, place), str(row.get("id", row.get("_id", "")))
+        if not id or ids.setdefault(id, len(texts)) != len(texts):
+            raise DataError(f"{where}: id: expected one that no other text has; got {id!r}")
+        texts.append(" ".join(filter(None, [row.get("title"), _text(where, row, "text")])))
+    for place, row in rows(path, silent, columns or {}, USUAL, ("query", "relevant")):
+        where, given = where_of(path, place), plain(row.get("relevant"))
+        queries.append(_text(where, row, "query"))
+        named = [str(each) for each in (given if isinstance(given, list) else [given])]
+        if not named or not {*named} <= ids.keys():
+            raise DataError(f"{where}: relevant: expected ids of texts of {corpus}; got {given!r}")
+        relevant.append({ids[id] for id in named})
+    if not queries:
+        raise DataError(f"{path}: expected queries; it has none")
+    return queries, texts, relevant
 
 
 # -- As tokens ---------------------------------------------------------------------------------

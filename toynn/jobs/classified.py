@@ -36,10 +36,13 @@ def of_encoder(path: Path) -> bool:
         return file.architecture in ENCODERS
 
 
-def classifier(path: Path, **more: Any) -> Classifier:
-    """Return the classifier in a folder or file. Raises ConfigError for a model without a head."""
+def classifier(path: Path, *, headless: bool = False, **more: Any) -> Classifier:
+    """Return the classifier in a folder or file; with ``headless``, perhaps a model of vectors.
+
+    Raises ConfigError for any other model without a head.
+    """
     engine = Classifier.load(text_model(path), **more)
-    if engine.task.kind == "vectors":
+    if engine.task.kind == "vectors" and not headless:
         raise ConfigError(
             f"--model {path}: it has no head of classes: `toynn train classify` trains one, "
             "`toynn embed` writes vectors"

@@ -288,13 +288,9 @@ class EmbedJob(_PairsJob):
         order = [row for rows in held.distinct(range(len(held)), size) for row in rows]
         if held.scores is not None:
             return {"numbers/spearman": spearman(held.scores[order], cosines(*columns))}
-        keys = np.array([held.keys[row] for row in order])
-        numbers, first = np.unique(keys[:, 1:].T, return_index=True)
-        belongs: dict[int, set[int]] = {}
-        for anchor, positive in zip(keys[:, 0], np.searchsorted(numbers, keys[:, 1]), strict=True):
-            belongs.setdefault(int(anchor), set()).add(int(positive))
-        texts = np.concatenate(columns[1:])[first]
-        return found_again(columns[0], texts, [belongs[int(anchor)] for anchor in keys[:, 0]])
+        queries, places, relevant = pairs.search(held.keys[row] for row in order)
+        texts = np.stack([columns[column][row] for row, column in places])
+        return found_again(columns[0][queries], texts, relevant)
 
     def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
         """Yield commands that try the model."""
