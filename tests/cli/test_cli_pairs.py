@@ -10,6 +10,7 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
 from small_encoders import with_words
 
+import toynn
 from toynn.cli import main
 from toynn.engines.encoder import Encoder, Task
 from toynn.errors import ConfigError
@@ -177,6 +178,21 @@ def test_eval_says_what_vectors_are_good_for(here, capsys):
     assert f"ndcg@10     {found['ndcg@10']:.4f}" in capsys.readouterr().out
     assert main(["eval", "--model", "model", *columns, "--separator", ";"]) == 2
     assert "--separator: model has vectors, and no classes" in capsys.readouterr().err
+
+
+def test_finetune_trains_vectors_and_scores(here):
+    given = {"columns": "anchor=q,positive=a", "steps": 3, "quiet": True}
+    run = toynn.finetune("model", "pairs.jsonl", "run", recipe="embed", **given)
+    assert isinstance(run.engine, Embedder) and run.engine.encode(["is a"]).shape == (1, 32)
+    assert run.evaluate("pairs.jsonl")["queries"] == 120
+    rows = [json.loads(line) for line in (here / "scored.jsonl").read_text().splitlines()]
+    ranks = toynn.finetune("plain", rows=rows, out="b", recipe="rerank", steps=3, quiet=True)
+    assert isinstance(ranks.engine, Reranker) and ranks.engine.scores([("is a", "a1")]).size == 1
+    assert ranks.evaluate()["loss"] > 0
+    with pytest.raises(ConfigError, match="a reranker has figures of training only"):
+        ranks.evaluate("scored.jsonl")
+    with pytest.raises(ConfigError, match="the model is no classifier"):
+        run.predict(["is a"])
 
 
 def test_a_reranker_has_one_output(here):

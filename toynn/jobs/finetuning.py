@@ -28,6 +28,7 @@ from toynn.formats.files import write_atomically
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.completion import complete
 from toynn.jobs.classified import text_figures
+from toynn.jobs.embedded import vector_figures
 from toynn.jobs.figures import figures, has_preferences, preference_figures, seq_of
 from toynn.jobs.lora import LoRAJob, LoRAOptions
 from toynn.jobs.made import made
@@ -35,13 +36,13 @@ from toynn.jobs.options import StrPath
 from toynn.jobs.run import Outcome, carried_out
 from toynn.jobs.text import columns_of
 from toynn.options import checked
-from toynn.recipes import Classifier
+from toynn.recipes import Classifier, Embedder
 from toynn.system.printing import lenient
 from toynn.train.state import Result
 
 __all__ = ["Run", "finetune", "kept", "silence"]
 
-RECIPES = ("lora", "classify")
+RECIPES = ("lora", "classify", "embed", "rerank")
 P = ParamSpec("P")
 T = TypeVar("T")
 Rows = Iterable[Mapping[str, Any]]
@@ -116,7 +117,7 @@ class Run:
         the most tokens of a window or example (default: 512, or the model's context).
 
         Raises DataError for data that cannot be read. Raises ConfigError for a seq beyond the
-        context. Raises it also without ``data``, if training held nothing out.
+        context. Raises it also without ``data``, if training held nothing out, and for a reranker.
         """
         if data is None:
             if math.isinf(self.result.val_loss):
@@ -125,6 +126,10 @@ class Run:
         if isinstance(self.engine, Classifier):
             how = HowToRead(columns=columns_of(self._options.columns))
             return text_figures(self.engine, Path(data), how)
+        if isinstance(self.engine, Embedder):
+            return vector_figures(self.engine, Path(data), columns_of(self._options.columns))
+        if isinstance(self.engine, Encoder):
+            raise ConfigError("evaluate: a reranker has figures of training only: drop data")
         if self.engine.preference is not None and has_preferences(Path(data)):
             at_most = seq_of(seq, self.engine.context)
             return preference_figures(self.engine, self.tokenizer, Path(data), at_most)
@@ -189,7 +194,7 @@ def finetune(
 ) -> Run:
     """Train an adapter of a model on data; return the run, with its best weights.
 
-    With ``recipe="classify"`` it is `toynn train classify`, whose options it then takes.
+    With ``recipe`` classify, embed or rerank it is that command, whose options it then takes.
 
     Parameters
     ----------
