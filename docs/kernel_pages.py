@@ -48,9 +48,11 @@ SECTIONS = {
     "valid_rows": "Labelled rows: valid_rows",
     "elementwise": "elementwise.add, elementwise.scale",
     "layernorm": "LayerNorm",
-    "matmul": "Three products | The tile: why a product can be fast",
+    "matmul": "Three products | The tile: why a product can be fast | Packing | Five loops"
+    " | The epilogue",
     "softmax": "Softmax",
-    "attention": "Online softmax | Backward | Causal, packed, fused | Windows, caps, sinks, groups",
+    "attention": "Online softmax | Backward | Rows of scores | Packed once | Causal, packed, fused"
+    " | Windows, caps, sinks, groups",
     "gelu": "GELU",
     "cross_entropy": "6. The loss",
     "chunked_cross_entropy": "6. The loss",

@@ -118,7 +118,7 @@ void blocks(float* o, float* lse, const float* q, const float* k, const float* v
     memset(o, 0, T * D * sizeof(float));
     for (size i = 0; i < T; i += R) {
         size rows = least(R, T - i);
-        for (size r = 0; r < rows; r++) m[r] = -FLT_MAX, l[r] = 0;
+        for (size r = 0; r < rows; r++) m[r] = -INFINITY, l[r] = 0;
         for (size j = 0; j <= i; j += R) {
             size keys = least(R, T - j);
             rows_by_rows(s, q + i * D, k + j * D, rows, keys, D);

@@ -49,7 +49,11 @@ WRONG = {
             "np.exp(s - new), 1.0",
             r"must shrink by exp\(old - new\)",
         ),
-        ("        if new == -np.inf:\n            continue\n", "", r"with masked scores.*nan"),
+        (
+            "        if new == -np.inf:\n            continue\n",
+            "",
+            r"masked scores.*only -infinity",
+        ),
         ("return o / l", "return o", r"not divided by the sum l"),
         ("m + np.log(l)", "np.log(l)", r"lse.*add m to log"),
         ("max(m, s.max())", "0.0", r"with scores near 900.*(nan|infinite)"),
@@ -63,6 +67,11 @@ WRONG = {
             "np.where(seen, np.exp(s - lse[rows][:, None]), 0)",
             "np.exp(s - lse[rows][:, None])",
             ".",
+        ),
+        (
+            "np.where(seen, np.exp(s - lse[rows][:, None]), 0)",
+            "np.exp(s - lse[rows][:, None]) * seen",
+            r"with large scores.*inf times 0 is nan: use np\.where",
         ),
         (
             "    for i in range(0, T, block):",

@@ -114,7 +114,7 @@ def _list(folder: "Folder") -> None:
         print(f"\n{road}: {ABOUT[road]}")
         for name in names:
             puzzle = PUZZLES[name]
-            print(f"{puzzle.number:4}  {name:15} {puzzle.title:40} {states[name]}".rstrip())
+            print(f"{puzzle.number:4}  {name:16} {puzzle.title:40} {states[name]}".rstrip())
     solved = sum(state in ("solved", "changed") for state in states.values())
     print(f"\n{solved} of {len(PUZZLES)} solved.{_next(folder)}")
 

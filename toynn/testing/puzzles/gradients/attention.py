@@ -98,6 +98,6 @@ def backward(dy, q, k, v):
         "Where a score is masked, p is 0, and dp is multiplied by p. dv too is a sum of p times "
         "dy.",
     ),
-    same="_kernels/attention/attention.pyx",
+    same="_kernels/attention/_attention.pxd",
     check=check,
 )

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 
 from toynn.testing.puzzles.answer import Answer
-from toynn.testing.puzzles.compare import expected, fail
+from toynn.testing.puzzles.compare import compare, expected, fail
 from toynn.testing.puzzles.puzzle import Puzzle
 
 T, D, BLOCK = 192, 4, 16
@@ -38,6 +38,15 @@ def check(answer: Answer) -> None:
         },
         dk={scale: ds.T @ q * D**0.5, through: (p * dp).T @ q * D**-0.5},
     )
+    far, near = 60 * q, 60 * k  # scores of thousands: exp of a masked one overflows
+    y, lse, p = _forward(far, near, v)
+    ds = p * (case.dy @ v.T - (case.dy * y).sum(1, keepdims=True)) * D**-0.5
+    got = answer.several("backward", "dq, dk, dv", case.dy, far, near, v, y, lse, 4)
+    right = {"dq": ds @ near, "dk": ds.T @ far, "dv": p.T @ case.dy}
+    for name, gradient in right.items():
+        overflow = "a masked score is large: its exp is inf, and inf times 0 is nan: use np.where."
+        suspects = {overflow: np.where(np.isnan(got[name]), np.nan, gradient)}
+        compare(name, got[name], gradient, where=", with large scores", suspects=suspects)
     dy, q, k, v = np.random.default_rng(1).standard_normal((4, T, D))
     y, lse, _ = _forward(q, k, v)
     tracemalloc.start()

@@ -61,6 +61,6 @@ cdef public void product(
         "Down a column each line of the cache is fetched for one of its 16 numbers, and no "
         "vector can be loaded.",
     ),
-    same="_kernels/gemm/gemm.c",
+    same="_kernels/gemm/_loops.pxd",
     check=check,
 )
