@@ -77,8 +77,8 @@ def unexplained(root):
     files = [path.read_text() for path in root.glob("tests/kernels/test_questions_*.py")]
     lines = []
     for op in sorted({*entries_of(r"^(\w+) = entry\(", "_kernels", "pyx")} - {*NO_OPS}):
-        named = re.search(rf'^    "{op}": "(.*)",$', pages, re.MULTILINE)
-        sections = named[1].split(" | ") if named else []
+        named = re.search(rf'^    "{op}": "(.*(?:\n    " .*)*)",$', pages, re.MULTILINE)
+        sections = re.sub(r'"\n    "', "", named[1]).split(" | ") if named else []
         asked = len(re.findall(rf"^def test_{op}_", "\n".join(files), re.MULTILINE))
         lacks = [] if named else [f'its sections, a line "{op}" of docs/kernel_pages.py']
         lacks += [
