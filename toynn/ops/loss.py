@@ -33,7 +33,7 @@ def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
     """Record the mean cross-entropy () over the labelled rows of logits (N, V).
 
     labels: i32 (N,), or dense f32 (N, V). A row with the label -100, or with dense labels of 0
-    only, is not valid.
+    only, has none.
 
     Raises ConfigError for labels that are not an input.
     """
@@ -55,8 +55,8 @@ def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
 def valid_rows(s: Recorder, labels: Tensor, V: int) -> tuple[Tensor, Tensor]:
     """Record the labelled rows of labels i32 (N,); return their indices and labels, (N,) each.
 
-    As many rows of both are valid as there are valid labels. ``V`` is the number of classes. Raises
-    ConfigError unless labels are an input.
+    As many rows of both are valid as there are labelled rows. ``V`` is the number of classes.
+    Raises ConfigError unless labels are an input.
     """
     (N,) = labels.shape
     require(labels.dtype == "i32", "valid_rows", f"labels ({N},) of i32", labels=labels)
