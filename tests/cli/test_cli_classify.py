@@ -294,3 +294,27 @@ def test_finetune_takes_the_recipe(here):
             call("a")
     with pytest.raises(ConfigError, match="recipe must be one of lora, classify; got 'vit'"):
         toynn.finetune("model", "kinds.csv", "c", recipe="vit")
+
+
+def test_check_counts_labels_repeats_and_leaks(here, capsys):
+    words = ["check", "--recipe", "classify", *COLUMNS, "--data"]
+    assert main([*words, "kinds.csv", "-m", "model", "--seq", "6"]) == 0
+    out = re.sub(" +", " ", capsys.readouterr().out)
+    assert "rows 36\nlabels cat 18, dog 18\n" in out
+    assert "longest 8 tokens; 36 texts of more than 6 cut" in out
+    assert "repeats 24 texts, apart from case and spaces, 0 with another label" in out
+    (here / "valid.csv").write_text(
+        f"review,kind\nTHE  {CATS[0][4:]},dog\nnew,bird\nnew,cat\n,cat\n"
+    )
+    assert main([*words, "kinds.csv", "valid.csv", "--json"]) == 2
+    train, valid = json.loads(capsys.readouterr().out)["sources"]
+    assert train["refused"] == 0 and valid["refused"] == 1 and valid["rows"] == 3
+    assert "valid.csv:4: text: expected a text; got an empty one" in valid["errors"][0]
+    assert valid["leaks"] == 1 and valid["new labels"] == ["bird"]
+    assert (valid["repeats"], valid["with another label"]) == (1, 1)
+    assert main([*words, "kinds.csv", "--strict"]) == 1
+    assert main([*words, "several.jsonl"]) == 2  # it has no column "review"
+    assert main(["check", "--data", "several.jsonl", "--separator", ";"]) == 2
+    assert "--separator: it needs --recipe classify" in capsys.readouterr().err
+    assert main(["check", "--recipe", "classify", "--data", "words.jsonl", "-m", "model"]) == 0
+    assert "B-PER" in capsys.readouterr().out

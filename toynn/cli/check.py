@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from toynn.cli._check_labels import check_labels
 from toynn.cli._check_lines import colours, example, histogram
 from toynn.cli._flags import add
 from toynn.data.bounds import Bounds
@@ -25,6 +26,7 @@ from toynn.errors import ConfigError, DataError, ToynnError
 from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.conversations import unknown_role
+from toynn.jobs.classify import ClassifyOptions
 from toynn.jobs.models import for_tied
 from toynn.jobs.paths import data_name, local_data, local_path, model_file, path_or_name, text_model
 from toynn.jobs.text import TOKENIZER, TextOptions, columns_of, rows_within
@@ -51,6 +53,9 @@ def add_parser(commands: Any) -> None:
     options = options_of(TextOptions)
     option = replace(options["data"], help=data, metavar="PATH")
     add(parser, option, type=data_name, required=True)
+    recipe = "classify: labelled texts; of several files the first is to train on (default lora)"
+    parser.add_argument("--recipe", choices=("lora", "classify"), default="lora", help=recipe)
+    add(parser, options_of(ClassifyOptions)["separator"])
     model = "model with the tokenizer and chat template (default: lengths in characters)"
     parser.add_argument("-m", "--model", type=path_or_name, metavar="PATH", help=model)
     add(parser, TOKENIZER)
@@ -120,6 +125,10 @@ class _Source:
 def run(arguments: Namespace) -> int:
     """Print what was found; return 2 if training refuses the data, 1 if --strict finds doubts."""
     _fetch(arguments)
+    if arguments.recipe == "classify":
+        return check_labels(arguments)
+    if arguments.separator is not None:
+        raise ConfigError("--separator: it needs --recipe classify")
     model, seq, said = arguments.model, None, ""
     context = None if model is None else bases.context_length(text_model(model))
     tokenizer = _tokenizer(model, arguments.tokenizer)

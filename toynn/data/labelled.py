@@ -38,6 +38,7 @@ __all__ = [
     "Problem",
     "TooLong",
     "Words",
+    "attempts",
     "encoded",
     "read",
     "words_of",
@@ -133,13 +134,30 @@ def read(path: str | Path, how: HowToRead | None = None) -> LabelledTexts:
 
     Raises DataError, with file and line, for a row without a text or a label that fits.
     """
-    path, how = Path(path), how or HowToRead()
-    reader, texts = _Reader(how), list[LabelledText]()
-    for place, row in _rows(path, how):
-        texts.append(reader.row(where_of(path, place), row))
+    how, texts = how or HowToRead(), list[LabelledText]()
+    reader = _Reader(how)
+    for row in attempts(Path(path), how, reader):
+        if isinstance(row, DataError):
+            raise row
+        texts.append(row)
     if not texts:
         raise DataError(f"{path}: expected rows with a text and a label; got none")
     return LabelledTexts(reader.problem or "classes", texts)
+
+
+def attempts(
+    path: Path, how: HowToRead, reader: "_Reader | None" = None
+) -> Iterator[LabelledText | DataError]:
+    """Yield what ``read`` reads; for a bad row, yield its error and go on.
+
+    Raises DataError for a file that cannot be read.
+    """
+    reader = reader or _Reader(how)
+    for place, row in _rows(path, how):
+        try:
+            yield reader.row(where_of(path, place), row)
+        except DataError as error:
+            yield error
 
 
 def _rows(path: Path, how: HowToRead) -> Iterator[tuple[int | str, Mapping[str, Any]]]:
