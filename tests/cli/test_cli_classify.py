@@ -268,7 +268,7 @@ def test_what_is_cut_is_counted(here, capsys):
         ),
         (
             ["eval", "-m", "run", "--data", "kinds.csv", "--no-mask-prompt"],
-            "it is not for classifiers of texts",
+            "it is not for encoders; run is one",
         ),
     ],
 )
