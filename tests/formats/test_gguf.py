@@ -28,6 +28,7 @@ from shared import DATA
 from toynn.errors import GGUFError, LifecycleError
 from toynn.formats import gguf
 from toynn.formats.gguf import mapping
+from toynn.formats.gguf.tensors import TYPES
 
 
 def test_every_type_of_value(tmp_path):
@@ -129,6 +130,12 @@ NANS = {
     "MXFP4": b"\xfd",  # 2^125
     "IQ1_M": b"\x77\xe7\x77\x77",  # its fourth digit is 7, its third e
 }
+
+
+def test_the_table_of_types_is_the_librarys():
+    ids = library.GGMLQuantizationType
+    theirs = {int(id): (id.name, *library.GGML_QUANT_SIZES[id]) for id in ids}
+    assert theirs.items() >= TYPES.items() and [*TYPES] == sorted(TYPES)
 
 
 @pytest.mark.parametrize(("type", "offset"), BLOCK_SCALES)

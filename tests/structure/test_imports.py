@@ -11,7 +11,17 @@ import toynn
 
 #: Packages that are imported when something of them is first asked for.
 LATER = ("models", "engines", "session", "ops", "graph", "jobs", "train", "cli", "testing", "data")
-OTHERS = ("pyarrow", "jinja2", "tokenizers", "safetensors", "torch", "PIL", "argparse")
+OTHERS = (
+    "pyarrow",
+    "jinja2",
+    "tokenizers",
+    "safetensors",
+    "torch",
+    "PIL",
+    "argparse",
+    "gguf",
+    "yaml",
+)
 QUIETLY = "import contextlib\nwith contextlib.suppress(SystemExit):"
 
 
@@ -31,6 +41,22 @@ def test_a_command_imports_its_own_module(words):
     """And no other one's: those of training and of chats bring all architectures."""
     modules = set(modules_after(f"from toynn.cli import parsed\n{QUIETLY} parsed({words})"))
     assert not modules & {"toynn.cli.train", "toynn.cli.chat", "toynn.models.llama", "pyarrow"}
+
+
+@pytest.mark.parametrize("words", [["train", "gpt2", "-h"], ["generate", "-h"], ["eval", "-h"]])
+def test_help_imports_no_library_that_only_work_needs(words):
+    """gguf writes files and has the codebooks of IQ types; tqdm draws; numpy.random draws, too."""
+    modules = set(modules_after(f"from toynn.cli import parsed\n{QUIETLY} parsed({words})"))
+    assert "toynn.jobs" in modules
+    assert not modules & {
+        "gguf",
+        "tqdm",
+        "numpy.random",
+        "importlib.metadata",
+        "pyarrow",
+        "jinja2",
+        "tokenizers",
+    }
 
 
 @pytest.mark.parametrize("name", ["models", "engines", "session", "jobs"])

@@ -4,7 +4,6 @@ import platform
 import sys
 from collections.abc import Collection
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 from toynn import _kernels, backends
@@ -19,6 +18,8 @@ __all__ = ["alike", "automatic_precision", "describe", "other_toynn", "release",
 
 def release() -> str:
     """Return the version of the installed package."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("toynn-train")
     except PackageNotFoundError:  # a source tree that was never installed
@@ -30,6 +31,8 @@ def other_toynn() -> str:
 
     The package index has a ``toynn``, another program. Files of the two overwrite each other.
     """
+    from importlib.metadata import PackageNotFoundError, distribution
+
     folder, wrong = Path(__file__).resolve().parents[1], []
     if not hasattr(sys.modules["toynn"], "show_config"):
         wrong.append(f"{folder / '__init__.py'} is not toynn-train's")

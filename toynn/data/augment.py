@@ -46,7 +46,7 @@ class Augment:
             )
 
     def __call__(
-        self, images: Images, labels: NDArray[np.int32], classes: int, random: np.random.Generator
+        self, images: Images, labels: NDArray[np.int32], classes: int, random: "np.random.Generator"
     ) -> tuple[Images, NDArray[Any]]:
         """Return images (B, H, W, C) and labels: (B,), or (B, classes) with mixup or smoothing."""
         if self.crop:
@@ -66,7 +66,7 @@ class Augment:
             dense = share * dense + (1 - share) * dense[::-1]
         return images, dense.astype(np.float32)
 
-    def _moved(self, images: Images, random: np.random.Generator) -> Images:
+    def _moved(self, images: Images, random: "np.random.Generator") -> Images:
         count, height, width, _ = images.shape
         edge = (self.crop, self.crop)
         padded = np.pad(images, ((0, 0), edge, edge, (0, 0)), mode="edge")

@@ -109,7 +109,7 @@ class RandomImages(Iterator[Batch]):
                 drawn.append(index)
         return LaterBatch(len(drawn), lambda: self._read(drawn, random))
 
-    def _read(self, drawn: list[int], random: np.random.Generator) -> Batch:
+    def _read(self, drawn: list[int], random: "np.random.Generator") -> Batch:
         pictures = [picture for each in drawn if (picture := self._images.get(each)) is not None]
         batch = _batch(pictures, self._images.labels[drawn])
         image, labels = self._augment(batch.inputs, batch.labels, self._classes, random)

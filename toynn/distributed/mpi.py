@@ -3,7 +3,6 @@
 import atexit
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +62,8 @@ def mpiexec() -> str | None:
 
 
 def _version() -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("mpi4py")
     except PackageNotFoundError:

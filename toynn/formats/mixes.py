@@ -14,8 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gguf import LlamaFileType
-
 from toynn.errors import ConfigError, GGUFError
 from toynn.formats import gguf
 from toynn.formats.files import replacing
@@ -97,7 +95,7 @@ def quantize(library: ModuleType, source: Path, out: Path, mix: str) -> None:
     """
     library.llama_backend_init()
     parameters = library.llama_model_quantize_default_params()
-    parameters.ftype = int(LlamaFileType[f"MOSTLY_{mix.upper()}"])
+    parameters.ftype = int(importlib.import_module("gguf").LlamaFileType[f"MOSTLY_{mix.upper()}"])
     parameters.nthread = 0  # all cores
     log = logging.getLogger("llama-cpp-python")  # prints a line or two for each tensor
     level = log.level

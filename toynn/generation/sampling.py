@@ -84,7 +84,7 @@ class Sampling:
         _require(_is_finite(c) and c > 0, "repeat_penalty", "a number above 0", c)
 
     def pick(
-        self, logits: NDArray[np.float32], before: Sequence[int], random: np.random.Generator
+        self, logits: NDArray[np.float32], before: Sequence[int], random: "np.random.Generator"
     ) -> int:
         """Return a token drawn from logits (V,); ``before`` are the tokens so far.
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from toynn import evaluation
 from toynn.data import jsonl
@@ -120,6 +119,8 @@ class _Bar:
     """A progress bar on a terminal; call it with the number of items done, and of all items."""
 
     def __init__(self, unit: str) -> None:
+        from tqdm import tqdm
+
         stream = Lenient(sys.stderr)
         self._bar = tqdm(file=stream, disable=not stream.isatty(), leave=False, unit=unit)
 

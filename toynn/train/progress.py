@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import TextIO
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, TextIO
 
 from toynn.system.printing import Lenient, columns, duration, harmless, size
 from toynn.train.metrics import Report
+
+if TYPE_CHECKING:
+    from tqdm import tqdm  # imported where a bar is made
 
 __all__ = ["Progress", "Reading"]
 
@@ -141,6 +142,8 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if self._below.columns:
+            from tqdm import tqdm
+
             self._bar = tqdm(
                 total=self._steps,
                 initial=self._done,
@@ -243,6 +246,8 @@ class Reading:
             return
         if self._stream.columns:
             if self._bar is None:
+                from tqdm import tqdm
+
                 self._bar = tqdm(
                     desc="tokens",
                     total=of,

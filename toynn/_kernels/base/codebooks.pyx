@@ -2,15 +2,16 @@
 
     row[k] = number k of the row that these bits choose
 
-No formula gives them: they were fitted to weights. So this module reads them from the gguf library
-when it is imported. The library dequantizes blocks that ask for every row, with scale 1 and no
-signs. The codebooks are the same at all ISA levels, hence built once.
+No formula gives them: they were fitted to weights. So ``fill`` reads them from the gguf library,
+before a kernel is first called with an IQ type. The library dequantizes blocks that ask for every
+row, with scale 1 and no signs. The codebooks are the same at all ISA levels, hence built once.
 Source: the tables iq2xxs_grid and so on of ggml-common.h in ggml.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-import gguf
+from functools import cache
+
 import numpy as np
 
 cdef uint64_t[256] _iq2_xxs
@@ -29,6 +30,8 @@ EIGHT_SIGNS, SEVEN_SIGNS = _eight_signs, _seven_signs
 
 def _blocks(str type, float d, indices):
     """Return blocks of zeros with a scale, one per row of indices; low bytes and high bits."""
+    import gguf  # takes half as long as all else that `import toynn` imports
+
     nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type]][1]
     raw = np.zeros((len(indices), nbytes), np.uint8)
     raw[:, :2] = np.array([d], "<f2").view(np.uint8)
@@ -37,13 +40,18 @@ def _blocks(str type, float d, indices):
 
 cdef int _take(void* rows, str type, raw, int factor=1, int added=0) except -1:
     """Dequantize the blocks; store factor * number + added as bytes."""
+    import gguf
+
     numbers = gguf.dequantize(raw, gguf.GGMLQuantizationType[type]).reshape(-1)
     cdef const uint8_t[::1] stored = (numbers * factor + added).astype(np.uint8)
     memcpy(rows, &stored[0], stored.shape[0])
     return 0
 
 
-def _fill():
+@cache
+def fill():
+    """Overwrite the codebooks, once."""
+    _fill_signs()
     indices = np.arange(2048).reshape(-1, 32)
     raw, low, _ = _blocks("IQ2_XXS", 8, indices[:8])
     raw[:, 2:].reshape(-1, 8, 8)[:, :, :4] = low.reshape(-1, 8, 4)
@@ -68,6 +76,7 @@ def _fill():
 
 def rows():
     """Return the bytes of each codebook by name, row after row, for kernels of other devices."""
+    fill()
     return {
         "IQ2_XXS": (<const uint8_t*>_iq2_xxs)[:sizeof(_iq2_xxs)],
         "IQ2_XS": (<const uint8_t*>_iq2_xs)[:sizeof(_iq2_xs)],
@@ -89,7 +98,3 @@ cdef void _fill_signs() noexcept:
         _eight_signs[bits] = 255 * ones
         if count % 2 == 0:
             _seven_signs[bits & 127] = 255 * ones
-
-
-_fill()
-_fill_signs()

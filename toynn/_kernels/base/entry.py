@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn._kernels.base import codebooks
 from toynn._kernels.base._check import MAX_THREADS, countable
 from toynn._kernels.base.invoke import invoke, scratch_bytes
 from toynn._kernels.base.signature import Signature, TensorSpec, Unsolved, evaluate
@@ -216,6 +217,8 @@ class Entry:
         if value not in WORDS[name]:
             words = ", ".join(WORDS[name])
             raise ValueError(f"{self.name}: {name} needs one of {words}; got {value!r}")
+        if str(value).startswith("IQ"):
+            codebooks.fill()
         return WORDS[name][str(value)]
 
     def _shape(self, spec: TensorSpec, array: Array, scalars: dict[str, Any]) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from toynn._kernels.base._address cimport at1
 from toynn._kernels.base._parallel cimport deal
 from toynn._kernels.quants._types cimport F32, Type, dequantize as dequantize_row, type_of
 
+from toynn._kernels.base import codebooks
 from toynn._kernels.base._check import check
 
 cdef enum:
@@ -160,6 +161,7 @@ def dequantize(float[::1] y, const uint8_t[::1] raw, int type, int n_threads=1):
     cdef Blocks x = Blocks(
         type_of(type), <float*>at1(y), <uint8_t*>_bytes(raw), y.shape[0], NULL
     )
+    codebooks.fill()
     if x.type.values == 0 or x.type.number == F32:
         raise ValueError(
             f"quants.dequantize: needs the GGUF number of a type other than F32; got {type}"

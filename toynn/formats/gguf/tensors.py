@@ -8,10 +8,9 @@ import math
 from dataclasses import dataclass, replace
 from struct import Struct
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from toynn.formats import quants
 from toynn.formats.gguf.cursor import MAX_INT64, U32, Cursor
+from toynn.numerics.dtypes import DTYPES
 
 __all__ = [
     "BLOCKS",
@@ -30,8 +29,17 @@ DIMENSIONS = [Struct(f"<{n}Q") for n in range(MAX_DIMENSIONS + 1)]
 TYPE_AND_OFFSET = Struct("<IQ")
 MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # a name of one letter and one dimension
 
-#: By id: name, elements and bytes of a block.
-TYPES = {int(id): (id.name, *GGML_QUANT_SIZES[id]) for id in GGMLQuantizationType}
+#: By id: name, elements and bytes of a block. The last seven are not dequantized.
+TYPES = {type.ggml: (name.upper(), *type[1:]) for name, type in DTYPES.items()} | {
+    9: ("Q8_1", 32, 40),
+    15: ("Q8_K", 256, 292),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    41: ("Q1_0", 128, 18),
+}
+TYPES = dict(sorted(TYPES.items()))
 #: By name: elements and bytes of a block.
 BLOCKS = {name: (elements, nbytes) for name, elements, nbytes in TYPES.values()}
 #: The types that toynn can dequantize.

@@ -4,12 +4,11 @@ import io
 import math
 import os
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, WriterState
-from gguf import quants as library
 from numpy.typing import NDArray
 
 from toynn.errors import GGUFError
@@ -24,12 +23,20 @@ from toynn.formats.gguf.tensors import BLOCKS
 from toynn.formats.gguf.values import typed
 from toynn.formats.quants import quantize
 
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
 __all__ = ["OUTTYPES", "WRITABLE", "check_target", "encode", "write"]
 
 #: The types that floats can be converted to.
 WRITABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 #: The types that a model can be written in, with llama.cpp's file type.
 OUTTYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
+
+
+def library() -> Any:
+    """Return gguf, when a file is written: its import takes as long as NumPy's."""
+    return import_module("gguf")
 
 
 def write(
@@ -66,14 +73,14 @@ def write(
     )
     if type != "STRING" or not architecture:
         raise GGUFError(f"{path}: general.architecture: expected a name, got {architecture!r}")
-    writer = GGUFWriter(None, architecture)
+    writer = library().GGUFWriter(None, architecture)
     _add_metadata(writer, path, metadata)
     nbytes = _add_table(writer, path, tensors)
     quantized = any(BLOCKS[info.dtype.name][0] > 1 for info in writer.tensors[0].values())
     if quantized and "general.quantization_version" not in metadata:
         writer.add_quantization_version(2)
     with replacing(path, f"{nbytes} bytes of tensors", GGUFError) as file:
-        writer.fout, writer.state = [file], WriterState.EMPTY
+        writer.fout, writer.state = [file], library().WriterState.EMPTY
         _write_all(writer, file, path, tensors)
         with map_file(Path(file.name)) as mapping:
             read_header(path, mapping)  # refuses faults that the library does not check
@@ -116,7 +123,7 @@ def _kind(value: object) -> str:
     return type(value).__name__
 
 
-def _add_metadata(writer: GGUFWriter, path: Path, metadata: Mapping[str, Any]) -> None:
+def _add_metadata(writer: "GGUFWriter", path: Path, metadata: Mapping[str, Any]) -> None:
     for key, value in metadata.items():
         what = f"{path}: {key}"
         plain, type, element = typed(what, value)
@@ -125,11 +132,11 @@ def _add_metadata(writer: GGUFWriter, path: Path, metadata: Mapping[str, Any]) -
                 raise GGUFError(f"{what}: expected a UINT32 and power of two, got {value!r}")
             writer.data_alignment = plain
         if key != "general.architecture":
-            sub_type = GGUFValueType[element] if element else None
-            writer.add_key_value(key, plain, GGUFValueType[type], sub_type)
+            types = library().GGUFValueType
+            writer.add_key_value(key, plain, types[type], types[element] if element else None)
 
 
-def _add_table(writer: GGUFWriter, path: Path, tensors: Tensors) -> int:
+def _add_table(writer: "GGUFWriter", path: Path, tensors: Tensors) -> int:
     """Add the tensor table; return the bytes of all tensors."""
     total = 0
     for name, (array, outtype) in tensors.items():
@@ -138,11 +145,12 @@ def _add_table(writer: GGUFWriter, path: Path, tensors: Tensors) -> int:
         size = math.prod(shape) // elements * nbytes
         total += size
         floats = np.dtype(np.float32)  # for uint8 the library takes shapes as bytes
-        writer.add_tensor_info(name, shape, floats, size, GGMLQuantizationType[type])
+        kind = library().GGMLQuantizationType[type]
+        writer.add_tensor_info(name, shape, floats, size, kind)
     return total
 
 
-def _write_all(writer: GGUFWriter, file: io.BufferedWriter, path: Path, tensors: Tensors) -> None:
+def _write_all(writer: "GGUFWriter", file: io.BufferedWriter, path: Path, tensors: Tensors) -> None:
     """Write the file; only one tensor at a time is converted."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -152,7 +160,7 @@ def _write_all(writer: GGUFWriter, file: io.BufferedWriter, path: Path, tensors:
     file.flush()
 
 
-def _write_one(writer: GGUFWriter, file: IO[bytes], blocks: NDArray[np.uint8]) -> None:
+def _write_one(writer: "GGUFWriter", file: IO[bytes], blocks: NDArray[np.uint8]) -> None:
     """Write a tensor and its padding.
 
     The library uses NumPy's tofile(), which raises nothing if the disk is full at the very end.
@@ -205,7 +213,7 @@ def encode(what: str, array: NDArray[Any], type: str) -> NDArray[np.uint8]:
             if type == "F16":
                 array = array.astype(np.float16)
             elif type == "BF16":
-                array = library.quantize(array, GGMLQuantizationType.BF16)
+                array = library().quantize(array, library().GGMLQuantizationType.BF16)
             elif type != "F32":
                 try:
                     array = quantize(array, type)
