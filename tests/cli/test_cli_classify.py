@@ -14,6 +14,7 @@ import toynn
 from toynn.cli import main
 from toynn.engines.encoder import Encoder, Task
 from toynn.errors import ConfigError
+from toynn.jobs import carried_out, made
 from toynn.recipes import Classifier
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "cat", "dog", "red", "blue"]
@@ -102,8 +103,6 @@ def test_classes(more, here, capsys):
 
 def test_adapters_are_merged_into_the_folder(here):
     """The run's recipe, with adapters over a file, says what the folder that it wrote says."""
-    import toynn.jobs
-
     given = {
         "model": "model",
         "data": "kinds.csv",
@@ -112,7 +111,7 @@ def test_adapters_are_merged_into_the_folder(here):
         "out": "run",
     }
     given |= {"method": "lora", "lr": 0.05, "targets": "all-linear", "report": "none"}
-    recipe = toynn.jobs.carried_out(toynn.jobs.made("classify", given)).job.recipe
+    recipe = carried_out(made("classify", given)).job.recipe
     merged = Classifier.load("run").outputs(CATS)
     assert np.abs(merged - recipe.outputs(CATS)).max() < 1e-5
     assert np.abs(merged - Encoder.load("model", Task("sequence", 2)).outputs(CATS)).max() > 1e-3
@@ -199,6 +198,7 @@ def test_texts_lines_and_tables_are_predicted(here, capsys):
     assert capsys.readouterr().out.rstrip().endswith("dog")
 
 
+SMOOTH = ("--label-smoothing", "0.1")
 REFUSED = {
     "one class": (("--columns", "text=review,label=one"), "at least 2 classes; got x in 36 rows"),
     "a new label": (
@@ -214,6 +214,18 @@ REFUSED = {
     "weights": ((*COLUMNS, "--class-weights", "cat"), "must be balanced, or NAME=WEIGHT"),
     "names": ((*COLUMNS, "--labels", "a,a"), "must be names with commas between them, each once"),
     "a rank": ((*COLUMNS, "--rank", "4"), "--rank: it needs --method lora; the method is full"),
+    "both": (
+        (
+            "--columns",
+            "text=review,labels=kind",
+            "--separator",
+            ";",
+            "--class-weights",
+            "cat=2",
+            *SMOOTH,
+        ),
+        "--label-smoothing: not with --class-weights, if labels are several",
+    ),
     "numbers": (
         (*COLUMNS, "--problem", "number"),
         "kinds.csv:1: label: expected a number; got 'cat'",
@@ -292,7 +304,7 @@ def test_finetune_takes_the_recipe(here):
     for call, message in ((run.generate, "predict()"), (again.generate, "writes no text")):
         with pytest.raises(ConfigError, match=re.escape(message)):
             call("a")
-    with pytest.raises(ConfigError, match="recipe must be one of lora, classify; got 'vit'"):
+    with pytest.raises(ConfigError, match="recipe must be one of lora, classify.*got 'vit'"):
         toynn.finetune("model", "kinds.csv", "c", recipe="vit")
 
 
@@ -318,3 +330,14 @@ def test_check_counts_labels_repeats_and_leaks(here, capsys):
     assert "--separator: it needs --recipe classify" in capsys.readouterr().err
     assert main(["check", "--recipe", "classify", "--data", "words.jsonl", "-m", "model"]) == 0
     assert "B-PER" in capsys.readouterr().out
+
+
+def test_a_batch_of_more_texts_than_there_are_fits_into_the_step(here):
+    options = {"model": "model", "data": "pairs.jsonl", "batch": 50, "steps": 3, "holdout": 6}
+    job = made("classify", options)
+    job.read()
+    given, batches = job.all_options(), job.batches()
+    assert len(job.train) == 12
+    for _ in range(5):
+        batch = next(batches)
+        assert batch.examples == 50 and batch.tokens <= given.t_batch * given.t_seq

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from lora_bases import config as config_of
 from lora_bases import write_base
+from small_encoders import written
 from vits import config as vit_config
 
 import toynn
@@ -17,9 +18,12 @@ from toynn.data.augment import Augment
 from toynn.data.examples import Examples, ShuffledExamples
 from toynn.data.image_batches import Fitted, HeldOut, RandomImages
 from toynn.data.images import Labelled
+from toynn.data.labelled import Encoded
 from toynn.data.packing import examples_in_order
 from toynn.data.text import RandomWindows, spaced_windows
-from toynn.recipes import GPT2, FromScratch, LoRA, VitTiny, WarmStart
+from toynn.engines import AdapterOptions
+from toynn.engines.encoder import Task
+from toynn.recipes import GPT2, Classifier, FromScratch, LoRA, VitTiny, WarmStart
 from toynn.train import Trainer
 
 VOCAB, T, B = 11, 12, 2
@@ -68,6 +72,20 @@ def lora(base):
     return recipe, *examples()
 
 
+def classifier(base):
+    """Adapters with dropout, and a head, over an encoder's folder; the run's files are several."""
+    folder, recipe = base.with_name("encoder"), Classifier()
+    if not folder.exists():
+        written(folder, vocab=VOCAB, context=T, n_layers=1)
+    recipe.texts = 4
+    adapters = AdapterOptions(3, targets=("all-linear",), dropout=0.3)
+    recipe.realize(folder, options(), Task("sequence", 3), adapters)
+    rng = np.random.default_rng(4)
+    ids = [rng.integers(0, VOCAB, n).tolist() for n in rng.integers(1, T, 13)]
+    texts = Encoded(ids, [[0] * len(each) for each in ids], [n % 3 for n in range(13)], seq=T)
+    return recipe, ShuffledExamples(texts, 4, seed=1), texts.batches(4)
+
+
 def vit(base):
     recipe, cfg = VitTiny(), vit_config()
     recipe.realize(cfg, toynn.RecipeOptions(t_batch=4))
@@ -80,7 +98,7 @@ def vit(base):
     return recipe, RandomImages(fitted, cfg.classes, 4, 1, augment), HeldOut(fitted, 8, 13)
 
 
-RECIPES = {each.__name__: each for each in (gpt2, from_scratch, warm_start, lora, vit)}
+RECIPES = {each.__name__: each for each in (gpt2, from_scratch, warm_start, lora, classifier, vit)}
 
 
 def options(**more):

@@ -151,6 +151,8 @@ class ClassifyJob(EncoderJob):
         if self.problem in ("number", "tokens") and (weighted or smoothed):
             flag = "--class-weights" if weighted else "--label-smoothing"
             raise ConfigError(f"{flag}: it is for classes of texts; labels are {self.problem}")
+        if self.problem == "several" and weighted and smoothed:
+            raise ConfigError("--label-smoothing: not with --class-weights, if labels are several")
         pairs = dict(pair.rpartition("=")[::2] for pair in (options.class_weights or "").split(","))
         if (
             weighted

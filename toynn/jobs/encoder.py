@@ -195,7 +195,8 @@ class EncoderJob(Job):
         """Return the recipe's options, with room for a batch of the longest texts."""
         options, lengths = self.recipe_options(), sorted(self.train.lengths)
         longest = int(lengths[-1])
-        room = sum(lengths[-options.t_batch :])
+        passes = -(-options.t_batch // len(lengths))  # of the data, in one batch
+        room = passes * sum(lengths[-options.t_batch :])
         return replace(options, t_seq=longest, t_batch=-(-int(room) // longest))
 
     def declared_with(self, options: RecipeOptions) -> Encoder:
