@@ -13,7 +13,7 @@ from toynn.data.labelled import Encoded, LabelledText, LabelledTexts
 from toynn.data.pairs import DistinctBatches, EncodedRows, TextRows
 from toynn.data.texts import Texts
 from toynn.engines.encoder import Encoder, Task
-from toynn.errors import ConfigError
+from toynn.errors import ConfigError, DataError
 from toynn.evaluation.retrieval import cosines, found_again
 from toynn.jobs.encoder import EncoderJob, EncoderOptions
 from toynn.jobs.job import late
@@ -149,7 +149,7 @@ class _PairsJob(EncoderJob):
         )
         assert train is not None
         if valid is not None and valid.columns != train.columns:
-            raise ConfigError(
+            raise DataError(
                 f"{self.parts[1]}: expected the columns of the training data, "
                 f"{', '.join(train.columns)}; got {', '.join(valid.columns)}"
             )
