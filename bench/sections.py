@@ -3,7 +3,7 @@
 import sys
 
 from prepack import prepacked
-from sections_files import decode, generation, load
+from sections_files import decode, generation, load, rollouts
 from sections_kernels import attention, matmul, medium, stored
 from sections_lora import blocks, context, experts, lora, precisions, real, seeds, types
 from sections_steps import busy, families, lengths, llama, memory, scaling, step, tiny, vit
@@ -37,6 +37,7 @@ SECTIONS = {
     "busy": busy,
     "seeds": seeds,
     "generation": generation,
+    "rollouts": rollouts,
 }
 
 

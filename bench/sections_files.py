@@ -6,9 +6,12 @@ from pathlib import Path
 import beside_llama_cpp
 import decode as decoding
 import load as loading
+import rolled
 from rows import best_and_usual, clock_of
 
 import toynn
+from toynn.testing.limits import measure
+from toynn.testing.lora_step import write_file
 from toynn.testing.race import race
 
 
@@ -46,6 +49,29 @@ def generation(n_threads: int, rounds: int, only: str) -> None:
                     ratios = [usual["llama.cpp"] / usual[who] for who in ("toynn", "toynn medium")]
                     row += f"{ratios[0]:10.2f}{ratios[1]:8.2f}"
                 print(f"{f'{name} {what}':18}{row}", flush=True)
+
+
+def rollouts(n_threads: int, rounds: int, only: str) -> None:
+    """Print tokens per second of rows that generate together, and what bounds them."""
+    toynn.set_num_threads(n_threads)
+    limits = measure(n_threads)
+    print(f"{'rows':12}{'tokens/s':>12}{'of one':>8}{'bound':>10}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (shape, type) in rolled.SHAPES.items():
+            if only not in name:
+                continue
+            print(name)
+            path = Path(folder, f"{name}.gguf")
+            write_file(path, shape, type)
+            one = None
+            for rows, step in rolled.steps(path, shape):
+                _, usual = best_and_usual(race({"": step}, rounds, clock_of(n_threads)))
+                rate = max(1, rows) / usual[""]
+                one = one or rate
+                bound = rolled.bound(path, shape, max(1, rows), limits)
+                print(
+                    f"{rows or 'alone':>12}{rate:12.0f}{rate / one:8.2f}{bound:10.0f}", flush=True
+                )
 
 
 def load(n_threads: int, rounds: int, only: str) -> None:

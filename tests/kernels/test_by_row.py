@@ -11,6 +11,8 @@ pytestmark = pytest.mark.kernels
 
 LEVELS = [name for name in kernels.built_levels() if name in kernels.supported_levels()]
 N, MOST = 133, 70
+PRODUCTS = [("F32", 77), ("F32", 1500), ("Q8_0", 576), ("Q8_0", 2400), ("Q4_0", 96)]
+PRODUCTS += [("Q4_K", 1280), ("Q6_K", 512)]
 
 
 def matrix(rng, rows, columns, type):
@@ -27,7 +29,15 @@ def matrix(rng, rows, columns, type):
 @pytest.mark.parametrize("precision", ["highest by row", "high by row", "medium by row"])
 @pytest.mark.parametrize(
     ("type", "K"),
-    [("F32", 77), ("F32", 1500), ("Q8_0", 576), ("Q4_0", 96), ("Q4_K", 1280), ("Q6_K", 512)],
+    [
+        ("F32", 77),
+        ("F32", 1500),
+        ("Q8_0", 576),
+        ("Q8_0", 2400),
+        ("Q4_0", 96),
+        ("Q4_K", 1280),
+        ("Q6_K", 512),
+    ],
 )
 def test_a_row_is_as_if_alone(level, precision, type, K):
     matmul, experts = (kernels.load(op, level) for op in ("matmul", "experts"))

@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--num-samples", type=whole(1), default=1, metavar="N", help=f"{samples}, ... (default 1)"
     )
-    batch = "number of continuations to write at a time, for lines of JSON (default 8)"
+    batch = "continuations to write at a time, for lines of JSON; 32 take memory (default 8)"
     parser.add_argument("--batch", type=whole(1), default=8, metavar="N", help=batch)
     chat = "format the prompt as a user's message by the chat template"
     parser.add_argument("--chat", action="store_true", help=chat)

@@ -8,7 +8,7 @@ import numpy as np
 
 import toynn._kernels as kernels
 from toynn.backends.work import seconds, worth
-from toynn.numerics.precision import NUMBERED
+from toynn.numerics.precision import ALL_PRECISIONS
 from toynn.testing.calls import check, invoke, times
 from toynn.testing.cases import CASES, Call, Sizes
 from toynn.testing.limits import Bound, Limits
@@ -121,7 +121,7 @@ def bounds(session: Any, limits: Limits) -> list[Bound]:
     rows = []
     for node in session.tape.nodes:
         index = node.sizes.get("precision")
-        exactness = None if index is None else NUMBERED[index]
+        exactness = None if index is None else ALL_PRECISIONS[index % len(ALL_PRECISIONS)]
         at = limits.n_threads
         rows.append(limits.bound(node.flops, node.nbytes, at, precision=exactness))
     return rows

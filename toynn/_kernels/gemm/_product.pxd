@@ -438,7 +438,7 @@ cdef inline void decide(
     p.int8, p.int8_unit = NULL, 0
     if (by_row or M <= GEMV_INT8_ROWS) and rounds_gemv(which, type, precision, units):
         p.way, p.int8_unit = GEMV_INT8, int8_unit_of(units)
-        p.int8 = dot_int8_of(type, p.int8_unit)
+        p.int8 = dot_int8_of(type, p.int8_unit + (BY_ROW if by_row else 0))
     elif which == FORWARD and (by_row or M <= GEMV_ROWS):
         p.way = GEMV
     elif by_row:

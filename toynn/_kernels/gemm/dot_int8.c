@@ -247,7 +247,15 @@ TN_INLINE __m256i tn_codes(int type, const uint8_t* w, int j) {
 #define tn_dot_int8_of_vnni tn_dot_int8_of_avx2
 #endif
 
+#if TN_UNITS == TN_AVX512_VNNI
+#include "dot_int8_many.h"
+#else
+#define tn_many_of tn_dot_int8_of_vnni
+#endif
+
 tn_dot_fn tn_dot_int8_of(int type, int unit) {
+    if (unit == TN_BY_ROW + 1) return tn_many_of(type);
+    unit %= TN_BY_ROW;
     return unit ? tn_dot_int8_of_vnni(type) : tn_dot_int8_of_avx2(type);
 }
 

@@ -17,7 +17,8 @@
 
    On x86-64, up to 8 blocks of 32 codes are taken at a time. Their factors d fill a register, and
    one or two instructions multiply each block. dot_int8.c includes dot_int8_rows.h twice: with
-   vpdpbusd, for CPUs that have it, and with AVX2. On arm64, four rows of w are taken at a time.
+   vpdpbusd, for CPUs that have it, and with AVX2. Products by row have an order of their own where
+   a CPU has AVX512_VNNI (dot_int8_many.h). On arm64, four rows of w are taken at a time.
    dot_neon.c includes dot_neon_rows.h three times: with smmla, with sdot, and with what all CPUs
    have. All variants of an architecture add the same integers, and floats in the same order, so
    that all of its CPUs give the same bits. Only these functions are compiled for instructions that
@@ -93,6 +94,10 @@ static inline ptrdiff_t tn_bytes_of_256(int type) {
    or sdot, 2 smmla. */
 TN_LINKED void tn_round_to_int8(float* rounded, ptrdiff_t x_row, const float* x, ptrdiff_t M,
                                 ptrdiff_t n, int unit);
+
+/* Added to a unit: for many rows of x, if there is a faster way (dot_int8_many.h). It serves any
+   number of rows, with the same bits for a row whatever the others are. */
+#define TN_BY_ROW 4
 
 /* The function that multiplies a type (a GGUF number) with a unit; NULL if not one of the four. */
 TN_LINKED tn_dot_fn tn_dot_int8_of(int type, int unit);

@@ -217,6 +217,7 @@ TN_INLINE int32x4_t tn_sums_of_four(const int32x4_t x[4]) {
 #endif
 
 tn_dot_fn tn_dot_int8_of(int type, int unit) {
+    unit %= TN_BY_ROW; /* there is one way for any number of rows */
     return unit == 2 ? tn_dot_int8_of_smmla(type)
         : unit == 1 ? tn_dot_int8_of_sdot(type) : tn_dot_int8_of_neon(type);
 }
