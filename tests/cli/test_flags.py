@@ -140,7 +140,7 @@ SEEN = {
         "": "loss,perplexity",
     },
     "--min-lr-ratio": "0.5",
-    "--momentum": ("0.97", {"--optimizer": "muon"}),
+    "--momentum": ("0.5", {"--optimizer": "muon"}),
     "--mixup": "0",
     "--holdout": "0",
     "--model": {"classify": "another.gguf", "": "other.gguf"},

@@ -126,9 +126,10 @@ def test_what_muon_refuses():
         s.opt_step_muon(s.grad(v), v, hp)
 
 
-def test_a_recipe_updates_the_matrices_of_its_blocks():
+@pytest.mark.parametrize("momentum", [0.9, 0.5])
+def test_a_recipe_updates_the_matrices_of_its_blocks(momentum):
     config = toynn.GPT2Config(29, 16, 2, 24, 2, 8)
-    options = toynn.RecipeOptions(seed=1, optimizer="muon", momentum=0.9, decay="matrices")
+    options = toynn.RecipeOptions(seed=1, optimizer="muon", momentum=momentum, decay="matrices")
     recipe = toynn.recipes.GPT2()
     recipe.realize(config, options)
     engine = recipe.engine
@@ -144,7 +145,7 @@ def test_a_recipe_updates_the_matrices_of_its_blocks():
     recipe.step(ids, None, labels, optimizer.hp_for_step(0), True)
     g = engine.gradients()[name].astype(float)
     scale = float(engine.session.download(next(n for n in nodes if "scale" in n.named)["scale"]))
-    right, _ = steps(before[name], [g * scale], lr=1e-2, momentum=0.9, decay=0.1)
+    right, _ = steps(before[name], [g * scale], lr=1e-2, momentum=momentum, decay=0.1)
     assert np.abs(engine.weights()[name] - right).max() <= 1e-6
 
 

@@ -36,7 +36,7 @@ from toynn.system.critical import Section, exclusive
 
 __all__ = ["Engine", "Inputs", "Recorded"]
 
-RATE, BETA1, DECAY = (SLOTS.index(name) for name in ("lr", "beta1", "weight_decay"))
+RATE, BETA1, DECAY, C1 = map(SLOTS.index, ("lr", "beta1", "weight_decay", "c1"))
 
 #: How the names of blocks' weights begin, in GGUF and in timm.
 BLOCKS = ("blk.", "blocks.")
@@ -368,7 +368,8 @@ class Engine(ABC, Generic[C]):
         for name, (decays, rate, momentum) in step.hp_more.items():
             changed = rows[name] = np.array(row, np.float32)
             changed[RATE] *= rate
-            changed[BETA1] = momentum or changed[BETA1]
+            if momentum:  # Muon does not read c1, which belongs to AdamW's beta1
+                changed[BETA1], changed[C1] = momentum, 1.0
             changed[DECAY] *= decays
         return rows
 
