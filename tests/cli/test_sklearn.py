@@ -1,6 +1,8 @@
 """``toynn.sklearn.TextClassifier``: it does what scikit-learn asks of a classifier."""
 
 import pickle
+import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -17,6 +19,13 @@ from toynn.sklearn import TextClassifier
 
 TEXTS = [f"{a} {b}" for a in ("a cat", "a dog", "find cat", "find dogs") for b in ("sat", "a", ":")]
 LABELS = np.array([2 if "dog" in text else 1 for text in TEXTS])
+
+
+def test_a_missing_scikit_learn_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "toynn.sklearn")
+    with pytest.raises(ImportError, match=r"needs scikit-learn, .*: pip install scikit-learn"):
+        import_module("toynn.sklearn")
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch, the parity group, is not installed")
-st = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+st = pytest.importorskip(
+    "sentence_transformers", reason="sentence-transformers, the group sentences, is not installed"
+)
 
 from small_encoders import with_words  # noqa: E402
 
