@@ -69,8 +69,8 @@ SMALL = ["--steps", "4", "--warmup", "1", "--batch", "2", "--seq", "8", "--data"
         (["train", "gpt2", "--n-embd", "3"], "did you mean --d-model?"),
         (["train", "gpt2", "--precision", "bf16"], "; did you mean medium?"),
         (["train", "gpt2", "--lr-schedule", "cosine_decay"], "; did you mean cosine?"),
-        (["train", "--model", "x"], "RECIPE: one of gpt2, from-scratch, warm-start, lora, vit, b"),
-        (["train"], "RECIPE: one of gpt2, from-scratch, warm-start, lora, vit (see"),
+        (["train", "--model", "x"], "lora, vit, classify, embed, rerank, before --model"),
+        (["train"], "RECIPE: one of gpt2, from-scratch, warm-start, lora, vit, classify, "),
         (["train", "--resume"], "--resume: expected the folder of a run after it; got none"),
         (["train", "lora", "--config"], "--config: expected a file after it; got none"),
         ([], "COMMAND: one of train, generate"),
@@ -102,8 +102,8 @@ SMALL = ["--steps", "4", "--warmup", "1", "--batch", "2", "--seq", "8", "--data"
         (["generate", "-m", "x", "-p", "a", "--ignore-eos"], "--ignore-eos (the model's end"),
         (["generate", "--num_samples=3"], "--num_samples (did you mean --num-samples?)"),
         (["serve"], "; toynn does not serve, but llama-server loads what it writes: see docs/l"),
-        (["embed"], "; toynn has no encoders and no embeddings of texts yet: see docs/limits.md"),
-        (["train", "classify"], "; toynn has no classifiers of texts yet, but labels work"),
+        (["encode"], "; did you mean embed?"),
+        (["train", "text-classification"], "; did you mean classify?"),
     ],
 )
 def test_a_word_that_is_nearly_right(words, message, capsys):
@@ -185,7 +185,7 @@ def test_a_folder_of_another_kind_is_named_and_what_reads_it(files, capsys):
         ("begun", "this run is a text model"),
         ("begun-vit", "this run has no model yet: it was stopped, or is still running; `toynn "
          "train --resume begun-vit`"),
-        ("bad", "expected a .safetensors file, or a run folder of `toynn train vit` with"),
+        ("bad", "bad/config.json: not JSON"),
         ("none", "none: cannot read"),
     ):  # fmt: skip
         assert main(["predict", "--model", folder, "x.png"]) == 2

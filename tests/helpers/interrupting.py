@@ -22,6 +22,7 @@ from realizing import one_step
 
 from toynn.data.examples import Examples
 from toynn.data.preference import Preferences
+from toynn.data.texts import Texts
 from toynn.engines.snapshot import Snapshot
 from toynn.recipes import Preference
 from toynn.train import checkpoint
@@ -135,7 +136,10 @@ class Course:
         self.recipe, data, _ = RECIPES[name](base)
         self.engine, self.session = self.recipe.engine, self.recipe.engine.session
         self.session.max_grad_norm = 0.5
-        self.batches = [tuple(next(data).read()) for _ in range(6)]
+        read = [next(data).read() for _ in range(6)]
+        if isinstance(read[0], Texts):  # the longest makes the tape that all others fit into
+            read.sort(key=lambda texts: -texts.tokens)
+        self.batches = [(b,) if isinstance(b, Texts) else tuple(b) for b in read]
         self.adamw = self.recipe.optimizer()
         self._begin()
         self.moves = list(self._moves())
@@ -179,9 +183,15 @@ class Course:
         """Run the tape of the last step."""
         self.session.run(to, weight=weight, tape=self.session.trained)
 
+    @property
+    def of_texts(self):
+        return isinstance(self.batches[0][0], Texts)
+
     def step(self, k, is_first=False):
-        inputs, positions, labels, *segments = self.batches[k]
         hp = self.adamw.hp_for_step(k)
+        if self.of_texts:
+            return self.recipe.train(*self.batches[k], hp, is_first)
+        inputs, positions, labels, *segments = self.batches[k]
         return self.recipe.step(inputs, positions, labels, hp, is_first, *segments)
 
     def state(self):
@@ -205,6 +215,8 @@ class Course:
         hp = self.adamw.hp_for_step(3)
 
         def logits(n):
+            if self.of_texts:
+                return recipe.outputs_of(self.batches[n % 6][0]).tobytes()
             return engine.logits(np.resize(inputs, (n, *inputs.shape[1:]))).tobytes()
 
         def decoded():
@@ -242,7 +254,7 @@ class Course:
             yield lambda: self.step(4)
             yield lambda: recipe.accumulate(*self.batches[0])
             yield lambda: recipe.read_run(self.folder)
-        if self.whole and hasattr(engine, "decoder"):
+        if self.whole and hasattr(engine, "decoder") and not self.of_texts:
             yield decoded
         yield lambda: self.step(3)
         yield lambda: s.reset(moments=True)

@@ -41,6 +41,9 @@ _COMMANDS = {
     "bench": "llama-bench",
     "runs": "list ls",
     "train from-scratch": "scratch llama pretraining",
+    "train classify": "classifier classification text-classification token-classification",
+    "train rerank": "reranker cross-encoder",
+    "embed": "embedding embeddings encode llama-embedding",
 }
 _FLAGS = {
     "model": "base-model model-name-or-path model-path model-name base-model-name-or-path",
@@ -109,12 +112,6 @@ _ADVICE = {
     "the model's end-of-text token always ends a text: leave it out": "ignore-eos",
     f"toynn does not serve, but llama-server loads what it writes: see {PAGE}": (
         "serve server api llama-server mlx_lm.server"
-    ),
-    f"toynn has no encoders and no embeddings of texts yet: see {PAGE}": (
-        "embed embedding embeddings encode"
-    ),
-    f"toynn has no classifiers of texts yet, but labels work as completions: see {PAGE}": (
-        "classify classifier classification"
     ),
 }
 _VALUES = {
