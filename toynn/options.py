@@ -145,8 +145,8 @@ class Option:
 
     @property
     def described(self) -> str:
-        """The help, with the default."""
-        silent = self.default in (None, MISSING) or self.help == SUPPRESS
+        """The help, with the default, unless it says that itself."""
+        silent = self.default in (None, MISSING) or self.help == SUPPRESS or "(default" in self.help
         if silent or (self.is_switch and not self.negated):
             return self.help
         shown = f"{self.default:g}" if isinstance(self.default, float) else self.default

@@ -78,6 +78,7 @@ class EncoderOptions(JobOptions, AdapterFields, _Encoder):
     GROUP: ClassVar[str] = OPTIMIZATION
 
     columns: str | None = option("map fields to columns of the data: text=review,label=stars", None)
+    steps: int = option("number of weight updates (default: those of --epochs)", 1500)
     batch: int = option("texts per step", 32)
     epochs: float | None = option("passes through the data, unless --steps are given", 3.0)
     lr: float | None = option(  # type: ignore[assignment]
