@@ -435,8 +435,12 @@ def loops_attention():
     _grid(d, 10, 30, 6, 6, 32, shown)
     d.text(10, 20, "keys, in blocks of 64")
     d.arrow(205, 126, 240, 126)
-    d.text(250, 60, "forward: a block of 64 keys meets up to 8 blocks of queries, from the left to the")
-    d.text(250, 78, "diagonal; each row keeps its largest score m, the sum l, the unfinished result a")
+    d.text(
+        250, 60, "forward: a block of 64 keys meets up to 8 blocks of queries, from the left to the"
+    )
+    d.text(
+        250, 78, "diagonal; each row keeps its largest score m, the sum l, the unfinished result a"
+    )
     d.box(
         250,
         92,
@@ -446,7 +450,11 @@ def loops_attention():
         "a",
         small=True,
     )
-    d.text(250, 150, "backward: a block of 64 queries meets up to 4 blocks of keys, each again from lse")
+    d.text(
+        250,
+        150,
+        "backward: a block of 64 queries meets up to 4 blocks of keys, each again from lse",
+    )
     d.box(
         250,
         160,

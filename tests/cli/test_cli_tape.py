@@ -3,6 +3,7 @@
 import base64
 import json
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file
 
 from toynn._kernels import matmul
 from toynn.cli import main
+from toynn.cli.tape import STOPS
 from toynn.testing import limits
 
 SMALL = ["--layers", "2", "--d-model", "16", "--heads", "2", "--seq", "8"]
@@ -99,3 +101,16 @@ def test_what_cannot_be_shown_says_so(words, said, capsys, tmp_path, monkeypatch
     assert main(["tape", *words.split()]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_call_names_its_stop_of_the_tour(tmp_path, monkeypatch):
+    """And its puzzles; the stop's part of the tour has the kernel's name."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["tape", "xor", "--html", "step.html"]) == 0
+    lessons = data_of(Path("step.html").read_text())["lessons"]
+    assert lessons["toynn/_kernels/gemm/matmul.pyx"] == "docs/kernels.md, stop 3; toynn puzzles 1"
+    root = Path(__file__).parents[2]
+    stops = (root / "docs" / "kernels.md").read_text().split("\n## ")[1:]
+    for stop, names in STOPS.items():
+        for name in names:
+            assert stops[stop - 1].startswith(f"{stop}. ") and name.split("/")[1] in stops[stop - 1]

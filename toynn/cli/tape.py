@@ -35,6 +35,16 @@ SHAPING: tuple[str, ...] = (
     "activations",
 )
 SHAPING += ("precision", "threads", "backend")
+#: The stops of docs/kernels.md, and the kernels at each.
+STOPS = {
+    1: ("rows/embedding", "losses/valid_rows", "elements/elementwise"),
+    2: ("norms/layernorm",),
+    3: ("gemm/matmul",),
+    4: ("norms/softmax", "attention/attention"),
+    5: ("activations/gelu",),
+    6: ("losses/cross_entropy", "losses/chunked_cross_entropy"),
+    8: ("weights/grad_norm", "weights/adamw"),
+}
 #: The help of an option whose help differs between recipes.
 BATCH = "sequences or pictures per step (a run's own, otherwise 1)"
 
@@ -121,14 +131,21 @@ def _xor() -> Any:
 
 
 def _lessons() -> dict[str, str]:
-    """Return for a kernel's file the puzzles that lead to it."""
+    """Return for a kernel's file its stop of the tour, and the puzzles that lead to it."""
     from toynn.testing.puzzles import PUZZLES
 
+    lessons = {
+        f"toynn/_kernels/{name}.pyx": [f"docs/kernels.md, stop {stop}"]
+        for stop, names in STOPS.items()
+        for name in names
+    }
     puzzles: dict[str, list[str]] = {}
     for puzzle in PUZZLES.values():
         file = re.sub(r"/_(\w+)\.pxd$", r"/\1.pyx", puzzle.same)  # the part of a kernel: its page
         puzzles.setdefault(f"toynn/{file}", []).append(str(puzzle.number))
-    return {path: f"toynn puzzles {', '.join(numbers)}" for path, numbers in puzzles.items()}
+    for path, numbers in puzzles.items():
+        lessons.setdefault(path, []).append(f"toynn puzzles {', '.join(numbers)}")
+    return {path: "; ".join(said) for path, said in lessons.items()}
 
 
 def _times(session: Any, take: Any) -> dict[str, Any]:
