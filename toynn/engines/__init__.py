@@ -5,6 +5,7 @@ from typing import Any
 
 from toynn.engines import files
 from toynn.engines.files import check_model
+from toynn.engines.policy import PolicyOptions
 from toynn.engines.preference import PreferenceOptions
 from toynn.engines.sequence import SequenceEngine
 from toynn.engines.targets import AdapterOptions
@@ -20,6 +21,7 @@ __all__ = [
     "GPT2SeqEngine",
     "LlamaConfig",
     "LlamaSeqEngine",
+    "PolicyOptions",
     "PreferenceOptions",
     "SequenceEngine",
     "ViTConfig",

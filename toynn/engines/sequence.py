@@ -2,7 +2,7 @@
 
 The model has what is particular to its architecture. This class records the loss of whole sequences
 around the model's forward pass, and feeds the tapes. It adds incremental decoding (decoding.py) and
-preferences (preference.py).
+losses of completions (preference.py, policy.py).
 
 Weights are drawn; or read from a file, dequantized and trained (``from_file``); or they stay in the
 file, frozen and mapped, with adapters (adapters.py). The file's description of its model is checked
@@ -27,6 +27,7 @@ from toynn.engines.adapters import Adapters
 from toynn.engines.decoding import BatchDecoder, Decoder, Decoders
 from toynn.engines.engine import Engine, Inputs, Kind, Recorded, of_step, width
 from toynn.engines.files import StrPath
+from toynn.engines.policy import Policy, PolicyOptions
 from toynn.engines.preference import Preference, PreferenceOptions
 from toynn.engines.targets import AdapterOptions
 from toynn.errors import ConfigError, ShapeError
@@ -88,7 +89,7 @@ class SequenceEngine(Engine[C], Generic[C]):
     def _clear(self) -> None:
         super()._clear()
         self.lora: AdapterOptions | None = None  # given to enable_lora
-        self.preference: Preference | None = None  # the preference loss, if there is one
+        self.objective: Preference | Policy | None = None  # a loss of whole completions
         self._trains_adapters = False
         #: reads the values of a file's weights that cannot stay there, by name
         self._copies: dict[str, Callable[[], NDArray[Any]]] = {}
@@ -158,7 +159,16 @@ class SequenceEngine(Engine[C], Generic[C]):
 
     def enable_preference(self, options: PreferenceOptions) -> None:
         """Use a preference loss; comes before ``build_training_step``."""
-        self.preference = Preference(self, options)
+        self.objective = Preference(self, options)
+
+    def enable_policy(self, options: PolicyOptions) -> None:
+        """Use a policy loss of samples; comes before ``build_training_step``."""
+        self.objective = Policy(self, options)
+
+    @property
+    def preference(self) -> Preference | None:
+        """The preference loss, if there is one."""
+        return self.objective if isinstance(self.objective, Preference) else None
 
     # -- Upstream's names of inputs and weights ------------------------------------------------
 
@@ -195,8 +205,8 @@ class SequenceEngine(Engine[C], Generic[C]):
         not computed.
         """
         batch, dense, packed = kind
-        if self.preference is not None:
-            return self.preference.record(batch, train=True)
+        if self.objective is not None:
+            return self.objective.record(batch, train=True)
         s, cfg, opts, model = self.session, self.config, self.options, self.model
         layers, x, labels = self.record_labelled(batch, dense=dense, packed=packed)
         s.input("hp", (7,))
@@ -284,10 +294,10 @@ class SequenceEngine(Engine[C], Generic[C]):
     # -- Running -------------------------------------------------------------------------------
 
     def _fitted(self, batch: Batch) -> tuple[Recorded, Batch, Inputs]:
-        if self.preference is not None:
-            batch = self.preference.checked(batch)
+        if self.objective is not None:
+            batch = self.objective.checked(batch)
             step = self._step_for(self.batch_of(batch), *self._usual[1:])
-            return step, batch, self.preference.inputs(step, batch)
+            return step, batch, self.objective.inputs(step, batch)  # type: ignore[arg-type]
         t_seq = self.t_seq
         ids, labels, positions = np.asarray(batch.inputs), np.asarray(batch.labels), batch.positions
         dense, whole = labels.ndim == 2, batch.segments is None
@@ -336,8 +346,8 @@ class SequenceEngine(Engine[C], Generic[C]):
 
     def _loss(self, step: Recorded, batch: Batch, *, evaluated: bool = False) -> float:
         self._evaluated = (step.losses, batch.rows) if evaluated else (None, 0)
-        if self.preference is not None:
-            self.preference.measure(step, batch)
+        if self.objective is not None:
+            self.objective.measure(step, batch)
         return super()._loss(step, batch)
 
     def step(
