@@ -3,7 +3,8 @@
 ``python bench/ladder.py`` climbs the product's; ``python bench/ladder.py attention`` (or softmax,
 layernorm, cross_entropy) another one, and ``--svg FILE`` draws it. The C of the rungs is in
 bench/rungs, to be read from the top. The system's C compiler compiles it. Each rung is checked
-against float64, then timed at one shape. The last rungs are toynn's kernel.
+against float64, then timed at one shape. The last rungs are toynn's kernel: it must be installed,
+or PYTHONPATH be a checkout in which its kernels are built.
 """
 
 import argparse
