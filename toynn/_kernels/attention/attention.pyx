@@ -61,7 +61,7 @@ cdef enum:
     LINE = 64        # bytes
     UNITS = 8        # blocks of queries for which a block of keys is packed once
     KEYS = 4         # blocks of keys for which a block of queries is packed once, backward
-    MANY = 2 * BLOCK  # from more keys on, packing queries pays
+    FEW = 2          # up to so many uses, packing a block of floats costs more than it saves
     DEALT = 3        # tasks for each thread, at the least, if there are so many
     SMALL = 1 << 19  # up to this many multiplications per product, waking threads does not pay
     SHORT = 32       # up to this many rows, packing pairs costs more than it saves
@@ -163,6 +163,11 @@ cdef inline bint _keeps(const Sizes* s) noexcept nogil:
     return s.D <= KC and s.E <= KC and block_count(s, s.T) > 1
 
 
+cdef inline bint _pays(const Sizes* s, Py_ssize_t uses) noexcept nogil:
+    """Whether a block that so many products read is packed once; rounding packs it anyway."""
+    return _keeps(s) and uses > (FEW if s.rounded == NULL else 1)
+
+
 cdef inline Py_ssize_t _side_floats(const Sizes* s) noexcept nogil:
     """The most floats that a block of any of q, k, v, do takes, packed both ways."""
     return kept_floats(s, max(s.D, s.E)) if _keeps(s) else 0
@@ -242,7 +247,7 @@ cdef inline void _forward_units(
         u = units + x
         u.kept = none
         q = Rows(u.q, s.ldq, s.D)
-        if _keeps(s) and keys_of(s, u.i) - first_key(s, u.i) > MANY:
+        if _keeps(s) and keys_of(s, u.i) - first_key(s, u.i) > FEW * BLOCK:
             u.kept.along = keep_along(&free, s, &q, u.i, block_size(s, u.i, s.T), True)
         begin_unit(u, s)
         if _keeps(s) and keys_of(s, u.i) - first_key(s, u.i) > BLOCK:
@@ -370,7 +375,7 @@ cdef inline void _backward_area(
         j = (j0 + n) * BLOCK
         dk[n] = dk_sums[n] = _block_of(a.dk if keys else NULL, row + j, s.ldk, kv, s.D)
         dv[n] = dv_sums[n] = _block_of(a.dv if keys else NULL, row + j, s.ldv, kv, s.E)
-        if _keeps(s) and (h1 - h0) * (i1 - i0) > 1:
+        if _pays(s, (h1 - h0) * (i1 - i0)):
             rows = block_size(s, j, s.T)
             k_kept[n].along = keep_along(&free, s, &k, j, rows, False)
             v_kept[n].along = keep_along(&free, s, &v, j, rows, False)
@@ -389,7 +394,7 @@ cdef inline void _backward_area(
             dq = _block_of(a.dq if queries else NULL, row + i * BLOCK, s.ldq, h, s.D)
             memset(&q_kept, 0, sizeof(Kept))
             do_kept, own, dq_sums = q_kept, free, dq
-            if _keeps(s) and last - first > 1:
+            if _pays(s, last - first):
                 q_kept.along = keep_along(&own, s, &q, i * BLOCK, rows, True)
                 do_kept.along = keep_along(&own, s, &do, i * BLOCK, rows, True)
                 if keys:
