@@ -15,7 +15,7 @@ CASES = {
     "sequence": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.05},
     "sequence-capped": {"importance_sampling_level": "sequence", "importance_cap": 1.2},
     "capped": {"importance_cap": 1.2, "beta": 0.1},
-    "truncated": {"loss_type": "grpo", "mask_truncated_completions": True},
+    "truncated": {"loss_type": "grpo"},
 }
 
 
@@ -60,7 +60,7 @@ def written_out(now, options, counted):
 def test_loss_and_gradient_are_those_of_the_formula(name):
     options = PolicyOptions(**CASES[name])
     now, sampled, old, reference = arrays()
-    counted = np.array([True, True, not options.mask_truncated_completions, True])
+    counted = np.array([True, True, name != "truncated", True])
     share, _ = shares(LENGTHS, counted, options)
     split = np.split(sampled, np.cumsum(LENGTHS)[:-1])
     samples = [

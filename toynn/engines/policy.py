@@ -32,7 +32,7 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """How samples are drawn and learned from, by TRL's names.
+    """How samples are learned from, by TRL's names.
 
     Raises ConfigError for values out of range.
 
@@ -52,17 +52,10 @@ class PolicyOptions:
         Whether each "token" has its ratio, or the "sequence" has one (GSPO).
     importance_cap
         Weigh tokens by p_train / p_sample, at most this; 0: by 1.
-    num_generations, num_iterations
-        Samples of a prompt; updates by the same samples.
-    scale_rewards
-        Divide advantages by the standard deviation of the rewards in a "group" or the "batch", or
-        by "none".
-    mask_truncated_completions
-        Whether samples that did not end have no loss.
-    max_completion_length, temperature, top_p, top_k
-        How samples are drawn.
-    mini_batch
-        The most samples that are trained on at a time; 0: all of a batch.
+    max_completion_length
+        The most tokens of a sample, by which "dr_grpo" divides.
+    temperature
+        The temperature at which samples were drawn.
     """
 
     loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = option(default="dapo")
@@ -72,15 +65,8 @@ class PolicyOptions:
     delta: float | None = option(default=None, read=real(1, above=True))
     importance_sampling_level: Literal["token", "sequence"] = option(default="token")
     importance_cap: float = option(default=0.0, read=real(0))
-    num_generations: int = option(default=8, read=whole(2, 4096))
-    num_iterations: int = option(default=1, read=whole(1))
-    scale_rewards: Literal["group", "batch", "none"] = option(default="group")
-    mask_truncated_completions: bool = option(default=False)
     max_completion_length: int = option(default=256, read=whole(1))
     temperature: float = option(default=1.0, read=real(0, above=True))
-    top_p: float = option(default=1.0, read=real(0, 1, above=True))
-    top_k: int = option(default=0, read=whole(0))
-    mini_batch: int = option(default=8, read=whole(0))
 
     def __post_init__(self) -> None:
         check_fields(self)
