@@ -51,8 +51,10 @@ def _opened(path: str | PathLike[str]) -> Iterator[Any]:
             warnings.simplefilter("error", image.DecompressionBombWarning)
             with image.open(path, formats=formats) as picture:
                 yield picture
-    except (DataError, MemoryError):
+    except DataError:
         raise
+    except MemoryError as error:  # a damaged header asks for gigabytes
+        raise DataError(f"{path}: cannot read the picture: not enough memory") from error
     except image.UnidentifiedImageError:
         raise DataError(f"{path}: not a picture in a format that toynn reads") from None
     except (image.DecompressionBombWarning, image.DecompressionBombError) as error:
