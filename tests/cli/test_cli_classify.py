@@ -203,12 +203,12 @@ REFUSED = {
     "one class": (("--columns", "text=review,label=one"), "at least 2 classes; got x in 36 rows"),
     "a new label": (
         (*COLUMNS, "--valid", "new.csv"),
-        "new.csv:1: label: expected one of 'cat', 'dog'; got 'bird'",
+        "new.csv:2 (row 1): label: expected one of 'cat', 'dog'; got 'bird'",
     ),
-    "another label": ((*COLUMNS, "--labels", "cat,bird"), "kinds.csv:19: label: expected one of"),
+    "another label": ((*COLUMNS, "--labels", "cat,bird"), "kinds.csv:20 (row 19): label: expected"),
     "too long": (
         (*COLUMNS, "--seq", "4", "--too-long", "refuse"),
-        "kinds.csv:1: the text has 7 tokens; the most are 4",
+        "kinds.csv:2 (row 1): the text has 7 tokens; the most are 4",
     ),
     "a weight": ((*COLUMNS, "--class-weights", "bird=2"), "--class-weights: 'bird' is none of the"),
     "weights": ((*COLUMNS, "--class-weights", "cat"), "must be balanced, or NAME=WEIGHT"),
@@ -228,7 +228,7 @@ REFUSED = {
     ),
     "numbers": (
         (*COLUMNS, "--problem", "number"),
-        "kinds.csv:1: label: expected a number; got 'cat'",
+        "kinds.csv:2 (row 1): label: expected a number; got 'cat'",
     ),
     "smoothed": (
         (
@@ -276,7 +276,7 @@ def test_what_is_cut_is_counted(here, capsys):
         (["eval", "-m", "run"], "--data: name texts with labels"),
         (
             ["eval", "-m", "run", "--data", "new.csv"],
-            "new.csv:1: label: expected one of 'cat', 'dog'",
+            "new.csv:2 (row 1): label: expected one of 'cat', 'dog'",
         ),
         (
             ["eval", "-m", "run", "--data", "kinds.csv", "--no-mask-prompt"],
@@ -321,7 +321,7 @@ def test_check_counts_labels_repeats_and_leaks(here, capsys):
     assert main([*words, "kinds.csv", "valid.csv", "--json"]) == 2
     train, valid = json.loads(capsys.readouterr().out)["sources"]
     assert train["refused"] == 0 and valid["refused"] == 1 and valid["rows"] == 3
-    assert "valid.csv:4: text: expected a text; got an empty one" in valid["errors"][0]
+    assert "valid.csv:5 (row 4): text: expected a text; got an empty one" in valid["errors"][0]
     assert valid["leaks"] == 1 and valid["new labels"] == ["bird"]
     assert (valid["repeats"], valid["with another label"]) == (1, 1)
     assert main([*words, "kinds.csv", "--strict"]) == 1

@@ -61,7 +61,7 @@ def test_a_line_that_does_not_end(kind, packed, tmp_path):
     name = rf"a{kind}{packed}:\d".replace(".", r"\.")
     in_little_memory(path, LINE, rf"{name}: expected at most 65,536 bytes in a line .*max_line=")
     write(path, one_line(kind, b"a" * 60_000))
-    assert rows(path, LINE) == [(1, {"text": "a" * 60_000})]
+    assert [row for _, row in rows(path, LINE)] == [{"text": "a" * 60_000}]
 
 
 @pytest.mark.parametrize("packed", PACKED[1:])

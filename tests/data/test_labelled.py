@@ -182,9 +182,10 @@ def test_labels_that_do_not_fit(how, label, message, tmp_path):
     [
         ("a.csv", b"text,label\ngood,x\nb\xe4d,y\n", r"a\.csv:3: not UTF-8|not UTF-8"),
         ("a.csv", b'text,label\n"good,x\n', "not CSV"),
-        ("a.csv", b"text,label\ngood,x,y\n", r"a\.csv:1: expected 2 columns"),
+        ("a.csv", b"text,label\ngood,x,y\n", r"a\.csv:2 \(row 1\): expected 2 columns"),
         ("a.csv", b"text,label\n", "expected rows with a text and a label; got none"),
-        ("a.csv", b"text,label\n,x\n", r"a\.csv:1: text: expected a text; got an empty one"),
+        ("a.csv", b"text,label\n,x\n", r"a\.csv:2 \(row 1\): text: expected a text; got an empty"),
+        ("a.csv", b'text,label\n"a\nb",x\n,x\n', r"a\.csv:4 \(row 2\): text: expected a text"),
         ("a.conll", b"a B-X\nb\n", r"a\.conll:2: expected a word and its tag; got 'b'"),
         ("a.conll", b"a B-X\n\xe4 O\n", r"a\.conll:2: not UTF-8"),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1: expected a JSON object"),

@@ -4,8 +4,8 @@
     .json              or one array of objects
     .parquet .arrow .feather   by pyarrow                 a folder of .txt and .md    {"text": ...}
 
-Each object comes with its line or row number, or with the path of its file. Row numbers of tables
-start at 1, after the header.
+Each object comes with its line or row number, or with the path of its file; of CSV with path, line
+and row, since a row may have several lines. Rows are numbered from 1, after the header.
 """
 
 import csv
@@ -189,7 +189,7 @@ def _folder(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield str(path), {"text": text}
 
 
-def _csv(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _csv(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[str, Mapping[str, Any]]]:
     with closing(_text_lines(path, progress, bounds)) as lines:
         delimiter = "\t" if kind_of(path) == ".tsv" else ","
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
@@ -198,14 +198,16 @@ def _csv(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, 
             names = next(rows, None)
             if not names or len(set(names)) < len(names):
                 raise DataError(f"{path}:1: expected column names, each once; got {names or []}")
+            before = reader.line_num
             for row, values in enumerate(rows, 1):
+                where, before = f"{path}:{before + 1} (row {row})", reader.line_num
                 if len(values) not in (0, len(names)):
                     raise DataError(
-                        f"{path}:{row}: expected {len(names)} columns, as the header has; got "
-                        f"{len(values)} (row {row}, which ends on line {reader.line_num})"
+                        f"{where}: expected {len(names)} columns, as the header has; got "
+                        f"{len(values)}; the row ends on line {before}"
                     )
                 if values:
-                    yield row, dict(zip(names, values, strict=True))
+                    yield where, dict(zip(names, values, strict=True))
         except csv.Error as error:
             raise DataError(f"{path}: not CSV: {error} (line {reader.line_num})") from None
 

@@ -189,7 +189,7 @@ class Survey:
     exact: Any = field(default_factory=partial(array, "Q"))  # hashes of rows
     alike: Any = field(default_factory=partial(array, "Q"))  # hashes of the words alone
     asked: Any = field(default_factory=partial(array, "Q"))  # hashes of prompts alone
-    places: Any = field(default_factory=partial(array, "q"))  # lines; or a list of file names
+    places: Any = field(default_factory=partial(array, "q"))  # lines; or a list of where rows are
     shown: list[ShownSequence] = field(default_factory=list)
     tokens: int = 0
     unknown: int = 0
@@ -240,7 +240,7 @@ def survey(
     with readable(path):
         size = sum(each.stat().st_size for each in files)
     result = Survey(path, kind, compression, size)
-    if path.is_dir() or len(files) > 1:
+    if path.is_dir() or len(files) > 1 or kind_of(path) in (".csv", ".tsv"):
         result.places = []
     if len(files) > 1 and not path.is_dir():
         result.kind = f"{len(files)} files, {kind}"
