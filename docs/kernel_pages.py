@@ -99,6 +99,7 @@ SECTIONS = {
     "dpo": "Preferences: losses of whole completions",
     "orpo": "Preferences: losses of whole completions",
     "kto": "Preferences: losses of whole completions",
+    "distillation": "A teacher: all tokens instead of one",
 }
 #: The first op of each part of the index.
 PARTS = {

@@ -333,3 +333,40 @@ def test_a_frozen_head_and_one_with_an_adapter(targets, tmp_path, monkeypatch, c
     pairs = (recipe.engine.gradients().values() for recipe in recipes)
     for got, expected in zip(*pairs, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-7)
+
+
+def with_teacher(weight, rows=2, beta=0.3, temperature=1.5, whole=False):
+    """A tape with a teacher of two tokens a row; or without one."""
+    net = Net()
+    x, w, b = trained(net)
+    labelled = net.declare(net.s.input("labels", (N,), "i32"), np.array(LABELS["some"]))
+    random = np.random.default_rng(4)
+    p = random.dirichlet(np.ones(3), N)
+    ids = np.array([random.permutation(V)[:2] for _ in range(N)])
+    of_rows = [("ids", ids, "i32"), ("log_p", np.log(p[:, :2]), "f32")]
+    of_rows += [("log_rest", np.log(p[:, 2]), "f32"), ("weight", np.array(weight), "f32")]
+    teacher = None
+    if not whole:
+        inputs = [net.declare(net.s.input(n, v.shape, t), v) for n, v, t in of_rows]
+        teacher = ops.Teacher(*inputs, beta, temperature)
+    net.realize(ops.linear_cross_entropy(net.s, x, w, labelled, b, rows, teacher=teacher))
+    return net, ids
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_a_teacher_in_chunks(beta):
+    nets = [with_teacher(0.4, rows, beta)[0] for rows in (2, 100)]
+    for got, expected in zip(*map(result, nets), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
+    assert gradcheck(nets[0].s)
+    losses = [result(nets[0], to)[0].tobytes() for to in ("loss", "grads")]
+    assert losses[0] == losses[1]
+
+
+def test_a_teacher_of_weight_0_changes_nothing():
+    pairs = zip(result(with_teacher(0.0)[0]), result(with_teacher(0.0, whole=True)[0]), strict=True)
+    for got, expected in pairs:
+        np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
+    with pytest.raises(LabelError, match="ids"):
+        net, ids = with_teacher(0.4)
+        net.s.upload(net.s.tape.inputs["ids"], ids + V)

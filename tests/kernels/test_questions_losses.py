@@ -103,6 +103,70 @@ def test_chunked_cross_entropy_overwrites_the_logits():
     assert np.abs(apart.dlogits - right).max() < 1e-6
 
 
+# -- distillation
+
+
+def taught(logits, teacher, K, **more):
+    """Run distillation for the teacher's K most likely tokens; the labels count nothing."""
+    log_p = teacher - np.log(np.exp(teacher).sum(1, keepdims=True))
+    ids = np.argsort(-log_p, axis=1)[:, :K]
+    rest = np.exp(log_p)
+    np.put_along_axis(rest, ids, 0, axis=1)
+    with np.errstate(divide="ignore"):
+        log_rest = np.log(rest.sum(1))
+    arrays = {"log_p": np.take_along_axis(log_p, ids, 1), "log_rest": log_rest}
+    inputs = {"dloss": np.ones(1), "rows": np.ones(1), "weight": np.ones(1)} | more
+    labels = np.zeros(len(logits), np.int32)
+    call = run if logits.dtype == np.float32 else exact
+    return call("distillation.backward", logits=logits, labels=labels, ids=ids, **arrays, **inputs)
+
+
+def test_distillation_without_the_rest():
+    """What breaks if the tokens that the teacher does not name are left out?
+
+    Nothing holds the student back from giving them probability. Its named tokens lose it in equal
+    parts, and the divergence of the named tokens alone even falls below 0 for a student that
+    has more on them than the teacher. With the rest as one more outcome, it is 0 only where p = q.
+    """
+    teacher = np.float32([[2.0, 1.0, 0.0, 0.0]])
+    surer = teacher + np.float32([[1.0, 1.0, 0.0, 0.0]])
+    assert taught(surer, teacher, 2).losses[0] > 0.01
+    p, q = (np.exp(x - np.log(np.exp(x).sum())) for x in (teacher[0], surer[0]))
+    assert (p * np.log(p / q))[:2].sum() < 0
+    assert abs(taught(teacher, teacher, 2).losses[0]) < 1e-6
+
+
+def test_distillation_of_all_tokens_is_the_plain_divergence():
+    """How many of the teacher's tokens are enough?
+
+    All of them give the divergence itself; fewer give a lower bound of it, since outcomes that are
+    taken together cannot differ. What is lost is how the rest is divided, which is little once
+    p_rest is small.
+    """
+    student, teacher = draw(5, 40).astype(np.float64), 2 * draw(5, 40, seed=1).astype(np.float64)
+    losses = [taught(student, teacher, K).losses.mean() for K in (1, 4, 16, 40)]
+    assert losses == sorted(losses) and losses[2] > 0.9 * losses[3]
+    log_q, log_p = (x - np.log(np.exp(x).sum(1, keepdims=True)) for x in (student, teacher))
+    assert np.isclose(losses[3], (np.exp(log_p) * (log_p - log_q)).sum(1).mean())
+
+
+def test_distillation_of_a_sure_student():
+    """What breaks if the student's rest is 1 minus the sum of its named tokens?
+
+    It is a difference of nearly equal numbers. A student that is sure has a rest of 1e-9, and
+    float32 sums near 1 are 6e-8 apart: the rest would be 0, and its logarithm anything. The kernel
+    adds the other exponentials themselves.
+    """
+    student = np.zeros((1, 300), np.float32)
+    student[0, :2] = 27, 25
+    teacher = student / 2
+    got, true = (taught(each, teacher, 2) for each in (student, student.astype(np.float64)))
+    named = np.exp(student[0, :2] - 27) / np.exp(student[0] - 27).sum()
+    assert np.float32(1) - named.sum() <= 6e-8
+    assert np.isclose(got.losses[0], true.losses[0], rtol=1e-5)
+    assert np.allclose(got.dlogits, true.dlogits, rtol=1e-4, atol=1e-9)
+
+
 # -- pooling
 
 

@@ -57,6 +57,8 @@ class Layers:
         short ones. The usual positions are then 0 in long examples.
     types
         Token types, if the model has a table of them.
+    teacher
+        What a teacher says of the rows of the head, if the loss has a part of it.
     prefix
         Prefix of the names of a block's weights.
     """
@@ -74,6 +76,7 @@ class Layers:
     long: bool = False
     long_positions: Tensor | None = None
     types: Tensor | None = None
+    teacher: ops.Teacher | None = None
     prefix: str = ""
 
     def blocks(self, count: int, name: str = "blk") -> Iterator["Layers"]:
@@ -459,17 +462,22 @@ class Layers:
         """Record the loss of x (N, C) with the head's matrix (V, C); return logits and loss.
 
         With a cap, logits become cap tanh(logits / cap). Many logits are computed in chunks of rows
-        and returned as None, unless dense labels or DoRA's magnitudes need all of them.
+        and returned as None, unless dense labels or DoRA's magnitudes need all of them; with a
+        teacher always. Raises ConfigError for a teacher and such magnitudes.
         """
         s, adapter = self.session, self._adapter(name)
         (N, _), (V, _) = x.shape, self.weight(f"{name}.weight").shape
         whole = adapter is not None and adapter.magnitude is not None
-        if whole or labels.dtype == "f32" or ops.chunk_rows(N, V) == N:
+        if whole and self.teacher is not None:
+            raise ConfigError(f"{name}: DoRA does not adapt the head of a model with a teacher")
+        chunked = self.teacher is not None or ops.chunk_rows(N, V) < N
+        if whole or labels.dtype == "f32" or not chunked:
             logits = self.softcap(self.linear(x, name), cap)
             return logits, ops.cross_entropy(s, logits, labels)
         added = list(adapter.products(s, self._dropped(x, name))) if adapter is not None else []
         matrix, bias = self.matrix(name), self.bias(name)
-        return None, ops.linear_cross_entropy(s, x, matrix, labels, bias, cap=cap, added=added)
+        more: dict[str, Any] = {"cap": cap, "added": added, "teacher": self.teacher}
+        return None, ops.linear_cross_entropy(s, x, matrix, labels, bias, **more)
 
     # -- Without weights -----------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ from toynn.ops.experts import Routes, combine, dispatch, experts, route, weigh
 from toynn.ops.host import numpy
 from toynn.ops.latent import absorbed, expanded, head_columns, joined, placed
 from toynn.ops.linear import embedding, linear
-from toynn.ops.loss import chunk_rows, cross_entropy, linear_cross_entropy, valid_rows
+from toynn.ops.loss import Teacher, chunk_rows, cross_entropy, linear_cross_entropy, valid_rows
 from toynn.ops.preference import dpo, kto, orpo, token_losses, token_sums
 from toynn.ops.recurrent import decay, delta, gated, queries, ssd
 from toynn.ops.rows import class_token, gatednorm, layernorm, rmsnorm, rope, softmax
@@ -81,6 +81,7 @@ __all__ = [
     "KVCache",
     "Recorder",
     "Routes",
+    "Teacher",
     "abs",
     "absorbed",
     "adamw_step",

@@ -1,9 +1,10 @@
 """The cross-entropy of logits, or of the head's input in chunks of rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
@@ -20,13 +21,43 @@ from toynn.ops.linear import (
     linear,
 )
 
-__all__ = ["chunk_rows", "cross_entropy", "linear_cross_entropy", "valid_rows"]
+__all__ = ["Teacher", "chunk_rows", "cross_entropy", "linear_cross_entropy", "valid_rows"]
 
 #: Logits of up to this many bytes are one chunk: chunks would save too little memory.
 WHOLE = 64 << 20
 #: Rows of a chunk of larger logits. Each chunk reads and packs w twice, and adds to dw once. That
 #: takes as long as the products of 40 to 100 rows (GPT-2's head, highest to medium).
 ROWS = 512
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """What a teacher says of N rows: its K most likely tokens, and the divergence from it.
+
+    Attributes
+    ----------
+    ids, log_p
+        K tokens of each row, an input i32 (N, K), and their log probabilities (N, K).
+    log_rest
+        The log probability of all other tokens (N,).
+    weight
+        The share of the divergence in the loss (); cross-entropy has the rest of it.
+    beta, temperature
+        Of the divergence: see toynn/_kernels/losses/distillation.pyx.
+    """
+
+    ids: Tensor
+    log_p: Tensor
+    log_rest: Tensor
+    weight: Tensor
+    beta: float = 0.0
+    temperature: float = 1.0
+
+    def rows(self, first: int, end: int) -> dict[str, Tensor]:
+        """Return the kernel's inputs for some rows."""
+        by_row = {"ids": self.ids, "log_p": self.log_p, "log_rest": self.log_rest}
+        parts = {name: tensor.rows(first, end) for name, tensor in by_row.items()}
+        return {**parts, "weight": self.weight}
 
 
 def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
@@ -92,11 +123,13 @@ def linear_cross_entropy(
     rows: int | None = None,
     cap: float = 0.0,
     added: Sequence[tuple[Tensor, Tensor]] = (),
+    teacher: Teacher | None = None,
 ) -> Tensor:
     """Record cross_entropy(linear(x, w, b), labels), at most ``rows`` rows of logits at a time.
 
     With a ``cap``, the logits are softcap(linear(x, w, b), cap). For each pair (x', w') in
-    ``added``, with x' (N, R) and w' (V, R), linear(x', w') is added before the cap.
+    ``added``, with x' (N, R) and w' (V, R), linear(x', w') is added before the cap. The divergence
+    from a ``teacher`` is mixed into the loss.
 
     x (N, C), w (V, C) and b (V,) are as in ``linear``. labels i32 (N,) are -100 for a row without
     loss. The default of ``rows`` is ``chunk_rows(N, V)``. In training the backward pass computes
@@ -126,6 +159,10 @@ def linear_cross_entropy(
     if rows is not None and rows < 1:
         raise ConfigError(f"linear_cross_entropy: rows must be at least 1; got {rows}")
     _check_labels(s, "linear_cross_entropy", labels, V)
+    options: dict[str, Any] = {}
+    if teacher is not None:
+        s.tape.checks.setdefault(teacher.ids, []).append(checks.Below(V))
+        options = {"beta": teacher.beta, "temperature": teacher.temperature}
     chunks = -(-N // (rows or chunk_rows(N, V)))
     count, loss = s.tape.new("rows", ()), s.tape.new("loss", ())
     losses = s.tape.new("losses", (N,), valid=x.valid_rows)
@@ -138,11 +175,12 @@ def linear_cross_entropy(
             logits = add(s, logits, linear(s, low.rows(first, end), right))
         logits = softcap(s, logits, cap) if cap else logits
         part = {"losses": losses.rows(first, end), "labels": labels.rows(first, end)}
-        s.tape.record(CHUNK, {**part, "logits": logits})
+        part |= {} if teacher is None else teacher.rows(first, end)
+        s.tape.record(TAUGHT if teacher else CHUNK, {**part, "logits": logits}, **options)
         recorded.append(s.tape.nodes[start:])
     # The rule needs the chunks, which are not inputs of the node. So this op serves only this loss.
-    op = replace(MEAN, gradient=partial(_chunked_gradient, recorded))
-    return s.tape.record(op, {"loss": loss, "losses": losses, "rows": count}).output
+    mean = replace(MEAN, gradient=partial(_chunked_gradient, recorded))
+    return s.tape.record(mean, {"loss": loss, "losses": losses, "rows": count}).output
 
 
 def _chunked_gradient(
@@ -167,7 +205,8 @@ def _chunked_gradient(
         logits, d_logits = recomputed[last["y"]], back.new(product["y"])
         tensors = {**loss.named, "logits": logits, "rows": node["rows"]}
         gradients = {"dlogits": d_logits, "dloss": dy}
-        back.tape.record(CHUNK_BACKWARD, {**tensors, **gradients})
+        backward = TAUGHT_BACKWARD if loss.op is TAUGHT else CHUNK_BACKWARD
+        back.tape.record(backward, {**tensors, **gradients}, like=loss)
         if last.op is SOFTCAP:
             of_capped, d_logits = d_logits, back.new(product["y"])
             read = {"dy": of_capped, "y": logits}
@@ -211,3 +250,5 @@ COUNT = Op("chunked_cross_entropy.count", flops(1, "N"), rows="N labels")
 CHUNK = Op("chunked_cross_entropy.forward", flops(EXP + 3, "N", "V"), rows="N logits")
 CHUNK_BACKWARD = Op("chunked_cross_entropy.backward", flops(EXP + 4, "N", "V"), rows="N logits")
 MEAN = Op("chunked_cross_entropy.mean", flops(1, "N"), rows="N losses")
+TAUGHT = Op("distillation.forward", flops(2 * EXP + 6, "N", "V"), rows="N logits")
+TAUGHT_BACKWARD = Op("distillation.backward", flops(4 * EXP + 10, "N", "V"), rows="N logits")

@@ -176,6 +176,8 @@ DISPATCHES: dict[str, Dispatches] = {
     "delta.cached": _each("B", "V", "E"),
     "delta.forward": _each("B", "V", "E"),
     "dispatch.weigh_backward": lambda s: [rows(s["N"] * s["K"])],
+    "distillation.backward": _rows,
+    "distillation.forward": _rows,
     "dora.backward": lambda s: [each(s["N"] * s["C"], "_x"), columns(s["C"] * s["has_dm"], "_m")],
     "dpo.backward": _each("S"),
     "dpo.forward": _one_group,

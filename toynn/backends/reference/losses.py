@@ -1,4 +1,4 @@
-"""Cross-entropy of rows of logits: with integer labels, with dense labels, or chunk by chunk."""
+"""Cross-entropy of rows of logits: integer or dense labels, in chunks, or with a teacher."""
 
 from typing import Any
 
@@ -6,6 +6,8 @@ import numpy as np
 
 from toynn.backends.reference.kernel import Array, Outputs, kernel
 from toynn.numerics.checks import IGNORED
+
+LEAST = 1e-30  # probability of the tokens that a teacher does not name
 
 
 def _log_sum_exp(logits: Array) -> Array:
@@ -99,3 +101,73 @@ def each(dlosses: Array, logits: Array, labels: Array) -> Outputs:
 def mean(losses: Array, rows: Array) -> Outputs:
     """Compute loss = sum(losses) / rows."""
     return {"loss": losses.sum() / rows}
+
+
+@kernel("distillation.forward")
+def distillation(
+    logits: Array,
+    labels: Array,
+    ids: Array,
+    log_p: Array,
+    log_rest: Array,
+    weight: Array,
+    beta: float,
+    temperature: float,
+) -> Outputs:
+    """Mix cross-entropy with beta KL(p||m) + (1 - beta) KL(q||m), by the weight; or 0."""
+    taught = _outcomes(logits / temperature, ids, log_p, log_rest)
+    divergence = _divergence(*taught, beta).sum(axis=1) * (labels != IGNORED)
+    losses = (1 - weight) * _losses(logits, labels)
+    return {"losses": losses + weight * divergence if weight[0] != 0 else losses}
+
+
+@kernel("distillation.backward")
+def distillation_backward(
+    dloss: Array,
+    logits: Array,
+    labels: Array,
+    ids: Array,
+    log_p: Array,
+    log_rest: Array,
+    weight: Array,
+    rows: Array,
+    beta: float,
+    temperature: float,
+) -> Outputs:
+    """Compute dlogits by the slopes of D over q, through the softmax; losses as forward does."""
+    read = (logits, labels, ids, log_p, log_rest, weight, beta, temperature)
+    gradient = (1 - weight) * _gradient(logits, labels, dloss / rows)
+    if weight[0] != 0:
+        log_q, log_t = _outcomes(logits / temperature, ids, log_p, log_rest)
+        q, p = np.exp(log_q), np.exp(log_t)
+        slopes = -p / q if beta == 0 else log_q - log_t + 1
+        if 0 < beta < 1:
+            slopes = (1 - beta) * (log_q - np.log(beta * p + (1 - beta) * q))
+        of_each = np.repeat(slopes[:, -1:], logits.shape[1], axis=1)
+        np.put_along_axis(of_each, ids, slopes[:, :-1], axis=1)
+        s = np.exp(logits / temperature - _log_sum_exp(logits / temperature)[:, None])
+        d = s * (of_each - (s * of_each).sum(axis=1, keepdims=True)) / temperature
+        gradient = gradient + weight * dloss / rows * d * (labels != IGNORED)[:, None]
+    return {"dlogits": gradient, "losses": distillation(*read)["losses"]}
+
+
+def _outcomes(logits: Array, ids: Array, log_p: Array, log_rest: Array) -> tuple[Array, Array]:
+    """Return the log probabilities of the student and the teacher, (N, K + 1): the rest last."""
+    log_s = logits - _log_sum_exp(logits)[:, None]
+    rest = np.exp(log_s)
+    np.put_along_axis(rest, ids, 0, axis=1)
+    q = np.log(np.maximum(rest.sum(axis=1, keepdims=True), LEAST))
+    p = np.maximum(log_rest[:, None], np.log(LEAST))
+    taken = np.take_along_axis(log_s, ids, axis=1)
+    return np.concatenate([taken, q], axis=1), np.concatenate([log_p, p], axis=1)
+
+
+def _divergence(log_q: Array, log_p: Array, beta: float) -> Array:
+    """Return the part of each outcome in beta KL(p||m) + (1 - beta) KL(q||m)."""
+    q, p = np.exp(log_q), np.exp(log_p)
+    if beta in (0, 1):
+        each: Array = q * (log_q - log_p) if beta else p * (log_p - log_q)
+        return each
+    log_m = np.log(beta * p + (1 - beta) * q)
+    mixed: Array = beta * p * (log_p - log_m) + (1 - beta) * q * (log_q - log_m)
+    return mixed

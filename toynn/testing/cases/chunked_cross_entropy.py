@@ -12,17 +12,18 @@ OP = "chunked_cross_entropy"
 OTHER_ROWS = 3  # labelled rows in other chunks
 
 
-def _rows(labels: Array) -> Array:
+def rows_of(labels: Array) -> Array:
+    """Return how many rows have a label, those of other chunks included."""
     return np.array([OTHER_ROWS + float((labels != IGNORED).sum())])
 
 
 def _function(arrays: dict[str, Array], **_: Any) -> Array:
     each = reference(f"{OP}.forward", arrays, {})
-    return reference(f"{OP}.mean", {**each, "rows": _rows(arrays["labels"])}, {})["loss"]
+    return reference(f"{OP}.mean", {**each, "rows": rows_of(arrays["labels"])}, {})["loss"]
 
 
 def _gradients(arrays: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
-    read = {**arrays, "dloss": dy, "rows": _rows(arrays["labels"])}
+    read = {**arrays, "dloss": dy, "rows": rows_of(arrays["labels"])}
     return {"dlogits": reference(f"{OP}.backward", read, {})["dlogits"]}
 
 
@@ -30,7 +31,7 @@ def _calls(rng: np.random.Generator, N: int, V: int) -> list[Call]:
     arrays = inputs(rng, N, V)
     forward = derived(f"{OP}.forward", arrays)
     losses = forward.expected["losses"]
-    arrays |= {"losses": losses, "dlosses": losses, "rows": _rows(arrays["labels"])}
+    arrays |= {"losses": losses, "dlosses": losses, "rows": rows_of(arrays["labels"])}
     arrays["dloss"] = np.array([DLOSS])
     later = (derived(f"{OP}.{entry}", arrays) for entry in ("backward", "each", "mean"))
     return [derived(f"{OP}.count", arrays, V=V), forward, *later]
