@@ -256,6 +256,14 @@ def test_what_cannot_be_trained_is_refused(words, message, here, capsys):
     assert not (here / "run").exists()
 
 
+def test_numbers_as_classes_are_pointed_out(here, capsys):
+    for number, labels in enumerate((("4.5", "-3"), ("4", "3"), ("4.5", "x"))):
+        lines("numbers.jsonl", [{"text": "a cat", "label": label} for label in labels * 4])
+        assert trained("--steps", "1", data="numbers.jsonl", out=f"run{number}") == 0
+        told = "they are numbers; to learn numbers: --problem number" in capsys.readouterr().out
+        assert told == (number == 0)
+
+
 def test_what_is_cut_is_counted(here, capsys):
     assert trained(*COLUMNS, "--seq", "6", "--steps", "1") == 0
     assert "36 texts of more than 6 tokens cut" in capsys.readouterr().out
@@ -325,6 +333,14 @@ def test_check_counts_labels_repeats_and_leaks(here, capsys):
     assert valid["leaks"] == 1 and valid["new labels"] == ["bird"]
     assert (valid["repeats"], valid["with another label"]) == (1, 1)
     assert main([*words, "kinds.csv", "--strict"]) == 1
+    text = "the red cat is a cat ann sees and john is a dog that sees the blue cat ! . red"
+    lines("near.jsonl", [{"text": text, "label": "a"}, {"text": text + " red", "label": "a"}])
+    lines("far.jsonl", [{"text": f"a {text}", "label": "a"}, {"text": CATS[0], "label": "a"}])
+    files = ["near.jsonl", "far.jsonl"]
+    assert main(["check", "--recipe", "classify", "--strict", "--data", *files]) == 1
+    out = re.sub(" +", " ", capsys.readouterr().out)
+    assert "spaces\n 1 more nearly; the first: near.jsonl:2 is nearly near.jsonl:1\n" in out
+    assert "too\n 1 more nearly; the first: far.jsonl:1 is nearly near.jsonl:1\n" in out
     assert main([*words, "several.jsonl"]) == 2  # it has no column "review"
     assert main(["check", "--data", "several.jsonl", "--separator", ";"]) == 2
     assert "--separator: it needs --recipe classify" in capsys.readouterr().err

@@ -34,7 +34,9 @@ def here(tmp_path, monkeypatch):
     rows = [{"q": f"is {a} {b}", "a": f"{a}1 {b}1"} for a, b in some]
     rng = np.random.default_rng(0)
     write(tmp_path / "pairs.jsonl", rows)
-    triples = [r | {"negative": rows[rng.integers(len(rows))]["a"]} for r in rows]
+    triples = [
+        r | {"negative": rows[k - rng.integers(1, len(rows))]["a"]} for k, r in enumerate(rows)
+    ]
     write(tmp_path / "triples.jsonl", triples)
     scored = [
         {"sentence1": f"is {a}", "sentence2": f"{c}1", "score": float(a == c)}

@@ -198,6 +198,7 @@ def test_a_folder_is_converted_without_an_engine(arch, kind, tmp_path):
         ("modules.json", lambda m: 3, "expected modules with a type"),
         ("1_Pooling/config.json", lambda c: {"pooling_mode_max_tokens": True}, "expected one of"),
         ("1_Pooling/config.json", lambda c: {}, "got none"),
+        ("1_Pooling/config.json", lambda c: c | {"include_prompt": False}, "include_prompt false"),
         ("sentence_bert_config.json", lambda c: {"max_seq_length": -1}, "must be at least 3"),
         ("sentence_bert_config.json", lambda c: {"max_seq_length": "9"}, "must be at least 3"),
     ],
@@ -208,6 +209,21 @@ def test_a_pooling_that_toynn_has_not_is_refused(name, change, message, tmp_path
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(DataError, match=message):
         Encoder.load(tmp_path / "b")
+
+
+def test_a_number_of_a_pooling_that_no_one_has_is_refused(tmp_path, monkeypatch):
+    encoder = Encoder.load(written(tmp_path / "a"))
+    told = {"pooling_type": 5, "head": ""}
+    monkeypatch.setattr(Encoder, "told", lambda self, *, folder=False: {} if folder else told)
+    encoder.export_gguf(tmp_path / "a.gguf")
+    with pytest.raises(GGUFError, match=r"a\.gguf: pooling_type must be one of 0 to 4; got 5"):
+        Encoder.load(tmp_path / "a.gguf")
+
+
+def test_a_context_of_few_tokens_cuts(tmp_path):
+    encoder = Encoder.load(written(tmp_path / "a", "roberta", context=8))
+    long = encoder.encode([[3] * 20])
+    assert encoder.cut == 1 and long.tobytes() == encoder.encode([[3] * 8]).tobytes()
 
 
 # -- what is wrong --------------------------------------------------------------------------------

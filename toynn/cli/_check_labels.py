@@ -3,7 +3,7 @@
 import json
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from toynn.cli._check_lines import histogram
 from toynn.data.bounds import Bounds
 from toynn.data.labelled import HowToRead, LabelledText, Words, attempts
+from toynn.data.repeats import near
 from toynn.engines.encoder import Encoder
 from toynn.errors import DataError
 from toynn.formats import bases
@@ -33,7 +34,7 @@ def check_labels(arguments: Namespace) -> int:
     """
     columns, bounds = columns_of(arguments.columns), Bounds(arguments.max_line)
     encoder = None if arguments.model is None else _encoder(Path(arguments.model), arguments.seq)
-    train, classes, told = dict[str, Any](), dict[Any, int](), list[dict[str, Any]]()
+    train, classes, told = dict[str, LabelledText](), dict[Any, int](), list[dict[str, Any]]()
     for word in arguments.data:
         rows: list[LabelledText] = []
         errors: list[str] = []
@@ -45,14 +46,14 @@ def check_labels(arguments: Namespace) -> int:
                 rows.append(row)
         facts: dict[str, Any] = {"path": word, "rows": len(rows), "refused": len(errors)}
         facts |= {"errors": errors[:3], "labels": _counts(rows)}
-        seen, repeats, odd = dict[str, Any](), 0, 0
+        seen, odd = dict[str, LabelledText](), 0
         for row in rows:
-            key = _key(row.text)
-            repeats, odd = repeats + (key in seen), odd + (seen.get(key, row.label) != row.label)
-            seen.setdefault(key, row.label)
-        facts |= {"repeats": repeats, "with another label": odd}
+            odd += seen.setdefault(_key(row.text), row).label != row.label
+        facts |= {"repeats": len(rows) - len(seen), "with another label": odd}
+        facts["near"] = _near({}, seen)
         if train:
             facts["leaks"] = sum(_key(row.text) in train for row in rows)
+            facts["near leaks"] = _near(train, seen)
             facts["new labels"] = sorted(facts["labels"].keys() - classes.keys())
         train, classes = train or seen, classes or facts["labels"]
         lengths = [_length(encoder, row.text) for row in rows]
@@ -64,7 +65,7 @@ def check_labels(arguments: Namespace) -> int:
             print(harmless(line, ""))
     if arguments.json:
         print(json.dumps({"sources": told}))
-    doubts = ("repeats", "leaks", "cut", "new labels")
+    doubts = ("repeats", "near", "leaks", "near leaks", "cut", "new labels")
     if any(facts["refused"] or not facts["rows"] for facts in told):
         return 2
     return int(arguments.strict and any(facts.get(doubt) for facts in told for doubt in doubts))
@@ -90,6 +91,14 @@ def _words(text: Any) -> list[str]:
 def _key(text: Any) -> str:
     """Return a text without case, and with single spaces."""
     return " ".join(" ".join(_words(text)).casefold().split())
+
+
+def _near(train: Mapping[str, LabelledText], rows: Mapping[str, LabelledText]) -> list[str]:
+    """Return the places of texts that are nearly, not quite, one before, or one of ``train``."""
+    every, first = {**train, **rows, **train}, len(train)  # those of train come first
+    texts, where = [*every], [row.where for row in every.values()]
+    pairs = ((k, of) for k, of in near(texts) if k >= first and (not first or of < first))
+    return [f"{where[k]} is nearly {where[of]}" for k, of in pairs]
 
 
 def _length(encoder: Encoder | None, text: Any) -> int:
@@ -126,7 +135,11 @@ def _lines(facts: dict[str, Any], lengths: Sequence[int], limit: int | None) -> 
         yield from histogram(lengths, limit)
     odd = f", {facts['with another label']:,} with another label" if facts["repeats"] else ""
     yield f"{'repeats':20} {counted(facts['repeats'], 'text')}, apart from case and spaces{odd}"
+    if facts["near"]:
+        yield f"{'':20} {len(facts['near']):,} more nearly; the first: {facts['near'][0]}"
     if "leaks" in facts:
         yield f"{'leaks':20} {counted(facts['leaks'], 'text')} of the first file come here, too"
+        if some := facts["near leaks"]:
+            yield f"{'':20} {len(some):,} more nearly; the first: {some[0]}"
     if facts.get("new labels"):
         yield f"{'new labels':20} {', '.join(facts['new labels'][:SHOWN])}: not in the first file"

@@ -75,6 +75,9 @@ def read(
         where = where_of(path, place)
         names = names or _names(where, row)
         texts = tuple(_text(where, row, name) for name in names)
+        if texts[1] in texts[2:]:
+            which = names[texts.index(texts[1], 2)]
+            raise DataError(f"{where}: {which}: the positive is also a negative: {texts[1]!r:.60}")
         table.append(TextRow(texts, _score(where, row, lowest) if names in SCORED else None, where))
     if not table:
         raise DataError(f"{path}: expected rows with texts; it has none")
@@ -113,8 +116,8 @@ def _score(where: str, row: Mapping[str, Any], lowest: float) -> float:
     if not lowest <= score <= 1:
         got = repr(row[name])[:60] if name in row else keys_of(row)
         raise DataError(
-            f"{where}: {name}: expected a number from {lowest:g} to 1; got {got}: divide scores by "
-            "their largest"
+            f"{where}: {name}: expected a number from {lowest:g} to 1; got {got}: scale the scores "
+            "to that range"
         )
     return score
 

@@ -58,7 +58,7 @@ Text = str | Sequence[int] | tuple[str, str]
 
 AT_ONCE = 512  # the most texts in one pass of encode() and outputs()
 TOKENS = 4096  # the most tokens there, unless one text has more
-FEW = 16  # tokens; products of fewer rows have other bits, so a text without use joins them
+FEW = 16  # tokens; products of fewer rows have other bits, so texts without use join them
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,9 @@ class Encoder(SequenceEngine[Any]):
         if folder.is_dir():
             pooled = sentences.read(folder)
         else:
-            told = POOLINGS[number] if isinstance(number, int) and 0 <= number < 5 else ""
+            if not isinstance(number, int) or number not in range(len(POOLINGS)):
+                refuse(file, f"pooling_type must be one of 0 to {len(POOLINGS) - 1}; got {number}")
+            told = POOLINGS[number]
             pooled = Sentences("" if told == "rank" else told, told in POOLINGS[1:4])
         usual = "last" if file.architecture in ARCHITECTURES else "mean"
         self.sentences = pooled if pooled.pooling else replace(pooled, pooling=usual)
@@ -665,7 +667,7 @@ class Encoder(SequenceEngine[Any]):
         s, texts = self._session_for("outputs_of()"), self._checked(batch)
         if (size := texts.tokens) < FEW:
             types = None if texts.types is None else np.append(texts.types, [0] * FEW)
-            segments = np.append(texts.segments, [size] * FEW)
+            segments = np.append(texts.segments, np.arange(size, size + FEW))
             more = Texts(np.append(texts.inputs, [0] * FEW), None, None, segments, types=types)
             return self.outputs_of(more)[: size if self.task.kind == "tokens" else texts.examples]
         room, examples = (1 << (n - 1).bit_length() for n in (texts.tokens, texts.examples))

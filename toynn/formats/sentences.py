@@ -81,6 +81,8 @@ def read(folder: Path) -> Sentences:
         raise DataError(f"{path}: expected Pooling; got {', '.join(kinds)}")
     where = folder / places[kinds.index("Pooling")] / "config.json"
     told = read_object(where)
+    if told.get("include_prompt") is False:
+        raise DataError(f"{where}: include_prompt false: toynn pools a prompt's tokens, too")
     modes = [mode for mode, on in told.items() if mode.startswith("pooling_mode_") and on is True]
     if isinstance(told.get("pooling_mode"), str):  # since version 5.4
         pooling = {"lasttoken": "last"}.get(told["pooling_mode"], told["pooling_mode"])

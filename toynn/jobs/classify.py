@@ -1,5 +1,6 @@
 """``toynn train classify``: texts with labels to a classifier in a run folder."""
 
+import re
 from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ METRICS = ("loss", "accuracy", "macro-f1", "micro-f1", "matthews", "spearman", "
 #: The metric that chooses the best weights, by what labels are.
 METRIC = {"classes": "macro-f1", "several": "macro-f1", "number": "loss", "tokens": "entity-f1"}
 SHOWN = 8  # classes that are listed
+_FRACTION = re.compile(r"[+-]?\d+(\.\d*)?")
 
 
 def names_of_classes(text: str) -> str:
@@ -226,7 +228,10 @@ class ClassifyJob(EncoderJob):
             counts = Counter(np.concatenate(labels).tolist())
         said = [f"{name} {counts.get(k, 0):,}" for k, name in enumerate(self.classes[:SHOWN])]
         more = f" and {len(self.classes) - SHOWN} more" if len(self.classes) > SHOWN else ""
-        return [*lines, fact("classes", harmless(f"{', '.join(said)}{more}", ""))]
+        lines.append(fact("classes", harmless(f"{', '.join(said)}{more}", "")))
+        if all(map(_FRACTION.fullmatch, self.classes)) and any("." in c for c in self.classes):
+            lines.append(fact("", "they are numbers; to learn numbers: --problem number"))
+        return lines
 
     def tables(self) -> dict[str, Mapping[str, Value]]:
         """Return config.toml's table of the data, with the classes."""
