@@ -21,6 +21,7 @@ __all__ = [
     "LifecycleError",
     "NonFiniteError",
     "RankError",
+    "RewardError",
     "ShapeError",
     "ToynnError",
     "flags_stay",
@@ -130,6 +131,10 @@ class BackendUnavailable(ToynnError, RuntimeError):
 
 class RankError(ToynnError, RuntimeError):
     """Another process of a distributed run failed, left, or made another call."""
+
+
+class RewardError(ToynnError, RuntimeError):
+    """A reward function raises, hangs, or returns anything but a number for each completion."""
 
 
 class BackendError(ToynnError, RuntimeError):
