@@ -182,6 +182,32 @@ def test_eval_says_what_vectors_are_good_for(here, capsys):
     assert "--separator: model has vectors, and no classes" in capsys.readouterr().err
 
 
+def test_eval_says_what_scores_are_good_for(here, capsys):
+    Encoder.load("plain", Task("sequence", 1, "binary")).export_hf("scores")
+    names = ("q", "passage", "label")
+    asked = [("a", "b1", 1), ("a", "c1", 0), ("a", "d1", 0), ("b", "c1", 1), ("c", "c1", 0.2)]
+    asked += [("d", f"{a}1", float(a == "d")) for a in NAMES]
+    write(here / "asked.jsonl", [dict(zip(names, row, strict=True)) for row in asked])
+    words = ["eval", "--model", "scores", "--data", "asked.jsonl", "--columns", "query=q"]
+    assert main([*words, "--json"]) == 0, capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    z = Reranker.load("scores").outputs([row[:2] for row in asked])[:, 0].astype(float)
+    labels = np.array([row[2] for row in asked])
+    loss = -(labels * np.log(1 / (1 + np.exp(-z))) + (1 - labels) * np.log(1 / (1 + np.exp(z))))
+    assert abs(found["loss"] - loss.mean()) < 1e-9 and found["pairs"] == 21
+    assert found["accuracy"] == ((z > 0) == (labels > 0.5)).mean()
+    places = [1 + (z[1:3] > z[0]).sum(), 1 + (z[5:] > z[8]).sum()]
+    assert found["queries"] == 2  # b and c have right passages alone, or none
+    assert abs(found["mrr@10"] - np.mean([1 / p if p <= 10 else 0 for p in places])) < 1e-9
+    gains = [1 / np.log2(1 + p) if p <= 10 else 0 for p in places]
+    assert abs(found["ndcg@10"] - np.mean(gains)) < 1e-9
+    assert main(words) == 0 and "accuracy    0." in capsys.readouterr().out
+    assert main([*words, "--separator", ";"]) == 2
+    assert "--separator: scores has scores, and no classes" in capsys.readouterr().err
+    assert main([*words[:4], "pairs.jsonl", "--columns", "anchor=q,positive=a"]) == 2
+    assert "pairs.jsonl: expected query, passage and label; got anchor" in capsys.readouterr().err
+
+
 def test_finetune_trains_vectors_and_scores(here):
     given = {"columns": "anchor=q,positive=a", "steps": 3, "quiet": True}
     run = toynn.finetune("model", "pairs.jsonl", "run", recipe="embed", **given)
@@ -191,8 +217,7 @@ def test_finetune_trains_vectors_and_scores(here):
     ranks = toynn.finetune("plain", rows=rows, out="b", recipe="rerank", steps=3, quiet=True)
     assert isinstance(ranks.engine, Reranker) and ranks.engine.scores([("is a", "a1")]).size == 1
     assert ranks.evaluate()["loss"] > 0
-    with pytest.raises(ConfigError, match="a reranker has figures of training only"):
-        ranks.evaluate("scored.jsonl")
+    assert ranks.evaluate("scored.jsonl")["pairs"] == 96
     with pytest.raises(ConfigError, match="the model is no classifier"):
         run.predict(["is a"])
 

@@ -22,7 +22,7 @@ from toynn.errors import ConfigError
 from toynn.formats import bases
 from toynn.jobs.classified import classifier, of_encoder, text_figures
 from toynn.jobs.classify import ClassifyOptions
-from toynn.jobs.embedded import vector_figures
+from toynn.jobs.embedded import score_figures, vector_figures
 from toynn.jobs.figures import (
     NO_QUESTIONS,
     SEQ,
@@ -209,6 +209,9 @@ def _classes(arguments: Namespace) -> tuple[dict[str, Any], float]:
         measured = vector_figures(engine, data, how.columns, arguments.corpus)
         return measured, time.perf_counter() - start
     _refuse(arguments, ("corpus",), f"{arguments.model} has classes, and no vectors")
+    if engine.is_reranker:
+        _refuse(arguments, ("separator",), f"{arguments.model} has scores, and no classes")
+        return score_figures(engine, data, how.columns), time.perf_counter() - start
     measured = text_figures(engine, data, how)
     return measured, time.perf_counter() - start
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["cosines", "found_again", "nearest"]
+__all__ = ["cosines", "found_again", "nearest", "ranked"]
 
 Floats = NDArray[np.float32]
 RECALL_AT = (1, 10, 100)
@@ -55,14 +55,22 @@ def found_again(
     places = nearest(queries, texts, max(RECALL_AT))
     hits = np.array([np.isin(row, [*wanted]) for row, wanted in zip(places, relevant, strict=True)])
     counts = np.array([len(set(wanted)) for wanted in relevant])
+    figures = ranked(hits, counts)
+    for k in RECALL_AT:
+        figures[f"retrieval/recall@{k}"] = float((hits[:, :k].sum(axis=1) / counts).mean())
+    return figures
+
+
+def ranked(hits: NDArray[np.bool_], counts: NDArray[np.int64]) -> dict[str, float]:
+    """Return NDCG and MRR of rows (n, k): whether each text, best first, is relevant.
+
+    ``counts`` (n,) says how many texts are relevant to each query, at least one.
+    """
     ten = hits[:, :10]
     gains = 1 / np.log2(np.arange(2, 12))
     best = np.cumsum(gains)[np.minimum(counts, 10) - 1]
     first = np.where(ten.any(axis=1), 1 / (1 + ten.argmax(axis=1)), 0.0)
-    figures = {
+    return {
         "retrieval/ndcg@10": float((ten @ gains[: ten.shape[1]] / best).mean()),
         "retrieval/mrr@10": float(first.mean()),
     }
-    for k in RECALL_AT:
-        figures[f"retrieval/recall@{k}"] = float((hits[:, :k].sum(axis=1) / counts).mean())
-    return figures

@@ -22,7 +22,7 @@ from toynn.options import RecipeOptions, names_of, option, real, whole
 from toynn.recipes import Embedder, Reranker
 from toynn.system.platform import in_shell
 from toynn.system.printing import counted, fact
-from toynn.train.classify import spearman
+from toynn.train.classify import of_scores, spearman
 from toynn.train.folder import RunFolder
 from toynn.train.loop import WHOLE
 from toynn.train.state import Result
@@ -350,12 +350,10 @@ class RerankJob(_PairsJob):
         return train, valid
 
     def measure(self, batch: Texts) -> dict[str, Any]:
-        """Return loss and accuracy of a batch: scores and labels above a half are the same."""
+        """Return loss and accuracy of a batch; and what ``joined`` takes of it."""
         z = self.recipe.outputs_of(batch)[:, 0].astype(np.float64)
         labels = np.ravel(batch.labels)
-        loss = (np.logaddexp(0, z) - labels * z).mean()
-        right = ((z > 0) == (labels > 0.5)).mean()
-        return {"loss": float(loss), "accuracy": float(right), WHOLE: (labels, z)}
+        return {**of_scores(z, labels), WHOLE: (labels, z)}
 
     def joined(self, measured: Sequence[Any]) -> Mapping[str, float]:
         """Return Spearman's correlation of scores and labels."""

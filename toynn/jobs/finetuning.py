@@ -28,7 +28,7 @@ from toynn.formats.files import write_atomically
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.completion import complete
 from toynn.jobs.classified import text_figures
-from toynn.jobs.embedded import vector_figures
+from toynn.jobs.embedded import score_figures, vector_figures
 from toynn.jobs.figures import figures, has_preferences, preference_figures, seq_of
 from toynn.jobs.lora import LoRAJob, LoRAOptions
 from toynn.jobs.made import made
@@ -117,7 +117,7 @@ class Run:
         the most tokens of a window or example (default: 512, or the model's context).
 
         Raises DataError for data that cannot be read. Raises ConfigError for a seq beyond the
-        context. Raises it also without ``data``, if training held nothing out, and for a reranker.
+        context. Raises it also without ``data``, if training held nothing out.
         """
         if data is None:
             if math.isinf(self.result.val_loss):
@@ -129,7 +129,7 @@ class Run:
         if isinstance(self.engine, Embedder):
             return vector_figures(self.engine, Path(data), columns_of(self._options.columns))
         if isinstance(self.engine, Encoder):
-            raise ConfigError("evaluate: a reranker has figures of training only: drop data")
+            return score_figures(self.engine, Path(data), columns_of(self._options.columns))
         if self.engine.preference is not None and has_preferences(Path(data)):
             at_most = seq_of(seq, self.engine.context)
             return preference_figures(self.engine, self.tokenizer, Path(data), at_most)

@@ -37,6 +37,12 @@ class Classifier(Encoder):
         return "tokens" if self.task.kind == "tokens" else _PROBLEMS[self.task.loss]
 
     @property
+    def is_reranker(self) -> bool:
+        """Whether it has one output without a name: a score of two texts."""
+        one = (self.task.kind, self.task.labels) == ("sequence", 1)
+        return one and self.task.loss != "squared" and self.class_names in ((), ("LABEL_0",))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the classes, or their numbers."""
         return self.class_names or tuple(map(str, range(self.task.labels)))

@@ -26,6 +26,7 @@ __all__ = [
     "in_top",
     "joint",
     "loss_and_accuracy",
+    "of_scores",
 ]
 
 Floats = NDArray[Any]
@@ -156,6 +157,15 @@ def _matthews(real: Floats, told: Floats, right: float) -> float:
     n = real.sum()
     spread = (n * n - real @ real) * (n * n - told @ told)
     return float((n * right - real @ told) / np.sqrt(spread)) if spread else 0.0
+
+
+def of_scores(z: Floats, labels: Floats) -> dict[str, float]:
+    """Return binary cross-entropy and accuracy of logits z (n,) on labels from 0 to 1 (n,).
+
+    A logit above 0 and a label above a half agree.
+    """
+    loss = (np.logaddexp(0, z) - labels * z).mean()
+    return {"loss": float(loss), "accuracy": float(((z > 0) == (labels > 0.5)).mean())}
 
 
 def spearman(a: Floats, b: Floats) -> float:
