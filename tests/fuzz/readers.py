@@ -21,20 +21,23 @@ import numpy as np
 from lora_bases import write_base
 from pictures import write_mnist
 from safetensors.numpy import load_file, save_file
+from small_encoders import written
 from some_adapters import draw
 from vocabs import bpe_file, spm_file
 
 from toynn import GPT2Config, RecipeOptions
 from toynn.cli import Parser, main, train
-from toynn.data import binary, jsonl
+from toynn.data import binary, jsonl, labelled, pairs
 from toynn.data.examples import Columns, Examples
 from toynn.data.images import ImageData, read_picture
 from toynn.data.text import RandomWindows
 from toynn.engines import LlamaSeqEngine, ViTEngine
+from toynn.engines.encoder import Encoder, Task
 from toynn.errors import ToynnError
 from toynn.evaluation.choices import read_questions
-from toynn.formats import adapters, gguf, hf
+from toynn.formats import adapters, gguf, hf, sentences
 from toynn.formats.safetensors import SafeTensors, encode
+from toynn.formats.sentences import Sentences
 from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.chat import ChatTemplate
 from toynn.recipes import GPT2
@@ -168,6 +171,70 @@ def write_parquet(folder):
     table = pyarrow.table({"text": ["one", "ü", "b", "a" * 99], "when": [1, 2, 3, 4]})
     for name, how in (("b", {"compression": "zstd"}), ("c", {"use_dictionary": False})):
         parquet.write_table(table, folder / f"{name}.parquet", **how)
+
+
+def write_labelled(folder):
+    rows = [
+        {"text": "one cat, ünï", "label": "x"},
+        {"text": "one", "text_pair": "two", "label": 3},
+        {"text": "one cat", "labels": ["x", "y"]},
+        {"words": ["one", "cat"], "tags": ["O", "B-X"]},
+        {"text": "one cat", "spans": [[4, 7, "X"]]},
+    ]
+    for name, row in zip("abcde", rows, strict=True):
+        (folder / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 3)
+    (folder / "f.csv").write_text('text,label\n"one\n""cat""",x\ntwo,"y, z"\n')
+    (folder / "g.conll").write_text("-DOCSTART- O\n\none O\ncat N B-X\n\nünï O\n")
+
+
+def write_pairs(folder):
+    rows = [
+        {"anchor": "one", "positive": "two", "negative": "three", "negative_1": "four"},
+        {"sentence1": "one", "sentence2": "ünï", "score": 0.5},
+        {"query": "one", "passage": "two", "label": 1},
+    ]
+    for name, row in zip("abc", rows, strict=True):
+        (folder / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 3)
+    (folder / "d.csv").write_text('query,passage,label\n"one\n""cat""",x,1\ntwo,"y, z",0.5\n')
+
+
+def write_search(folder):
+    rows = [{"id": "7", "title": "T", "text": "seven"}, {"_id": "x", "text": "ünï"}]
+    asked = [{"query": "a", "relevant": 7}, {"query": "b", "relevant": ["x", "7"]}]
+    for name, each in (("corpus", rows), ("asked", asked)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in each))
+
+
+def write_sentences(folder):
+    files = Sentences("cls", True, 9, {"query": "find: "}).files(16)
+    for name, content in files.items():
+        (folder / name.replace("/", "_")).write_bytes(content)
+
+
+def read_sentences(folder):
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling_config.json").rename(folder / "1_Pooling" / "config.json")
+    try:
+        sentences.read(folder)
+    finally:
+        shutil.rmtree(folder / "1_Pooling")
+
+
+def write_encoder(folder):
+    Encoder.load(written(folder / "a", n_layers=1), Task("sequence", 2)).export_hf(folder / "b")
+    (folder / "config.json").write_bytes((folder / "b" / "config.json").read_bytes())
+    WEIGHTS["model.safetensors"] = (folder / "b" / "model.safetensors").read_bytes()
+    shutil.rmtree(folder / "a")
+    shutil.rmtree(folder / "b")
+
+
+def read_encoder(folder):
+    for name, content in WEIGHTS.items():
+        (folder / name).write_bytes(content)
+    Encoder.load(folder).outputs([[3, 4]])
+
+
+WEIGHTS = {}  # of an encoder, whose configuration is damaged
 
 
 def write_tables(folder):
@@ -493,6 +560,15 @@ READERS = [
     Reader("bin", write_tokens, each(lambda path: binary.map_tokens(path, 11), "*.bin")),
     Reader("tokens", write_table, read_table),
     Reader("cache", write_table, read_cache),
+    Reader("labelled", write_labelled, each(labelled.read, "*.*"), apart=True),
+    Reader("pairs", write_pairs, each(pairs.read, "*.*"), apart=True),
+    Reader(
+        "search",
+        write_search,
+        lambda at: pairs.read_search(at / "asked.jsonl", at / "corpus.jsonl"),
+    ),
+    Reader("sentences", write_sentences, read_sentences),
+    Reader("encoder", write_encoder, read_encoder),
     Reader("csv", write_tables, each(read_texts, "*.*"), apart=True),
     Reader("arrays", write_arrays, each(read_texts, "*.*"), apart=True),
     Reader("shards", write_shards, read_shards),

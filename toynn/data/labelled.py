@@ -269,6 +269,8 @@ class _Reader:
 
     def _tagged(self, where: str, row: Mapping[str, Any]) -> tuple[Words, list[str] | None]:
         if (spans := row.get("spans")) is not None and self.how.needs_label:
+            if "text" not in row:
+                raise DataError(f"{where}: spans: expected a text, too; got {keys_of(row)}")
             text = string_of(where, row, "text")
             words = words_of(text)
             return words, list(self._of_spans(where, text, words, spans))
@@ -303,7 +305,8 @@ class _Reader:
         for span in spans:
             if isinstance(span, Mapping):
                 span = [span.get("begin", span.get("start")), span.get("end"), span.get("label")]
-            if not isinstance(span, list) or len(span) != 3 or not isinstance(span[2], str):
+            kinds = [type(part) for part in span] if isinstance(span, list) else []
+            if kinds != [int, int, str]:
                 raise DataError(f"{where}: spans: expected [begin, end, class]; got {span!r:.60}")
             begin, end, name = span
             if begin not in begins or end not in ends or ends[end] < begins[begin]:

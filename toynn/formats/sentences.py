@@ -73,7 +73,7 @@ def read(folder: Path) -> Sentences:
         modules = json.loads(read_bytes(path))
         kinds = [str(each["type"]).rpartition(".")[2] for each in modules]
         places = [str(each.get("path", "")) for each in modules]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DataError(f"{path}: expected modules with a type and a path; got {error}") from error
     if unknown := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
         raise DataError(f"{path}: {unknown[0]} is not known to toynn")
