@@ -443,6 +443,11 @@ class RecipeOptions:
         embeddings, the head and vectors by AdamW, at the same learning rate.
     momentum
         Muon's; AdamW's rows have beta1.
+    teacher_top_k
+        How many tokens a teacher names of each row; 0: there is no teacher.
+    teacher_beta, teacher_temperature
+        The divergence from it: 0 is forward KL, 1 reverse KL, numbers between are the generalized
+        Jensen-Shannon divergence; both models' logits are divided by the temperature.
     prepack
         Whether frozen base weights are prepacked into GEMM panels, so that a step neither
         dequantizes nor packs them: "always", "never", or "auto", which prepacks if steps have few
@@ -476,6 +481,9 @@ class RecipeOptions:
     decay: Decay = option(default="all")
     optimizer: Optimizer = option(default="adamw")
     momentum: float = option(default=0.95, read=real(0, 1))
+    teacher_top_k: int = option(default=0, read=whole(0))
+    teacher_beta: float = option(default=0.0, read=real(0, 1))
+    teacher_temperature: float = option(default=1.0, read=real(0, above=True))
     prepack: Prepack = option(default="never", compared=False)
     # computed_with() says what is compared
     precision: Precision | None = option(default=None, compared=False)

@@ -167,6 +167,11 @@ SEEN = {
     "--seq": "6",
     "--skip-unreadable": ("", {"--data": "folders", "--image-size": "8"}),
     "--steps": "3",
+    "--teacher": "other.gguf",
+    "--teacher-beta": ("0.5", {"--teacher": "other.gguf"}),
+    "--teacher-temperature": ("2", {"--teacher": "other.gguf"}),
+    "--teacher-top-k": ("2", {"--teacher": "other.gguf"}),
+    "--teacher-weight": ("0.9", {"--teacher": "other.gguf"}),
     "--targets": {"classify": ("q", CRAFTED), "": "q"},
     "--threads": "3",
     "--tokenizer": {

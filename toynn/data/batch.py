@@ -1,6 +1,6 @@
 """The batch: what data hand to the engine, in every recipe."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -71,6 +71,9 @@ class Batch:
         The tokens that a packed batch has room for: B*T for B rows.
     source
         For a validation batch of a mixture: the name of its source.
+    teacher
+        Returns what a teacher says of the checked batch's rows with loss: see
+        ``toynn.engines.teacher``. The engine calls it, so only batches that are trained on cost it.
     """
 
     inputs: Any
@@ -82,6 +85,7 @@ class Batch:
     width: int = field(default=0, kw_only=True)
     room: int = field(default=0, kw_only=True)
     source: str | None = field(default=None, kw_only=True)
+    teacher: Callable[["Batch"], Any] | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, batch: "Batch | ArrayLike | Iterable[Any]", *arrays: ArrayLike | None) -> "Batch":

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn import ops
 from toynn.data.batch import Batch
-from toynn.engines import files, packed
+from toynn.engines import files, packed, teacher
 from toynn.engines.adapters import Adapters
 from toynn.engines.decoding import BatchDecoder, Decoder, Decoders
 from toynn.engines.engine import Engine, Inputs, Kind, Recorded, of_step, width
@@ -235,6 +235,7 @@ class SequenceEngine(Engine[C], Generic[C]):
         dropout = None
         if train and self.lora and self._trains_adapters and self.lora.dropout:
             dropout = Dropout(self.lora.dropout, s.input("dropout", (2,), "i32"))
+        taught = teacher.recorded(s, size, cfg.vocab, self.options) if train and not dense else None
         inputs = self._record_inputs(size, packed=packed)
         layers = self.layers(
             1 if packed else batch,
@@ -243,6 +244,7 @@ class SequenceEngine(Engine[C], Generic[C]):
             segments=inputs.get("segments"),
             long=not packed and self.is_long(self.t_seq),
             long_positions=inputs.get("long_positions"),
+            teacher=taught,
         )
         if dense:
             labels = s.input("labels", (size, cfg.vocab))
@@ -294,6 +296,10 @@ class SequenceEngine(Engine[C], Generic[C]):
     # -- Running -------------------------------------------------------------------------------
 
     def _fitted(self, batch: Batch) -> tuple[Recorded, Batch, Inputs]:
+        step, batch, values = self._fitted_alone(batch)
+        return step, batch, values | teacher.inputs_of(step.tape.inputs, batch)
+
+    def _fitted_alone(self, batch: Batch) -> tuple[Recorded, Batch, Inputs]:
         if self.objective is not None:
             batch = self.objective.checked(batch)
             step = self._step_for(self.batch_of(batch), *self._usual[1:])

@@ -181,6 +181,8 @@ class LoRAJob(TextJob):
             typed = {**{name: each for name, each in origin.items() if each is not None}, **typed}
         super().__init__(typed, command)
         if self.options.loss != _SFT:
+            if self.options.teacher is not None:
+                raise ConfigError(f"--teacher: it is for --loss {_SFT}; got {self.options.loss}")
             self.preference = self.take(PreferenceOptions)
             self.unit = self.items = "pairs" if self.preference.paired else "completions"
             return

@@ -24,6 +24,7 @@ from toynn.data.reader import ReadOptions
 from toynn.data.splits import files_of
 from toynn.data.stream import Progress
 from toynn.engines.engine import Engine
+from toynn.engines.teacher import Teacher
 from toynn.errors import ConfigError, DataError
 from toynn.evaluation import delimited, read_questions
 from toynn.formats.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ from toynn.jobs.job import Job, late
 from toynn.jobs.metrics import Asked, measured
 from toynn.jobs.options import MODEL, SAVING, JobOptions, StrPath, best_by
 from toynn.jobs.paths import data_name, local_data, model_file, model_name
+from toynn.jobs.teacher import TaughtBatches, TeacherOptions, check_alone, opened
 from toynn.jobs.weighted import path_and_weight, source_names, sources
 from toynn.options import RecipeOptions, option, options_of, whole
 from toynn.system.printing import counted, fact, harmless, print_line
@@ -252,7 +254,7 @@ TOKENIZER = options_of(TextOptions)["tokenizer"]
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
-class TextJobOptions(JobOptions, TextOptions):
+class TextJobOptions(TeacherOptions, JobOptions, TextOptions):
     """The options of a job on texts."""
 
     metric: str | Sequence[str] = best_by(*METRICS)
@@ -284,10 +286,12 @@ class TextJob(Job):
     asked: Sequence[Asked] = ()
     of_questions: frozenset[str] = OF_QUESTIONS  # metrics that need questions
     data: Dataset | PreferenceData | Mixture
+    teacher: Teacher | None = None
 
     def __init__(self, typed: Mapping[str, Any], command: str | None = None) -> None:
         """Take the options. Raises ConfigError for contradictory ones."""
         super().__init__(typed, command)
+        check_alone(self.options)
         valid, holdout = self.options.valid, self.options.holdout
         if valid is not None and holdout is not None:
             raise ConfigError(
@@ -322,6 +326,11 @@ class TextJob(Job):
             self.say("data", note)
         self.t_seq = self.data.seq
         self._check_held_out()
+        if self.options.teacher is not None:
+            ours = self.recipe_options()
+            same = {name: getattr(ours, name) for name in ("t_batch", "precision", "n_threads")}
+            theirs = RecipeOptions(t_seq=self.t_seq, packed=True, **same)
+            self.teacher = opened(self.options, self.tokenizer, theirs)
 
     def _with_valid(
         self, datasets: Sequence[Dataset | PreferenceData], how: ReadOptions
@@ -481,6 +490,14 @@ class TextJob(Job):
         """Advice for a model that does not learn stop tokens."""
         return "train longer (--steps), or with a higher --lr"
 
+    def announce(self) -> None:
+        """Print the model, and the teacher if there is one."""
+        super().announce()
+        if self.teacher is not None:
+            named = f"the {self.teacher.k} likeliest tokens of {self.teacher.engine.file.path}"
+            share = f"its divergence is {self.options.teacher_weight:g} of the loss"
+            print(fact("teacher", f"{harmless(named, '')}; {share}"))
+
     def notes(self) -> dict[str, Any]:
         """Add the notes about the data."""
         return {**super().notes(), "said": list(self.data.notes)}
@@ -559,6 +576,11 @@ class TextJob(Job):
             more = {**of_data, "label_losses": self.measures_ends, **more}
         return self.recipe_options(**more)
 
+    def recipe_options(self, **more: Any) -> RecipeOptions:
+        """Return the options to realize the recipe with; without --teacher there is no top k."""
+        alone = {} if self.options.teacher is not None else {"teacher_top_k": 0}
+        return super().recipe_options(**alone, **more)
+
     def realize(self) -> Engine[Any]:
         """Return the recipe, ready to step."""
         return self.realize_with(self.all_options())
@@ -578,7 +600,8 @@ class TextJob(Job):
 
     def batches(self) -> Any:
         """Return random windows, or examples in random order."""
-        return self.data.batches(self.recipe_options().t_batch, self.recipe_options().seed)
+        batches = self.data.batches(self.recipe_options().t_batch, self.recipe_options().seed)
+        return batches if self.teacher is None else TaughtBatches(batches, self.teacher)
 
     def per_epoch(self) -> float:
         """Return the number of batches that hold all examples once, or all tokens of a text."""

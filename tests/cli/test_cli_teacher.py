@@ -1,0 +1,143 @@
+"""`--teacher`: a run that learns from a larger model, and what it refuses."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from lora_bases import write_base
+from vocabs import bpe_file
+
+from toynn import RecipeOptions, engines
+from toynn.cli import main
+from toynn.errors import ConfigError
+from toynn.formats import gguf
+from toynn.formats.tokenizer import ByteTokenizer
+from toynn.jobs.teacher import opened
+
+TEXT = "the cat sat on the mat and the rat sat on the cat " * 12
+ROWS = [{"prompt": f"say {n}: ", "completion": "abc" * (n % 3 + 1)} for n in range(24)]
+RUN = ("--steps", "4", "--warmup", "1", "--lr", "0.01", "--batch", "2", "--log-every", "1")
+RUN += ("--eval-every", "2", "--report", "none", "--precision", "highest")
+SHAPE = ("--d-model", "16", "--heads", "2", "--layers", "1", "--seq", "8")
+K = ("--teacher-top-k", "256")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("taught")
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    write_base(folder / "teacher.gguf", vocab=256, context=64)
+    write_base(folder / "base.gguf", vocab=256, context=64, n_layers=1)
+    bpe_file(folder / "words.gguf")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(files, monkeypatch):
+    monkeypatch.chdir(files)
+
+
+def commands():
+    return {
+        "gpt2": ("gpt2", *RUN, *SHAPE, "--data", "text.txt"),
+        "from-scratch": ("from-scratch", *RUN, *SHAPE, "--data", "rows.jsonl"),
+        "lora": ("lora", *RUN, "--model", "base.gguf", "--data", "rows.jsonl", "--seq", "16"),
+    }
+
+
+def reports(folder):
+    return [*map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())]
+
+
+@pytest.mark.parametrize("recipe", commands())
+def test_labels_are_what_is_evaluated(recipe, tmp_path):
+    """The teacher moves the weights; the loss of held-out data is that of labels alone."""
+    alone, taught = tmp_path / "alone", tmp_path / "taught"
+    run = ("train", *commands()[recipe])
+    assert main([*run, "--out", str(alone)]) == 0
+    assert main([*run, "--out", str(taught), "--teacher", "teacher.gguf"]) == 0
+    first, second = reports(alone), reports(taught)
+    assert first[0]["val_loss"] == pytest.approx(second[0]["val_loss"], rel=1e-6)
+    assert first[1]["train_loss"] != pytest.approx(second[1]["train_loss"], rel=1e-3)
+    assert first[-1]["val_loss"] != second[-1]["val_loss"]
+
+
+def log_p(logits):
+    wide = logits.astype(np.float64)
+    return wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+
+
+def test_the_first_loss_is_that_of_the_formula(tmp_path):
+    """All data are one batch; with B = 0, the student is its base."""
+    run = ["train", "lora", "--model", "base.gguf", "--data", "rows.jsonl", "--holdout", "0"]
+    run += ["--steps", "1", "--batch", "24", "--seq", "16", "--precision", "highest", *K]
+    run += ["--teacher", "teacher.gguf", "--teacher-weight", "0.7", "--teacher-beta", "0.5"]
+    run += ["--teacher-temperature", "0.9", "--out", str(tmp_path / "run"), "--report", "none"]
+    assert main([*run, "--log-every", "1", "--no-packing"]) == 0
+    total, rows = 0.0, 0
+    with gguf.open("base.gguf") as base, gguf.open("teacher.gguf") as teacher:
+        student, teacher = engines.frozen(base), engines.frozen(teacher)
+    for row in ROWS:
+        ids = np.frombuffer((row["prompt"] + row["completion"]).encode(), np.uint8).astype(int)
+        ids, own = ids[:17], slice(len(row["prompt"]) - 1, 16)
+        plain = student.logits(ids[:-1], batch=1)[own]
+        labels = ids[1:][own]
+        total -= 0.3 * log_p(plain)[np.arange(len(labels)), labels].sum()
+        q, p = log_p(plain / 0.9), log_p(teacher.logits(ids[:-1], batch=1)[own] / 0.9)
+        m = np.log((np.exp(p) + np.exp(q)) / 2)
+        total += 0.7 * (np.exp(p) * (p - m) + np.exp(q) * (q - m)).sum() / 2
+        rows += len(labels)
+    assert reports(tmp_path / "run")[1]["train_loss"] == pytest.approx(total / rows, rel=1e-5)
+
+
+def test_a_resumed_run_continues_with_its_teacher(tmp_path):
+    run = ("train", *commands()["gpt2"], "--teacher", "teacher.gguf", "--save-every", "2")
+    weights = []
+    for steps, folder in (("4", "whole"), ("2", "half")):
+        assert main([*run, "--steps", steps, "--out", str(tmp_path / folder)]) == 0
+    assert main([*run, "--resume", str(tmp_path / "half"), "--force-resume"]) == 0
+    for folder in ("whole", "half"):
+        weights.append(reports(tmp_path / folder)[-1]["train_loss"])
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            ("--teacher", "teacher.gguf", "--tokenizer", "words.gguf"),
+            "--teacher teacher.gguf: it has 256 tokens, the model to train has ",
+        ),
+        (("--teacher-beta", "0.5"), "--teacher-beta: it needs --teacher"),
+        (("--teacher", "none.gguf"), "none.gguf"),
+        (("--teacher", "text.txt"), "text.txt"),
+        (("--teacher", "teacher.gguf", "--teacher-beta", "2"), "at most 1"),
+        (("--teacher", "teacher.gguf", "--teacher-top-k", "0"), "from 1"),
+        (("--teacher", "teacher.gguf", "--seq", "80"), "context 64"),
+    ],
+)
+def test_what_is_refused(more, said, tmp_path, capsys):
+    words = ["train", *commands()["gpt2"], *more, "--out", str(tmp_path / "run")]
+    try:
+        code = main(words)
+    except SystemExit as exit:
+        code = exit.code
+    assert code not in (0, None)
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_tokens_are_refused():
+    swapped = ByteTokenizer()
+    swapped.tokens = [*swapped.tokens[:40], "x", *swapped.tokens[41:]]
+    options = SimpleNamespace(teacher="teacher.gguf")
+    with pytest.raises(ConfigError, match="token 40 is '<0x28>'.*'x': a teacher needs the same"):
+        opened(options, swapped, RecipeOptions())
+
+
+def test_a_preference_loss_has_no_teacher(tmp_path, capsys):
+    words = ["train", *commands()["lora"], "--loss", "dpo", "--teacher", "teacher.gguf"]
+    assert main([*words, "--out", str(tmp_path / "run")]) != 0
+    assert "--teacher: it is for --loss sft" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""Learn from a teacher: its options, and batches that know what it says of their tokens."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from toynn import engines
+from toynn.data.batch import Batch
+from toynn.engines.teacher import Teacher
+from toynn.errors import ConfigError
+from toynn.formats import bases
+from toynn.formats.tokenizer import Tokenizer
+from toynn.jobs.options import OPTIMIZATION, StrPath
+from toynn.jobs.paths import model_file, model_name, text_model
+from toynn.options import RecipeOptions, option, options_of, real, whole
+from toynn.system.printing import harmless
+
+__all__ = ["TaughtBatches", "TeacherOptions", "check_alone", "opened"]
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class TeacherOptions:
+    """A teacher, and how much of it is learned."""
+
+    GROUP: ClassVar[str] = OPTIMIZATION
+
+    teacher: StrPath | None = option(
+        "also learn from a larger model with the same tokenizer: a GGUF file or Hugging Face "
+        "folder",
+        None,
+        read=model_name,
+        fetch=model_file,
+        metavar="FILE",
+        hashed=True,
+    )
+    teacher_weight: float = option(
+        "share of the divergence from the teacher in the loss; labels have the rest",
+        0.5,
+        read=real(0, 1),
+    )
+    teacher_beta: float = option(
+        "divergence: 0 forward KL, 1 reverse KL, else generalized JSD", 0.0, of=RecipeOptions
+    )
+    teacher_temperature: float = option(
+        "divide logits of both models by this in the divergence", 1.0, of=RecipeOptions
+    )
+    teacher_top_k: int = option(
+        "how many likely tokens the teacher names; all others are one",
+        64,
+        of=RecipeOptions,
+        read=whole(1),
+    )
+
+
+def check_alone(options: TeacherOptions) -> None:
+    """Raise ConfigError for an option of a teacher where none is named."""
+    for name, each in options_of(TeacherOptions).items():
+        if options.teacher is None and getattr(options, name) != each.default:
+            raise ConfigError(f"{each.flag}: it needs --teacher: name a model")
+
+
+def opened(job: TeacherOptions, tokenizer: Tokenizer, options: RecipeOptions) -> Teacher:
+    """Return the teacher of a job's options; ``options`` realize it.
+
+    Raises ConfigError for another tokenizer, and the file's error for no model.
+    """
+    path = text_model(Path(str(job.teacher)), "--teacher")
+    with bases.open(path, check=False) as file:
+        theirs, ours = Tokenizer.for_model(file).tokens, tokenizer.tokens
+        if len(theirs) != len(ours):
+            said = f"it has {len(theirs):,} tokens, the model to train has {len(ours):,}"
+        else:
+            pairs = enumerate(zip(theirs, ours, strict=True))
+            wrong = next(((id, *pair) for id, pair in pairs if pair[0] != pair[1]), None)
+            said = "token {} is {!r}, in the model to train {!r}".format(*wrong) if wrong else ""
+        if said:
+            raise ConfigError(
+                f"--teacher {path}: {harmless(said, '')}: a teacher needs the same tokenizer"
+            )
+        engine = engines.frozen(file, options=options)
+    how = job.teacher_top_k, job.teacher_temperature, job.teacher_weight
+    return Teacher(engine, len(ours), *how)
+
+
+class TaughtBatches(Iterator[Batch]):
+    """Batches of a source, each with a teacher; a position in them is one in the source."""
+
+    def __init__(self, source: Any, teacher: Callable[[Batch], Any]) -> None:
+        self._source, self._teacher = source, teacher
+        self.per_epoch, self.examples = source.per_epoch, source.examples
+
+    def __next__(self) -> Batch:
+        batch: Batch = next(self._source)
+        return replace(batch, teacher=self._teacher)
+
+    @property
+    def state(self) -> Any:
+        """The source's position: set it again, and the same batches follow."""
+        return self._source.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._source.state = state
