@@ -1,4 +1,4 @@
-"""A teacher through a model: loss and gradients of the adapters against TRL's formula in float64."""
+"""A teacher through a model: loss and gradients of the adapters against TRL's in float64."""
 
 import numpy as np
 import pytest
