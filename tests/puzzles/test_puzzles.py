@@ -34,7 +34,7 @@ PYTHON = {
     **wrong_kernels.WRONG,
 }
 COMPILED = {"pyx": wrong_speed.CYTHON, "c": wrong_speed.C}
-FUNCTIONS = re.compile(r"\b(product|tile|pack_a|pack_b|total|dot)\b")
+FUNCTIONS = re.compile(r"\b(product|tile|pack_a|pack_b|total|dot|least)\b")
 
 
 def said(puzzle, text):
@@ -51,7 +51,11 @@ def test_each_puzzle_has_five_wrong_answers_and_all_else():
     wrong = PYTHON | COMPILED["pyx"] | COMPILED["c"]
     assert wrong.keys() == PUZZLES.keys() and len(PUZZLES) >= 20
     assert list(ROADS) == ["gradients", "engine", "speed", "bugs", "kernels"]
+    ladders = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
     for name, puzzle in PUZZLES.items():
+        section, _, rung = puzzle.told.partition(", rung ")
+        told = rf"^#+ (\d\. )?{section}\n((?!^#).)*^\*\*{rung}\. "
+        assert not section or re.search(told, ladders, re.M | re.S), name
         assert len(wrong[name]) >= 5, name
         assert len(puzzle.wanted.splitlines()) <= 3, name
         assert max(map(len, puzzle.blank.splitlines())) <= 100, name
@@ -328,7 +332,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["puzzles"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("toynn-puzzles: wrote 32 files") and "0 of 32 solved. Next: edit" in out
+    assert out.startswith("toynn-puzzles: wrote 33 files") and "0 of 33 solved. Next: edit" in out
     assert main(["puzzles", "check", "1"]) == 1
     out = capsys.readouterr().out
     assert out == "Puzzle 1, a linear layer, backward: not yet\n" + (
@@ -349,7 +353,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert json.loads(Path("toynn-puzzles", PROGRESS).read_text())["solved"].keys() == {"linear"}
     assert main(["puzzles"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"1  linear .* solved\n", out) and "1 of 32 solved. Next: edit" in out
+    assert re.search(r"1  linear .* solved\n", out) and "1 of 33 solved. Next: edit" in out
     Path("toynn-puzzles/01_linear.py").write_text("another answer")
     assert main(["puzzles"]) == 0
     assert re.search(r"1  linear .* changed\n", capsys.readouterr().out)
@@ -363,7 +367,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         "solution 7": r"it would spoil the puzzle; .* --spoil prints",
         "why 2": r"puzzle 2 is not solved yet",
         "check": r"puzzles check: name a puzzle",
-        "check ropes": r"no puzzle 'ropes' \(did you mean rope\?\); expected a number from 1 to 32",
+        "check ropes": r"no puzzle 'ropes' \(did you mean rope\?\); expected a number from 1 to 33",
         "list 3": r"it takes no puzzle",
         "check 3 --dir other": r"03_cross_entropy\.py: no such file; `toynn puzzles` writes it",
     }.items():

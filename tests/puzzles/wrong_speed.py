@@ -1,4 +1,4 @@
-"""Wrong answers on the road of speed: a part of the solution, another one, what is said."""
+"""Wrong answers in Cython and C: a part of the solution, another one, what is said."""
 
 BOTH = "sum[i][0] += a[i * K + k] * b0;\n            sum[i][1] += a[i * K + k] * b1;"
 CYTHON = {
@@ -54,5 +54,20 @@ C = {
         ("__m512 sums[4];", "__m512 sums[4];\n    y = x;", r"x is multiplied by itself"),
         ("_mm512_add_ps(low, high)", "low", r"a part of the partial sums is not added up"),
         ("return _mm512_reduce", "return -_mm512_reduce", r"the sign is wrong"),
+    ],
+    "cache_blocks": [
+        ("(k ? *to : 0) + ", "", r"N = 32, K = 192.*overwritten by each block of terms: .* add"),
+        ("(k ? *to : 0)", "*to", r"c\[0, 0\] is nan"),
+        ("k < K; k += KC", "k + KC <= K; k += KC", r"K = 100.*last block has less than KC terms"),
+        ("least(KC, K - k)", "KC", r"past the end of a or b are packed, with .* K = 100"),
+        ("m + i < M ? a[(m + i) * K + k + t] : 0", "a[(m + i) * K + k + t]", r"past .* M = 11"),
+        ("i < least(MR, M - m)", "i < MR", r"writes outside of c: .* past its end.*an edge"),
+        ("j < least(NR, N - n)", "j < NR", r"writes outside of c"),
+        (
+            "k += KC) {\n        size terms = least(KC, K - k);",
+            "k += K) {\n        size terms = K;",
+            r"writes outside of room: .*all K terms are packed at once: pack at most KC",
+        ),
+        ("room + m * KC, panel, terms", "room, panel, terms", r"c\[6, 0\] is wrong"),
     ],
 }

@@ -27,7 +27,9 @@ ROADS: dict[str, Sequence[str]] = {
     ),
     "speed": ("loop_order", "sixteen_sums", "register_tile", "packed_panels", "simd_dot"),
     "bugs": ("by_tape", "by_gradcheck", "by_curve"),
-    "kernels": ("scatter", "dropout", "prefix", "online_softmax", "attention_blocks"),
+    "kernels": (
+        *("scatter", "dropout", "prefix", "online_softmax", "attention_blocks", "cache_blocks"),
+    ),
 }
 #: What a road teaches, and what it needs.
 ABOUT = {

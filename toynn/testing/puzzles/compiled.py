@@ -82,16 +82,17 @@ def _function(library: ctypes.CDLL, declaration: re.Match[str]) -> Callable[...,
 
 
 GUARD = 4096  # numbers before and after an output
+EDGE = "an edge: a last tile or vector that is not full."
 
 
 class guarded:
     """An output array between guards: ``with guarded("c", (M, N)) as c`` notices writes outside.
 
-    The output starts as NaN. Raises Wrong for a write outside.
+    The output starts as NaN. Raises Wrong for a write outside, with a suspicion.
     """
 
-    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
-        self.name = name
+    def __init__(self, name: str, shape: tuple[int, ...], suspicion: str = EDGE) -> None:
+        self.name, self.suspicion = name, suspicion
         n = int(np.prod(shape))
         self._all: NDArray[np.float32] = np.full(n + 2 * GUARD, 12345.0, np.float32)
         self.array = self._all[GUARD : GUARD + n].reshape(shape)
@@ -112,5 +113,5 @@ class guarded:
             )
             raise Wrong(
                 f"the program writes outside of {self.name}: {outside.size} numbers, the first "
-                f"{where}.\nSuspicion: an edge: a last tile or vector that is not full."
+                f"{where}.\nSuspicion: {self.suspicion}"
             )

@@ -53,6 +53,8 @@ class Puzzle:
         The first one is a nudge, the last one nearly the solution.
     formula
         Lines that help, if any.
+    told
+        The section of docs/performance.md that explains it, if any.
     language
         The suffix of the learner's file.
     why
@@ -71,6 +73,7 @@ class Puzzle:
     why: tuple[str, str]
     same: str
     formula: str = ""
+    told: str = ""
     language: Language = "py"
     seconds: int = 20
     number: int = 0
@@ -101,6 +104,8 @@ class Puzzle:
         told = [f"Puzzle {self.number} ({self.road}): {self.title}.", "", *self.wanted.splitlines()]
         if self.formula:
             told += ["", *(f"    {line}".rstrip() for line in self.formula.splitlines())]
+        if self.told:
+            told += ["", f'Explained in docs/performance.md, "{self.told}".']
         told += ["", f"toynn puzzles check {self.number}    says what is wrong"]
         told += [f"toynn puzzles hint {self.number}     gives a hint"]
         if self.language == "c":

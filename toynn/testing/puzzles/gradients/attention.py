@@ -62,6 +62,7 @@ Row t attends to rows 0 ... t, and to no later row. The forward pass is given.""
 s = q k^T / sqrt(D)          (T, T), -infinity above the diagonal
 p = softmax of each row of s
 y = p v""",
+    told="The ladder of attention, rung 1",
     code="""
 import numpy as np
 

@@ -84,6 +84,7 @@ a (T, T) array is too large. T need not be a multiple of block.""",
 p     = exp(q k^T / sqrt(D) - lse)          of a block: 0 where the column is past the row
 delta = sum_d dy y                          one number a row
 dv += p^T dy       ds = p (dy v^T - delta) / sqrt(D)       dq += ds k       dk += ds^T q""",
+    told="The ladder of attention, rung 3",
     code="""
 import numpy as np
 

@@ -71,6 +71,7 @@ the rows of v come in blocks, which can be read once: s (n,) and v (n, D). Score
     formula="""\
 m = the maximum so far       l = the sum of exp(s - m) so far       o = the sum of exp(s - m) v
 when m grows to m', all that is summed so far is multiplied by exp(m - m')""",
+    told="The ladder of attention, rung 2",
     code="""
 import numpy as np
 

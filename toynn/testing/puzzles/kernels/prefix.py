@@ -57,6 +57,7 @@ the row at which the example of row t begins (puzzle 17 makes it). An example mu
 gives alone: even if another one is nan.""",
     formula="""\
 y[t] = softmax(k[first[t] : t + 1] q[t] / sqrt(D)) v[first[t] : t + 1]""",
+    told="The ladder of attention, rung 4",
     code="""
 import numpy as np
 

@@ -24,6 +24,7 @@ The product below is right, and about a hundred times slower than it could be.
 Make it reach 5 % of this machine's peak of float32 multiply-adds, in plain loops.
 c is (M, N), a (M, K), b (K, N), each stored row by row. c is nan at first.""",
     formula="c[m, n] = sum_k a[m, k] b[k, n]",
+    told="The ladder of the product, rung 2",
     language="pyx",
     seconds=110,
     code="""

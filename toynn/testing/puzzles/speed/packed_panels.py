@@ -71,6 +71,7 @@ M is a multiple of MR, and N of NR. Pack each part of a and b once.""",
     formula="""\
 a's panel of MR rows:      to[k * MR + i] = a[i * K + k]
 b's panel of NR columns:   to[k * NR + j] = b[k * N + j]""",
+    told="The ladder of the product, rung 4",
     language="c",
     seconds=60,
     code=HEAD

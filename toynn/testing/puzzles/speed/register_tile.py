@@ -65,6 +65,7 @@ A `vec` is V floats: `x + y`, `x * y` and `number * x` work on all of them at on
 c[i * N + j] = sum_k a[i * K + k] b[k * N + j]          i < MR, j < NR
 vec x = *(const vec*)p;                                 load V floats from p
 *(vec*)p = x;                                           store them""",
+    told="The ladder of the product, rung 3",
     language="c",
     seconds=60,
     code=HEAD
