@@ -4,7 +4,8 @@
 layernorm, cross_entropy) another one, and ``--svg FILE`` draws it. The C of the rungs is in
 bench/rungs, to be read from the top. The system's C compiler compiles it. Each rung is checked
 against float64, then timed at one shape. The last rungs are toynn's kernel: it must be installed,
-or PYTHONPATH be a checkout in which its kernels are built.
+or PYTHONPATH be a checkout in which its kernels are built. ``--file MINE.c`` takes rungs from
+your file instead: those functions that it has, with the parameters that they have in bench/rungs.
 """
 
 import argparse
@@ -95,28 +96,31 @@ class Rung(NamedTuple):
         return min(spent)
 
 
-def compiled(name: str, folder: Path) -> ctypes.CDLL:
+def compiled(file: Path, folder: Path) -> ctypes.CDLL:
     """Compile the rungs of a file into a shared library in a folder, and load it."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     kernel = ROOT / "toynn" / "_kernels"
-    paths = [f"-I{path}" for path in (kernel / "gemm", kernel / "base")]
-    library = folder / f"{name}.so"
-    source = [RUNGS / f"{name}.c", "-o", library, "-lm"]
+    paths = [f"-I{path}" for path in (RUNGS, kernel / "gemm", kernel / "base")]
+    library = folder / f"{file.stem}.so"
+    source = [file, "-o", library, "-lm"]
     subprocess.run([*compiler, *FLAGS, *paths, "-shared", "-fPIC", *source], check=True)
     return ctypes.CDLL(str(library))
 
 
-def parameters(file: str, function: str) -> list[tuple[str, bool]]:
-    """Return name and "it is written" of each parameter of a function in bench/rungs."""
-    text = (RUNGS / f"{file}.c").read_text()
-    found = re.search(rf"^void {function}\((.*?)\) {{", text, re.M | re.S)
-    assert found is not None, f"bench/rungs/{file}.c has no {function}"
+def parameters(file: Path, function: str) -> list[tuple[str, bool]]:
+    """Return name and "it is written" of each parameter of a function; [] if there is none."""
+    found = re.search(rf"^void {function}\(([^{{]*)\)\s*{{", file.read_text(), re.M)
+    if not function or found is None:
+        return []
     parts = [part.strip() for part in found[1].split(",")]
     return [(part.split()[-1], part.startswith("float*")) for part in parts]
 
 
-def of_c(library: ctypes.CDLL, file: str, function: str, given: dict[str, Any]) -> partial[None]:
-    """Return a call of a function in bench/rungs with what its parameters name."""
+def of_c(library: ctypes.CDLL, file: Path, function: str, given: dict[str, Any]) -> partial[None]:
+    """Return a call of a function of a file with what its parameters name."""
+    for name, _ in parameters(file, function):
+        if name not in given:
+            raise SystemExit(f"{file}: {function}: no parameter is called {name}: see bench/rungs")
     values = [given[name] for name, _ in parameters(file, function)]
     passed = [
         value.ctypes.data_as(ctypes.c_void_p)
@@ -127,7 +131,9 @@ def of_c(library: ctypes.CDLL, file: str, function: str, given: dict[str, Any]) 
     return partial(getattr(library, function), *passed)
 
 
-def product(library: ctypes.CDLL, shape: tuple[int, ...], n_threads: int) -> Iterator[Rung]:
+def product(
+    library: ctypes.CDLL, file: Path, shape: tuple[int, ...], n_threads: int
+) -> Iterator[Rung]:
     """C (M,N) = A (M,K) B (K,N), by which a linear layer computes dx from dy and w."""
     M, N, K = shape
     rng = np.random.default_rng(0)
@@ -138,11 +144,14 @@ def product(library: ctypes.CDLL, shape: tuple[int, ...], n_threads: int) -> Ite
     def c() -> dict[str, np.ndarray]:
         return {"c": np.full((M, N), np.nan, np.float32)}
 
-    for function in ("triple_loop", "loop_order", "register_tile", "packed_panels", "cache_blocks"):
-        call = of_c(library, "product", function, given | (found := c()) | {"threads": 1})
-        yield Rung(function.replace("_", " "), call, found, exact, 1e-5)
-    call = of_c(library, "product", "threads", given | (found := c()) | {"threads": n_threads})
-    yield Rung("threads", call, found, exact, 1e-5, n_threads)
+    for function in (
+        *("triple_loop", "loop_order", "register_tile", "packed_panels", "cache_blocks"),
+        "threads",
+    ):
+        if parameters(file, function):
+            count = n_threads if function == "threads" else 1
+            call = of_c(library, file, function, given | (found := c()) | {"threads": count})
+            yield Rung(function.replace("_", " "), call, found, exact, 1e-5, count)
     levels = [name for name in kernels.built_levels() if name in kernels.supported_levels()]
     ways = [(f"toynn, {level}", level, "highest", 1e-5) for level in levels]
     for name, level, precision, near in [
@@ -155,13 +164,15 @@ def product(library: ctypes.CDLL, shape: tuple[int, ...], n_threads: int) -> Ite
             yield Rung(name, call, found, exact, near, threads)
 
 
-def rows(op: str, library: ctypes.CDLL) -> Iterator[Rung]:
+def rows(op: str, library: ctypes.CDLL, file: Path, sizes: dict[str, int]) -> Iterator[Rung]:
     """The rungs of another op: forward, then backward, with the inputs of the op's test case."""
-    file, case, (sizes, rungs) = op if op == "attention" else "rows", CASES[op], LADDERS[op]
+    case, (_, rungs) = CASES[op], LADDERS[op]
     for name, functions in [*rungs.items(), ("toynn", ("", ""))]:
         packed = {"segments": 1} if name == "packed segments" else {}
         calls = {c.entry: c for c in case.calls(np.random.default_rng(0), **sizes | packed)}
-        p = np.zeros((T, T), np.float32)  # attention's plain rung keeps it for the backward
+        p = np.zeros(
+            (sizes.get("T", 0),) * 2, np.float32
+        )  # attention's plain rung keeps it for the backward
         for entry, function in zip(("forward", "backward"), functions, strict=True):
             call, told = calls[entry], f"{name}, {entry}"
             found = {key: call.arrays[key].copy() for key in call.expected}
@@ -170,7 +181,7 @@ def rows(op: str, library: ctypes.CDLL) -> Iterator[Rung]:
                 kernel = getattr(getattr(kernels, op), entry)
                 run = partial(kernel, **call.arrays | found, **call.options, n_threads=1)
                 yield Rung(told, run, found, call.expected, case.tolerance)
-            elif function:
+            elif parameters(file, function):
                 given = call.arrays | found | sizes | {"p": p, "go": call.arrays.get("do")}
                 written = {key for key, out in parameters(file, function) if out}
                 exact = {key: call.expected[key] for key in written & {*call.expected}}
@@ -178,7 +189,7 @@ def rows(op: str, library: ctypes.CDLL) -> Iterator[Rung]:
                 yield Rung(told, run, found, exact, ROUNDED * case.tolerance)
 
 
-def climb(ladder: str, n_threads: int, seconds: float, svg: Path | None) -> None:
+def climb(ladder: str, n_threads: int, seconds: float, svg: Path | None, mine: Path | None) -> None:
     """Check, time and print each rung; of a product also its rate and share of the peak."""
     M, N, K = SHAPE
     limits = measure(n_threads, seconds, (2**20,))
@@ -191,11 +202,15 @@ def climb(ladder: str, n_threads: int, seconds: float, svg: Path | None) -> None
     )
     times: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
+        file = mine or RUNGS / f"{ladder if ladder in ('product', 'attention') else 'rows'}.c"
+        library = compiled(file, Path(folder))
         if ladder == "product":
-            rungs = product(compiled("product", Path(folder)), SHAPE, n_threads)
+            rungs = product(library, file, SHAPE, n_threads)
         else:
-            file = ladder if ladder == "attention" else "rows"
-            rungs = rows(ladder, compiled(file, Path(folder)))
+            rungs = rows(ladder, library, file, sizes)
+            if ladder == "attention":  # a length that no block divides
+                for rung in rows(ladder, library, file, sizes | {"T": 130}):
+                    rung.check()
         for rung in rungs:
             rung.check()
             best = rung.best(seconds)
@@ -221,8 +236,9 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=smallest(0.3, 1e-3), help="for each rung; the best counts"
     )
+    parser.add_argument("--file", type=Path, metavar="MINE.c", help="rungs of your own")
     options = parser.parse_args()
-    climb(options.ladder, options.threads, options.seconds, options.svg)
+    climb(options.ladder, options.threads, options.seconds, options.svg, options.file)
 
 
 if __name__ == "__main__":

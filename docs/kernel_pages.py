@@ -120,6 +120,14 @@ DRAWN = {
     **{"delta": "loops_scan", "ssd": "loops_chunks"},
 }
 
+#: The ladder of docs/performance.md to climb before a kernel is read.
+ROWS = "rows-softmax-layernorm-cross-entropy"
+LADDERS = {
+    "matmul": ("the ladder of the product", "2-the-ladder-of-the-product"),
+    "attention": ("the ladder of attention", "the-ladder-of-attention"),
+    **dict.fromkeys(("softmax", "layernorm", "cross_entropy"), ("plain C, then fast", ROWS)),
+}
+
 
 class Question(NamedTuple):
     """A question about an op, its answer, and the test of it."""
@@ -282,12 +290,14 @@ def page(op: str, asked: list[Question]) -> str:
         f"### {each.asked}\n\n{each.answer}\n\n    python -m pytest {each.file} -k {each.test}"
         for each in asked
     ]
+    first = "Read [{}](performance.md#{}) first.".format(*LADDERS[op]) if op in LADDERS else ""
     place = "[the machine that was measured](measured.md#roofline-of-each-kernel)"
     case = f"[The case](../toynn/testing/cases/{op}.py)"
     return "\n\n".join(
         [
             f"# {op}",
             formula(op),
+            *([first] if first else []),
             f"The code: [{source.name}](../{source}). `python -m toynn._kernels.base.loops {op}` "
             "prints the loops that are written from its signatures.",
             "## Derivation",
@@ -301,8 +311,10 @@ def page(op: str, asked: list[Question]) -> str:
             "kernel. A dot above memory's slope had its data in a cache; none can be above the "
             f"level line, the rate of arithmetic. Times are of one thread of {place}.",
             cost_table(op),
-            f"Tests call the kernel with these sizes: {shapes}. Results may be off by "
-            f"{CASES[op].tolerance:g} ({_text(CASES[op].reason)}). {case} has the inputs.",
+            f"Results may be off by {CASES[op].tolerance:g} ({_text(CASES[op].reason)}). "
+            f"{case} has the inputs.",
+            f"<details><summary>The {len(CASES[op].shapes)} sizes of its tests</summary>",
+            f"{shapes}.\n\n</details>",
             "## Questions",
             *said,
         ]

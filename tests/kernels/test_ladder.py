@@ -16,27 +16,53 @@ SOURCES = sorted((BENCH / "rungs").glob("*.[ch]"))
 PAGE = ROOT / "docs" / "performance.md"
 
 
-@pytest.mark.skipif(
+needs_compiler = pytest.mark.skipif(
     not shutil.which("cc") or (sys.platform, platform.machine()) != ("linux", "x86_64"),
     reason="needs a C compiler that knows the ladder's flags: Linux on x86-64",
 )
+
+
+def climbed(monkeypatch, *words):
+    monkeypatch.setenv("BENCH_SMALLEST", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], str(BENCH)]))
+    words = [str(BENCH / "ladder.py"), *words, "--threads", "1", "--seconds", "1e-4"]
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     ("ladder", "rungs"),
     [("product", 9), ("attention", 10), ("softmax", 6), ("layernorm", 4), ("cross_entropy", 4)],
 )
 def test_each_rung_is_right(ladder, rungs, tmp_path, monkeypatch):
     """``check`` of a rung ends the program; the drawing has a bar for each that has run."""
-    monkeypatch.setenv("BENCH_SMALLEST", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], str(BENCH)]))
-    words = [ladder, "--threads", "1", "--seconds", "1e-4", "--svg", str(tmp_path / "bars.svg")]
-    done = subprocess.run(
-        [sys.executable, str(BENCH / "ladder.py"), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = climbed(monkeypatch, ladder, "--svg", str(tmp_path / "bars.svg"))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "bars.svg").read_text().count("<rect") >= rungs, done.stdout
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("blocks_backward", "blocks_backward", ""),
+        ("j == i ? r + 1 : keys; /*", "keys; /*", r"blocks, forward: \w+ is off by "),
+        ("scale * p[r][n] * (ds", "p[r][n] * (ds", r"blocks, backward: d[qk] is off by "),
+        ("lse", "l2", r"no parameter is called l2"),
+    ],
+)
+def test_rungs_of_a_reader_are_checked(old, new, expected, tmp_path, monkeypatch):
+    text = (BENCH / "rungs" / "attention.c").read_text()
+    head, mine = text.split("/* 1. Plain")[0], text[text.index("/* Three products") :]
+    mine = mine.split("/* 4. Packed")[0]
+    assert old in mine
+    (tmp_path / "mine.c").write_text(head + mine.replace(old, new))
+    done = climbed(monkeypatch, "attention", "--file", str(tmp_path / "mine.c"))
+    assert (done.returncode == 0) == (not expected), done.stderr
+    assert re.search(expected, done.stderr), done.stderr
+    if not expected:
+        rungs = [line.split(",")[0] for line in done.stdout.splitlines()[2:]]
+        assert rungs == ["blocks", "blocks", "toynn", "toynn"], done.stdout
 
 
 def lines(text):
