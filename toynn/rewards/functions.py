@@ -40,8 +40,8 @@ _READY = str(Path(__file__).with_name("ready.py"))
 class Rewards:
     """Reward functions, which score completions.
 
-    A function is f(prompts, completions, **columns). It returns a number for each completion, or
-    None, which is a missing reward.
+    A function is ``f(prompts, completions, **columns)``. It returns a number for each completion,
+    or None, which is a missing reward.
 
     Parameters
     ----------

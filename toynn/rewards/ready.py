@@ -1,4 +1,4 @@
-"""Ready rewards. Each maker here returns f(completions, **columns), as users write them.
+"""Ready rewards. Each maker returns ``f(completions, **columns)``, as users write them.
 
 The process of the rewards runs this file as it runs a user's, so it needs only Python's library;
 ``json`` with a schema also needs jsonschema. A completion is a text, or a conversation, whose last
