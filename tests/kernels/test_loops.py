@@ -56,6 +56,17 @@ def test_ordered_sums_start_at_what_is_there_and_are_left_out_if_unwanted():
     assert loop < end and "NULL if a.dw == NULL else a.dw + c, dw, width)" in text[end:]
 
 
+def test_inputs_of_the_next_rows_and_elements_are_fetched_ahead():
+    """Not what may be None, what belongs to all rows, what the kernel only writes or updates."""
+    text = made(FILE.format("rows N").replace("x[N C]", "x[N C] z[N C]? p[N]"))
+    assert re.findall(r"ahead\(.*\)", text) == ["ahead(a.x + i * a.C, a.C)"]
+    text = made(
+        "cdef void f_elements(float* w, const float* g, Py_ssize_t count) noexcept nogil:\n"
+        '    pass\nf = entry("elements n: w[n]! y[n] <- g[n] hp[7] i32 mask[n]")\n'
+    )
+    assert re.findall(r"ahead\(.*\)", text) == ["ahead(a.g + first, last - first)"]
+
+
 def test_a_switch_is_written_out_for_elements():
     text = made(
         "cdef inline float f_element(float x, bint exact, float cap) noexcept nogil:\n    pass\n"
@@ -101,7 +112,7 @@ def test_what_is_written_for_an_entry_is_short(op):
         name = re.match(r"struct (\w+)|void \w+\((\w+)\*", block)
         entry = name[1] or name[2]
         counts[entry] = counts.get(entry, 0) + sum(bool(line.strip()) for line in block.split("\n"))
-    assert counts and max(counts.values()) <= 30, counts
+    assert counts and max(counts.values()) <= 32, counts
 
 
 def test_the_tutorial_shows_the_loops_of_rmsnorm_as_they_are():

@@ -9,4 +9,13 @@
 #define TN_GNU 0
 #endif
 
+#include <stddef.h>
+
+/* Prefetch bytes that will be read soon; they need not exist. */
+static inline void tn_prefetch(const void* x, ptrdiff_t nbytes) {
+#if TN_GNU
+    for (ptrdiff_t i = 0; i < nbytes; i += 64) __builtin_prefetch((const char*)x + i);
+#endif
+}
+
 #endif

@@ -51,7 +51,7 @@ _HEAD = """
 # -- Written by toynn/_kernels/base/loops.py -----------------------------------------------------
 from toynn._kernels.base._columns cimport COLS, begin_sums, end_sums, parallel_columns
 from toynn._kernels.base._parallel cimport parallel_for, part_fn
-from toynn._kernels.base._pointwise cimport parallel_elements
+from toynn._kernels.base._pointwise cimport ahead, parallel_elements
 from toynn._kernels.base.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.{} cimport {}
 """
@@ -177,11 +177,15 @@ class _Entry:
     def _rows(self, function: Function, cut: "Cut") -> Iterator[str]:
         """Yield the loop over rows first .. last - 1."""
         yield self._begin(cut)
-        if function.name.endswith(cut.what):
+        elements, whole = cut.what == "elements", function.name.endswith(cut.what)
+        if not whole:
+            yield "    cdef Py_ssize_t i"
+        if elements:
+            yield from self._ahead(cut)
+        if whole:
             more = {"count": "last - first", "at": "first"}
             yield from _wrapped(4, self._call(function, cut, "first", more))
             return
-        yield "    cdef Py_ssize_t i"
         names = [p.name for p in function.parameters]
         for option in self.signature.options:  # C cannot know that y[i] = .. leaves it as it is
             if option in names:
@@ -189,8 +193,10 @@ class _Entry:
         more = {name: name for name in self.signature.options} | {"at": "i"}
         result = "" if function.type == "void" else f"a.{self.signature.outputs[0]}[i] = "
         switches = [p.name for p in function.parameters if p.type == "bint"]
-        if cut.what != "elements" or not switches:
+        if not elements or not switches:
             yield "    for i in range(first, last):"
+            if not elements:
+                yield from self._ahead(cut, function)
             yield from _wrapped(8, result + self._call(function, cut, "i", more))
             return
         for line, value in ((f"if a.{switches[0]}", "True"), ("else", "False")):
@@ -198,6 +204,18 @@ class _Entry:
             yield "        for i in range(first, last):"
             call = self._call(function, cut, "i", {**more, switches[0]: value})
             yield from _wrapped(12, result + call)
+
+    def _ahead(self, cut: "Cut", function: Function | None = None) -> Iterator[str]:
+        """Yield lines that fetch the inputs of what comes next: of elements, or of a row."""
+        for spec in self.signature.specs:
+            if spec.kind != "f32" or spec.nullable or spec.written or not _leads(spec, cut.number):
+                continue
+            size = self._read(_rest(spec, cut.number))
+            if function is None:
+                yield f"    ahead(a.{spec.name} + first, last - first)"
+            elif size and any(p.name == spec.name and "*" in p.type for p in function.parameters):
+                factor = f"({size})" if " " in size else size
+                yield f"        ahead(a.{spec.name} + i * {factor}, {size})"
 
     def _columns(self, function: Function, cut: "Cut") -> Iterator[str]:
         """Yield the loop over blocks first .. last - 1 of COLS columns."""

@@ -97,13 +97,6 @@ TN_LINKED void tn_tile(int h, int width, ptrdiff_t kc, const float* a, ptrdiff_t
                        ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
                        int add);
 
-/* Prefetch bytes that will be read soon; they need not exist. */
-static inline void tn_prefetch(const void* x, ptrdiff_t nbytes) {
-#if TN_GNU
-    for (ptrdiff_t i = 0; i < nbytes; i += 64) __builtin_prefetch((const char*)x + i);
-#endif
-}
-
 #if TN_GNU && defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
 #define TN_SHUFFLES
