@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,6 +190,13 @@ def rows(op: str, library: ctypes.CDLL, file: Path, sizes: dict[str, int]) -> It
                 yield Rung(told, run, found, exact, ROUNDED * case.tolerance)
 
 
+def _of_width(library: ctypes.CDLL, file: Path, sizes: dict[str, int]) -> Iterator[Rung]:
+    """The forward pass of toynn's attention at other sizes."""
+    for rung in rows("attention", library, file, sizes):
+        if rung.name == "toynn, forward":
+            yield rung._replace(name=f"toynn, forward, D {sizes['D']}")
+
+
 def climb(ladder: str, n_threads: int, seconds: float, svg: Path | None, mine: Path | None) -> None:
     """Check, time and print each rung; of a product also its rate and share of the peak."""
     M, N, K = SHAPE
@@ -211,6 +219,9 @@ def climb(ladder: str, n_threads: int, seconds: float, svg: Path | None, mine: P
             if ladder == "attention":  # a length that no block divides
                 for rung in rows(ladder, library, file, sizes | {"T": 130}):
                     rung.check()
+                rungs = chain(
+                    rungs, *(_of_width(library, file, sizes | {"D": D}) for D in (32, 128))
+                )
         for rung in rungs:
             rung.check()
             best = rung.best(seconds)

@@ -57,6 +57,25 @@ def test_links_lead_somewhere(page):
             assert part in map(anchor, headings), f"{page.name}: {target}: no such heading"
 
 
+FIRST = {
+    "kernels.md": "panel, slice, group, set, strip, flop, cache line, resident, segment, node,"
+    " phase, arena, micro-batch, lse, tape, tile, epilogue, signature, valid, L1, L3, level",
+    "performance.md": "slice, group, adapter, segment, lse, strip, epilogue, tape, arena",
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_words_are_linked_to_the_glossary_where_they_are_first_used(name):
+    text = prose(ROOT / "docs" / name).partition("\n## 1. ")[2]
+    text = re.sub(r"^( {4}|#|Read: ).*|`[^`]*`", "", text, flags=re.M)
+    links = [match.span() for match in re.finditer(r"\[[^\]]*\]\((?:glossary\.md)?#[\w-]+\)", text)]
+    for word in FIRST[name].split(", "):
+        use = re.search(rf"\b{word}(s|es)?\b(?!\w*\.)", text)
+        assert use is not None, word
+        line = text[text.rfind("\n", 0, use.start()) : text.find("\n", use.end())]
+        assert any(begin < use.start() < end for begin, end in links), f"{word}: {line}"
+
+
 def named_beside_links(page):
     """(file, name) for each name that the page says to be in a file."""
     text = prose(page)
