@@ -6,10 +6,11 @@
     130, 143, 129  stopped by Ctrl-C, SIGTERM or SIGHUP
     141            the reader of stdout has gone
 
-The purpose of some commands is to write files: train, convert, fuse, export, report; generate with
---out, bench with --json, tape with --html. If stdout cannot be written, these commands go on, and
-their exit code stays the same. All other commands end: silently with 141 if the reader has
-gone, with 2 and an error if a disk is full. Text that cannot be written to stderr is dropped.
+The purpose of some commands is to write files: train, convert, fuse, export, teach, report;
+generate with --out, bench with --json, tape with --html. If stdout cannot be written, these
+commands go on, and their exit code stays the same. All other commands end: silently with 141 if
+the reader has gone, with 2 and an error if a disk is full. Text that cannot be written to stderr is
+dropped.
 """
 
 import errno
@@ -51,6 +52,7 @@ COMMANDS = {
     "report": "runs",
     "tape": "tape",
     "predict": "predict",
+    "teach": "teach",
     "embed": "embed",
     "config": "config",
     "selftest": "selftest",

@@ -71,6 +71,8 @@ class Batch:
         The tokens that a packed batch has room for: B*T for B rows.
     source
         For a validation batch of a mixture: the name of its source.
+    origin
+        For each token, where its label is in the data: an index into all tokens of them.
     teacher
         Returns what a teacher says of the checked batch's rows with loss: see
         ``toynn.engines.teacher``. The engine calls it, so only batches that are trained on cost it.
@@ -85,6 +87,7 @@ class Batch:
     width: int = field(default=0, kw_only=True)
     room: int = field(default=0, kw_only=True)
     source: str | None = field(default=None, kw_only=True)
+    origin: Any = field(default=None, kw_only=True)
     teacher: Callable[["Batch"], Any] | None = field(default=None, kw_only=True)
 
     @classmethod

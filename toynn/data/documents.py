@@ -62,7 +62,8 @@ class Documents:
         labels = np.where(last, np.int32(IGNORED), self.ids[at + 1])  # ids: any integer type
         arrays = (self.ids[at], at - first, labels, row + first - starts[:, None])
         ids, positions, labels, segments = (each.astype(np.int32).ravel() for each in arrays)
-        return Batch(ids, positions, labels, segments, room=len(starts) * seq)
+        origin = at.ravel() + 1
+        return Batch(ids, positions, labels, segments, room=len(starts) * seq, origin=origin)
 
 
 def parted(blocks: Iterable[str], separator: str) -> Iterator[str]:

@@ -141,7 +141,13 @@ class Examples:
 
     def batch(self, indices: Iterable[int], room: int) -> Batch:
         """Return these examples as a batch with room for ``room`` tokens."""
-        return joined((self[index] for index in indices), room)
+        chosen = np.fromiter(indices, np.int64)
+        batch = joined((self[index] for index in chosen.tolist()), room)
+        begins = self._columns.begins
+        used = chosen if self._order is None else self._order[chosen]
+        spans = [np.arange(begins[at] + 1, begins[at + 1]) for at in used.tolist()]
+        batch.origin = np.concatenate(spans)
+        return batch
 
     def pick(self, indices: Iterable[int]) -> "Examples":
         """Return these examples, in this order, without copying them."""

@@ -117,7 +117,10 @@ def _windows(tokens: Tokens, starts: NDArray[np.int64], seq: int) -> Batch:
     at = starts[:, None] + np.arange(seq)
     positions = np.tile(np.arange(seq, dtype=np.int32), len(starts))
     return Batch(
-        tokens[at].astype(np.int32).ravel(), positions, tokens[at + 1].astype(np.int32).ravel()
+        tokens[at].astype(np.int32).ravel(),
+        positions,
+        tokens[at + 1].astype(np.int32).ravel(),
+        origin=at.ravel() + 1,
     )
 
 

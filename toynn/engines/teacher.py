@@ -6,13 +6,14 @@ memory.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn import ops
 from toynn.data.batch import Batch
+from toynn.data.taught import Taught
 from toynn.engines import packed
 from toynn.engines.engine import Inputs, Recorded
 from toynn.errors import ShapeError
@@ -20,24 +21,11 @@ from toynn.graph.tape import Tensor
 from toynn.options import RecipeOptions
 from toynn.session import Session
 
-__all__ = ["Taught", "Teacher", "inputs_of", "likeliest", "recorded"]
+__all__ = ["Teacher", "inputs_of", "likeliest", "recorded"]
 
 LOGITS = 64 << 20  # bytes of logits at a time
 
 Floats = NDArray[np.float32]
-
-
-class Taught(NamedTuple):
-    """What a teacher says of n rows.
-
-    ids int32 (n, k), ascending; log_p (n, k), their log probabilities; log_rest (n,), that of all
-    other tokens; ``weight``: the share of the divergence in the loss.
-    """
-
-    ids: NDArray[np.int32]
-    log_p: Floats
-    log_rest: Floats
-    weight: float = 1.0
 
 
 def likeliest(logits: Floats, k: int) -> Taught:
@@ -70,6 +58,11 @@ class Teacher:
     ) -> None:
         self.engine, self.vocab, self.k = engine, vocab, k
         self.temperature, self.weight = temperature, weight
+
+    @property
+    def path(self) -> Any:
+        """The file of the model."""
+        return self.engine.file.path
 
     def __call__(self, batch: Batch) -> Taught:
         """Return what the teacher says of the rows with loss, in the order of the labels.

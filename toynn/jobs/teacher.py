@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 from toynn import engines
 from toynn.data.batch import Batch
+from toynn.data.jsonl import Dataset
+from toynn.data.taught import TaughtFile
 from toynn.engines.teacher import Teacher
 from toynn.errors import ConfigError
 from toynn.formats import bases
@@ -16,7 +18,7 @@ from toynn.jobs.paths import model_file, model_name, text_model
 from toynn.options import RecipeOptions, option, options_of, real, whole
 from toynn.system.printing import harmless
 
-__all__ = ["TaughtBatches", "TeacherOptions", "check_alone", "opened"]
+__all__ = ["TaughtBatches", "TeacherOptions", "check_alone", "opened", "written"]
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -26,8 +28,8 @@ class TeacherOptions:
     GROUP: ClassVar[str] = OPTIMIZATION
 
     teacher: StrPath | None = option(
-        "also learn from a larger model with the same tokenizer: a GGUF file or Hugging Face "
-        "folder",
+        "also learn from a larger model with the same tokenizer: a GGUF file, Hugging Face folder, "
+        "or file of `toynn teach`",
         None,
         read=model_name,
         fetch=model_file,
@@ -60,8 +62,30 @@ def check_alone(options: TeacherOptions) -> None:
             raise ConfigError(f"{each.flag}: it needs --teacher: name a model")
 
 
+def written(job: TeacherOptions, tokenizer: Tokenizer, data: Any) -> TaughtFile:
+    """Return a file of `toynn teach` as the teacher of a job's options, and take its top k.
+
+    Raises ConfigError for another temperature or top k, and for several sources of data; DataError
+    for a file of other data.
+    """
+    if not isinstance(data, Dataset):
+        raise ConfigError(f"--teacher {job.teacher}: it belongs to one source of data; got several")
+    path, train = str(job.teacher), data.train
+    file: TaughtFile = TaughtFile.opened(path, train, tokenizer.tokens, job.teacher_weight)
+    given, wanted = file.facts["temperature"], job.teacher_temperature
+    if given != wanted:
+        raise ConfigError(
+            f"--teacher-temperature {wanted:g}: {path} was written at {given:g}: run `toynn teach "
+            f"--temperature {wanted:g}`"
+        )
+    if job.teacher_top_k not in (file.k, options_of(TeacherOptions)["teacher_top_k"].default):
+        raise ConfigError(f"--teacher-top-k {job.teacher_top_k}: {path} has {file.k}")
+    job.teacher_top_k = file.k
+    return file
+
+
 def opened(job: TeacherOptions, tokenizer: Tokenizer, options: RecipeOptions) -> Teacher:
-    """Return the teacher of a job's options; ``options`` realize it.
+    """Return the model that is the teacher of a job's options; ``options`` realize it.
 
     Raises ConfigError for another tokenizer, and the file's error for no model.
     """

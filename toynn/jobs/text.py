@@ -23,6 +23,7 @@ from toynn.data.preference import PreferenceData
 from toynn.data.reader import ReadOptions
 from toynn.data.splits import files_of
 from toynn.data.stream import Progress
+from toynn.data.taught import TaughtFile, is_taught
 from toynn.engines.engine import Engine
 from toynn.engines.teacher import Teacher
 from toynn.errors import ConfigError, DataError
@@ -34,7 +35,7 @@ from toynn.jobs.job import Job, late
 from toynn.jobs.metrics import Asked, measured
 from toynn.jobs.options import MODEL, SAVING, JobOptions, StrPath, best_by
 from toynn.jobs.paths import data_name, local_data, model_file, model_name
-from toynn.jobs.teacher import TaughtBatches, TeacherOptions, check_alone, opened
+from toynn.jobs.teacher import TaughtBatches, TeacherOptions, check_alone, opened, written
 from toynn.jobs.weighted import path_and_weight, source_names, sources
 from toynn.options import RecipeOptions, option, options_of, whole
 from toynn.system.printing import counted, fact, harmless, print_line
@@ -286,7 +287,7 @@ class TextJob(Job):
     asked: Sequence[Asked] = ()
     of_questions: frozenset[str] = OF_QUESTIONS  # metrics that need questions
     data: Dataset | PreferenceData | Mixture
-    teacher: Teacher | None = None
+    teacher: Teacher | TaughtFile | None = None
 
     def __init__(self, typed: Mapping[str, Any], command: str | None = None) -> None:
         """Take the options. Raises ConfigError for contradictory ones."""
@@ -326,7 +327,9 @@ class TextJob(Job):
             self.say("data", note)
         self.t_seq = self.data.seq
         self._check_held_out()
-        if self.options.teacher is not None:
+        if self.options.teacher is not None and is_taught(self.options.teacher):
+            self.teacher = written(self.options, self.tokenizer, self.data)
+        elif self.options.teacher is not None:
             ours = self.recipe_options()
             same = {name: getattr(ours, name) for name in ("t_batch", "precision", "n_threads")}
             theirs = RecipeOptions(t_seq=self.t_seq, packed=True, **same)
@@ -494,7 +497,7 @@ class TextJob(Job):
         """Print the model, and the teacher if there is one."""
         super().announce()
         if self.teacher is not None:
-            named = f"the {self.teacher.k} likeliest tokens of {self.teacher.engine.file.path}"
+            named = f"the {self.teacher.k} likeliest tokens of {self.teacher.path}"
             share = f"its divergence is {self.options.teacher_weight:g} of the loss"
             print(fact("teacher", f"{harmless(named, '')}; {share}"))
 
