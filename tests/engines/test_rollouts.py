@@ -68,6 +68,14 @@ def test_a_row_alone_is_the_row_among_31_others(type, precision, tmp_path, monke
         ]
 
 
+def test_a_prompt_that_goes_on_as_an_earlier_sample_is_read_as_a_whole():
+    """As turns of a conversation do: read from there on, its logits would be rounded otherwise."""
+    engine, (ids,), how = engine_of("llama"), prompts(9), HOW | {"samples": 1}
+    (first,) = rollouts(engine, [ids], **how)
+    texts = [ids, [*ids, *first.tokens, *range(30)]]
+    assert told(rollouts(engine, texts, rows=1, **how)) == told(rollouts(engine, texts, **how))
+
+
 def test_finished_rows_leave_and_new_ones_enter():
     engine, read = engine_of("llama"), []
     engine.compute, compute = (

@@ -126,6 +126,10 @@ class BatchReader:
             self._ids[number] += piece
         return logits
 
+    def begin(self, number: int) -> None:
+        """Begin a sequence anew, even if it goes on as the last one did: its bits are its own."""
+        self._ids[number] = []
+
     def move(self, source: int, target: int) -> None:
         """Let a sequence take the place of another one, which has ended."""
         self._decoder.copy(source, target)
@@ -167,6 +171,7 @@ def grown(
             while len(begun) < len(rows) and not any(row.goes_on for row in places[place:][:1]):
                 begun.append(rows[len(begun)])
                 places[place : place + 1] = begun[-1:]
+                reader.begin(place)
         for place in reversed(range(len(places))):
             if not places[place].goes_on:
                 last = places.pop()
