@@ -112,11 +112,11 @@ def test_a_measure_of_what_is_not_there_is_refused(run, monkeypatch, capsys):
 def test_eval_and_train_join_alike(run, monkeypatch, capsys, tmp_path, more, continuations, said):
     asked = []
 
-    def log_likelihood(engine, tokenizer, context, continuation):
-        asked.append((context, continuation))
-        return 0.0, True
+    def log_likelihoods(engine, tokenizer, pairs):
+        asked.extend(pairs)
+        return iter([(0.0, True)] * len(pairs))
 
-    monkeypatch.setattr("toynn.evaluation.choices.log_likelihood", log_likelihood)
+    monkeypatch.setattr("toynn.evaluation.choices.log_likelihoods", log_likelihoods)
     monkeypatch.chdir(tmp_path)
     rows = [
         {"question": "a?", "choices": ["yes", "x"], "answer": 0},

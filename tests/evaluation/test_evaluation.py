@@ -17,9 +17,9 @@ from some_adapters import draw
 from toynn import evaluation
 from toynn.data.examples import Examples
 from toynn.errors import ConfigError, DataError, NonFiniteError
-from toynn.evaluation import accuracy, divergence, example_loss, log_likelihood, perplexity
+from toynn.evaluation import accuracy, divergence, example_loss, log_likelihoods, perplexity
 from toynn.evaluation.harness import Requests
-from toynn.evaluation.scores import read
+from toynn.evaluation.scores import losses, read
 from toynn.formats import adapters, gguf
 from toynn.generation.drawing import Drawn
 
@@ -40,6 +40,31 @@ class Known:
 
     def check_unchanged(self):
         self.checks += 1
+
+    def batch_decoder(self, batch, room):
+        return Together(self, batch, room)
+
+
+class Together:
+    """Sequences of such an engine."""
+
+    def __init__(self, engine, batch, room):
+        self.engine, self.room, self.ids = engine, room, [[] for _ in range(batch)]
+
+    def past(self, number):
+        return len(self.ids[number])
+
+    def rewind(self, number):
+        self.ids[number] = []
+
+    def copy(self, source, target):
+        self.ids[target] = list(self.ids[source])
+
+    def read(self, pieces):
+        for number, piece in pieces.items():
+            self.ids[number] += piece
+            assert len(self.ids[number]) <= self.room
+        return {number: self.engine.logits(piece)[-1] for number, piece in pieces.items()}
 
 
 def rising(n):
@@ -175,19 +200,49 @@ class Letters:
         return [0 if c == " " else int(c) for c in text]
 
 
+def log_likelihood(engine, context, continuation):
+    (found,) = log_likelihoods(engine, Letters(), [(context, continuation)])
+    return found
+
+
 def test_log_likelihood():
-    one, greedy = log_likelihood(Known(0.5), Letters(), "123", "40")
+    one, greedy = log_likelihood(Known(0.5), "123", "40")
     assert one == pytest.approx(-2 * log(2), rel=1e-6) and greedy
-    two, greedy = log_likelihood(Known(0.5), Letters(), "123", "41")
+    two, greedy = log_likelihood(Known(0.5), "123", "41")
     assert two == pytest.approx(-log(2) - log(8), rel=1e-6) and not greedy
-    spaced = log_likelihood(Known(0.5), Letters(), "4  ", "1")  # the spaces are to be said, too
+    spaced = log_likelihood(Known(0.5), "4  ", "1")  # the spaces are to be said, too
     assert spaced[0] == pytest.approx(-2 * log(2) - log(8), rel=1e-6)
-    alone = log_likelihood(Known(0.5), Letters(), "", "40")  # behind EOS, 3
+    alone = log_likelihood(Known(0.5), "", "40")  # behind EOS, 3
     assert alone[0] == pytest.approx(-2 * log(2), rel=1e-6)
-    cut = log_likelihood(Known(0.5, context=4), Letters(), "11111123", "40")
+    cut = log_likelihood(Known(0.5, context=4), "11111123", "40")
     assert cut[0] == pytest.approx(-2 * log(2), rel=1e-6)
+    full = log_likelihood(Known(0.5, context=4), "11111123", "4012")
+    assert full[0] == pytest.approx(-4 * log(2), rel=1e-6)
     with pytest.raises(DataError, match="5 tokens exceeds the model's context of 4"):
-        log_likelihood(Known(0.5, context=4), Letters(), "1", "23401")
+        log_likelihood(Known(0.5, context=4), "1", "23401")
+    with pytest.raises(NonFiniteError, match="logits are not finite"):
+        log_likelihood(Known(float("nan")), "123", "40")
+    assert list(log_likelihoods(Known(0.5), Letters(), [])) == []
+
+
+def test_choices_are_read_together_and_their_question_once(monkeypatch):
+    """Their scores are those of whole texts, and do not depend on how many are read at a time."""
+    engine, runs = make(context=48).engine, []
+    pairs = [("1234" * k, answer) for k in (3, 9) for answer in ("0", "123", "01230", "3" * 12)]
+    alone = [log_likelihoods(engine, Letters(), [pair]) for pair in pairs]
+    alone = [found for (found,) in alone]
+    for (context, answer), (log_p, _) in zip(pairs, alone, strict=True):
+        ids = np.array(Letters().encode(context + answer), np.int32)
+        nats, _ = losses(read(engine, ids[:-1])[len(context) - 1 :], ids[len(context) :])
+        assert log_p == pytest.approx(-nats.sum(), rel=1e-5)
+    compute = engine.compute
+    monkeypatch.setattr(engine, "compute", lambda *all: runs.append(1) or compute(*all))
+    for rows in (1, 3, 8):
+        runs.clear()
+        assert list(log_likelihoods(engine, Letters(), pairs, rows)) == alone
+        # a question and its choices' tokens, of which the last is never read
+        assert rows != 1 or len(runs) == 2 * (1 + 0 + 2 + 4 + 11)
+    assert len(runs) == 2 + 11
 
 
 def questions(tmp_path, *rows):

@@ -16,7 +16,7 @@ from toynn.evaluation.choices import (
     Question,
     accuracy,
     delimited,
-    log_likelihood,
+    log_likelihoods,
     read_questions,
 )
 from toynn.evaluation.divergence import Divergence, divergence, example_divergence
@@ -40,7 +40,7 @@ __all__ = [
     "example_divergence",
     "example_loss",
     "example_scores",
-    "log_likelihood",
+    "log_likelihoods",
     "perplexity",
     "read_questions",
 ]

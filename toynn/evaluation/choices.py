@@ -10,17 +10,20 @@ ends in whitespace.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from toynn.data.objects import ROWS
 from toynn.errors import ConfigError, DataError
 from toynn.evaluation.perplexity import Progress, silent
-from toynn.evaluation.scores import Causal, losses, read
+from toynn.evaluation.scores import finite, losses
+from toynn.generation.drawing import BatchEngine, grown
 from toynn.system.reading import read_bytes
 
 __all__ = [
@@ -30,12 +33,13 @@ __all__ = [
     "accuracy",
     "beginning",
     "delimited",
-    "log_likelihood",
+    "log_likelihoods",
     "read_questions",
 ]
 
 
 SPACE = " "  # lm-eval's default between question and choice
+ROWS_READ = 8  # continuations that are read at a time; more take memory
 
 
 class Encoder(Protocol):
@@ -123,35 +127,61 @@ def _answer(where: str, choices: Sequence[str], answer: Any) -> int:
     )
 
 
-def log_likelihood(
-    engine: Causal, tokenizer: Encoder, context: str, continuation: str
-) -> tuple[float, bool]:
-    """Return log p of a continuation after a context, and whether all its tokens are the likeliest.
+def log_likelihoods(
+    engine: BatchEngine, tokenizer: Encoder, pairs: Sequence[tuple[str, str]], rows: int = ROWS_READ
+) -> Iterator[tuple[float, bool]]:
+    """Yield log p of each continuation after its context, and whether its tokens are the likeliest.
 
-    Whitespace at the end of the context belongs to the continuation, because the tokenizer reads
-    both as one text. Without a context the continuation follows BOS, or EOS if there is no BOS. A
-    text that exceeds the model's context is cut at its beginning.
+    ``pairs`` are contexts with continuations. ``rows`` are read at a time, a context that follows
+    itself once. Whitespace at the end of a context belongs to the continuation, because the
+    tokenizer reads both as one text. Without a context the continuation follows BOS, or EOS if
+    there is no BOS. A text that exceeds the model's context is cut at its beginning.
 
-    Raises DataError if the continuation alone exceeds the context.
+    Raises DataError if a continuation alone exceeds the context, NonFiniteError for NaN or infinite
+    logits.
     """
+    all_rows = [_Continuation(*_split(tokenizer, *pair), engine.context) for pair in pairs]
+    if all_rows:
+        longest = max(len(each.seen) + each.left for each in all_rows)
+        for each in grown(engine, all_rows, rows, longest, []):
+            yield each.log_p, each.likeliest
+
+
+def _split(tokenizer: Encoder, context: str, continuation: str) -> tuple[list[int], int]:
+    """Return the ids of both, and where the continuation begins."""
     spaces = len(context) - len(context.rstrip())
     if spaces:
         context, continuation = context[:-spaces], context[-spaces:] + continuation
     whole, split = _encoded(tokenizer, context + continuation), 0
     if context:  # its last token may have merged with the continuation
         split = min(len(_encoded(tokenizer, context)), len(whole) - 1)
-    if split == 0:
-        whole = [beginning(tokenizer), *_encoded(tokenizer, context + continuation, special=False)]
-        split = 1
-    if len(whole) - split > engine.context:
-        raise DataError(
-            f"evaluation: a continuation of {len(whole) - split} tokens exceeds the model's "
-            f"context of {engine.context}"
-        )
-    cut = max(len(whole) - 1 - engine.context, 0)
-    ids, answers = whole[cut:-1], np.array(whole[split:])
-    nats, likeliest = losses(read(engine, ids)[split - 1 - cut :], answers)
-    return -float(nats.sum()), bool(likeliest.all())
+    if split:
+        return whole, split
+    return [beginning(tokenizer), *_encoded(tokenizer, context + continuation, special=False)], 1
+
+
+class _Continuation:
+    """A sequence that grows by known tokens, and adds up their log probabilities."""
+
+    def __init__(self, ids: list[int], split: int, context: int) -> None:
+        if len(ids) - split > context:
+            raise DataError(
+                f"evaluation: a continuation of {len(ids) - split} tokens exceeds the model's "
+                f"context of {context}"
+            )
+        self.seen, self._answers = ids[max(len(ids) - 1 - context, 0) : split], ids[split:]
+        self.log_p, self.likeliest, self.left = 0.0, True, len(self._answers)
+
+    @property
+    def goes_on(self) -> bool:
+        return self.left > 0
+
+    def take(self, logits: NDArray[np.float32]) -> None:
+        answer = self._answers[-self.left]
+        nats, likeliest = losses(finite(logits[None]), np.array([answer]))
+        self.log_p -= float(nats[0])
+        self.likeliest, self.left = self.likeliest and bool(likeliest[0]), self.left - 1
+        self.seen.append(answer)
 
 
 def beginning(tokenizer: Encoder) -> int:
@@ -193,7 +223,7 @@ def delimited(questions: Sequence[Question], delimiter: str | None) -> str:
 
 
 def accuracy(
-    engine: Causal,
+    engine: BatchEngine,
     tokenizer: Encoder,
     questions: Sequence[Question],
     delimiter: str | None = None,
@@ -204,12 +234,14 @@ def accuracy(
 
     ``delimiter`` stands between question and choice. None: a space, or nothing after whitespace.
     """
-    summed = normalized = 0
-    for done, (question, choices, answer) in enumerate(questions, 1):
-        joint = delimiter_of(question, delimiter)
-        scores = np.array(
-            [log_likelihood(engine, tokenizer, question, joint + choice)[0] for choice in choices]
-        )
+    pairs = [
+        (question, delimiter_of(question, delimiter) + choice)
+        for question, choices, _ in questions
+        for choice in choices
+    ]
+    found, summed, normalized = log_likelihoods(engine, tokenizer, pairs), 0, 0
+    for done, (_, choices, answer) in enumerate(questions, 1):
+        scores = np.array([log_p for log_p, _ in islice(found, len(choices))])
         summed += int(scores.argmax()) == answer
         characters = [len(choice) for choice in choices]
         normalized += int((scores / characters).argmax()) == answer

@@ -14,7 +14,7 @@ import numpy as np
 
 from toynn import engines
 from toynn.errors import ConfigError
-from toynn.evaluation.choices import beginning, log_likelihood
+from toynn.evaluation.choices import beginning, log_likelihoods
 from toynn.evaluation.scores import losses, read
 from toynn.formats import adapters, bases
 from toynn.formats.tokenizer import Tokenizer
@@ -45,7 +45,8 @@ class Requests:
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Return log p of each (context, continuation), and whether greedy decoding gives it."""
-        return [log_likelihood(self.engine, self.tokenizer, *request.args) for request in requests]
+        pairs = [request.args for request in requests]
+        return list(log_likelihoods(self.engine, self.tokenizer, pairs))
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Return log p of each text, given as (text,): all of its tokens, after BOS.

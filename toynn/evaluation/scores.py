@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn.errors import ConfigError, NonFiniteError
 
-__all__ = ["Causal", "Floats", "log_probabilities", "losses", "read"]
+__all__ = ["Causal", "Floats", "finite", "log_probabilities", "losses", "read"]
 
 Floats = NDArray[np.float64]
 SHORTEST = 32  # tokens of the shortest tape
@@ -54,6 +54,11 @@ def read(engine: Causal, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.float3
     filled[: len(tokens)] = tokens
     logits = engine.logits(filled, batch=1)[: len(tokens)]
     engine.check_unchanged()
+    return finite(logits)
+
+
+def finite(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return logits. Raises NonFiniteError for NaN or infinite ones."""
     if not np.isfinite(logits).all():
         raise NonFiniteError(
             "evaluation: the model's logits are not finite: its weights may be bad"

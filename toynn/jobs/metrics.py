@@ -16,6 +16,7 @@ from toynn.data.examples import Examples
 from toynn.evaluation import Question, accuracy
 from toynn.evaluation.choices import Encoder
 from toynn.evaluation.scores import Causal, log_probabilities, read
+from toynn.generation.drawing import BatchEngine
 
 __all__ = ["Asked", "Beside", "beside", "measured"]
 
@@ -31,7 +32,7 @@ class Asked:
     delimiter: str | None = None
     rows: ClassVar[int] = 1
 
-    def figures(self, engine: Causal) -> Mapping[str, float]:
+    def figures(self, engine: BatchEngine) -> Mapping[str, float]:
         """Return 1 if the right answer scores best, else 0, by both scores."""
         score = accuracy(engine, self.tokenizer, [self.question], self.delimiter)
         return {"accuracy": score.summed, "accuracy/normalized": score.normalized}
@@ -73,6 +74,6 @@ def beside(valid: Any, seq: int, base: Causal) -> Iterator[Beside]:
         yield Beside(ids, np.ones(len(ids), np.bool_), base)
 
 
-def measured(item: Any, engine: Causal) -> Mapping[str, float] | None:
+def measured(item: Any, engine: Any) -> Mapping[str, float] | None:
     """Return the figures of an item; None for a batch."""
     return item.figures(engine) if isinstance(item, Asked | Beside) else None
