@@ -68,16 +68,25 @@ class TextClassifier(base.ClassifierMixin, base.BaseEstimator):  # type: ignore[
         self.batch, self.seq, self.seed, self.threads = batch, seq, seed, threads
         self.class_weights, self.label_smoothing = class_weights, label_smoothing
 
+    def __sklearn_tags__(self) -> Any:
+        """Return scikit-learn's tags: X is a list of texts, not a table of numbers."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.string = False, True
+        tags.no_validation = True
+        return tags
+
     def fit(self, texts: Iterable[str], labels: Sequence[Any]) -> Self:
         """Train on texts (n,) with a class each (n,).
 
-        Raises ValueError for numbers of them that differ, and what `toynn train classify` raises:
-        DataError for an empty text, ConfigError for an option out of range.
+        Raises ValueError for numbers of them that differ and for one class, and what `toynn train
+        classify` raises: DataError for an empty text, ConfigError for an option out of range.
         """
-        rows, self.classes_ = _texts(texts), np.unique(labels)
-        names = [str(label) for label in np.asarray(labels).tolist()]
+        rows, given = _texts(texts), np.asarray(labels)
+        self.classes_, names = np.unique(given), [str(label) for label in given.tolist()]
         if len(rows) != len(names):
             raise ValueError(f"expected as many labels as texts; got {len(names)}, {len(rows)}")
+        if len(self.classes_) == 1:
+            raise ValueError(f"expected at least 2 classes; got 1 class: {names[0]}")
         options = {**self.get_params(), "holdout": 0, "eval_every": 0, "save_every": 0}
         with TemporaryDirectory() as folder, silence():
             data = kept(

@@ -12,7 +12,9 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
-from small_encoders import with_words
+from sklearn.utils import get_tags
+from sklearn.utils.estimator_checks import check_estimator
+from small_encoders import WORDS, with_words
 
 from toynn.errors import ConfigError, DataError
 from toynn.sklearn import TextClassifier
@@ -57,6 +59,47 @@ def test_it_is_cloned_and_searched(model):
     assert found.best_params_["method"] in ("head", "full")
 
 
+class OfRows(TextClassifier):
+    """A classifier of rows of numbers, which become words: what check_estimator can test."""
+
+    def __init__(self, model="", *, method="head", epochs=1.0):
+        super().__init__(model, method=method, epochs=epochs)
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.string = True, False
+        tags.classifier_tags.poor_score = True  # the words say little of the numbers
+        return tags
+
+    def fit(self, X, y):
+        return super().fit(self._said(X), y)
+
+    def predict_proba(self, X):
+        return super().predict_proba(self._said(X))
+
+    def _said(self, X):
+        numbers = np.abs(3 * np.atleast_2d(np.asarray(X, float))).astype(int) % 6
+        return [" ".join(WORDS[5 + k] for k in row) for row in numbers]
+
+
+#: Checks that OfRows need not pass, and why; those of NaN, infinity, empty and other tables are not
+#: made, since the tag no_validation says that texts are no table.
+NOT_OF_TEXTS = dict.fromkeys(
+    ("check_estimator_sparse_tag", "check_estimator_sparse_array", "check_estimator_sparse_matrix"),
+    "a sparse matrix has no texts; OfRows makes them, not TextClassifier",
+)
+
+
+def test_it_passes_the_checks_of_scikit_learn(tmp_path):
+    model = str(with_words(tmp_path / "model", n_layers=1))
+    how = {"on_fail": None, "on_skip": None, "expected_failed_checks": NOT_OF_TEXTS}
+    checks = check_estimator(OfRows(model), **how)  # skipped are those of absent packages
+    assert not [each for each in checks if each["status"] == "failed"] and len(checks) > 40
+    assert {c["check_name"] for c in checks if c["status"] == "xfail"} == {*NOT_OF_TEXTS}
+    tags = get_tags(TextClassifier(model)).input_tags
+    assert tags.string and not tags.two_d_array
+
+
 def test_what_does_not_fit_is_refused(model):
     with pytest.raises(NotFittedError):
         model.predict(TEXTS)
@@ -67,7 +110,7 @@ def test_what_does_not_fit_is_refused(model):
         model.fit(TEXTS, [1])
     with pytest.raises(DataError, match="2: text: expected a text; got an empty one"):
         model.fit(["a", ""], [1, 2])
-    with pytest.raises(ConfigError, match="at least 2 classes; got 1"):
+    with pytest.raises(ValueError, match="at least 2 classes; got 1 class: 1"):
         model.fit(TEXTS, [1] * 12)
     with pytest.raises(ConfigError, match="method"):
         model.set_params(method="half").fit(TEXTS, LABELS)
