@@ -3,6 +3,7 @@
 import sys
 
 from prepack import prepacked
+from sections_encoders import encoders
 from sections_files import decode, generation, load, rollouts
 from sections_kernels import attention, matmul, medium, stored
 from sections_lora import blocks, context, experts, lora, precisions, real, seeds, types
@@ -27,6 +28,7 @@ SECTIONS = {
     "precisions": precisions,
     "experts": experts,
     "real": real,
+    "encoders": encoders,
     "prepack": prepacked,
     "types": types,
     "lengths": lengths,

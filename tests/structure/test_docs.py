@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 import test_new_op
+from small_encoders import with_words
 from vocabs import CONTROL, bpe_file
 
 from toynn.cli import _parser, main, parsed
@@ -251,6 +252,33 @@ def test_the_tutorial_of_chats_runs(tmp_path, monkeypatch, capsys):
         assert main(words) == 0, words
     said = capsys.readouterr().out
     assert "with checkpointing" in said and "margins" in said and "\nA cat named Blip.\n" in said
+
+
+def test_the_tutorial_of_texts_runs(tmp_path, monkeypatch, capsys):
+    """Its commands in order, with a small encoder, say of the data what the page says."""
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "tutorial-texts.md"
+    tables = re.findall(r"cat > (\S+) <<'END'\n(.*?)END\n", page.read_text(), re.DOTALL)
+    words = sorted({*re.findall(r"\w+|[^\w\s]", "".join(rows for _, rows in tables).lower())})
+    with_words(
+        tmp_path / "all-MiniLM-L6-v2",
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words],
+        d_model=32,
+    )
+    for name, rows in tables:
+        (tmp_path / name).write_text(rows)
+    said = []
+    for command in commands(page):
+        assert main(command) == 0, command
+        said.append(capsys.readouterr().out)
+    assert [command[0] for command in commands(page)] == (
+        ["check", "train", "eval", "predict", "embed", "eval", "train"]
+    )
+    shown = re.search(r"^    (labels .*)\n[^=]*== test.csv", page.read_text(), re.MULTILINE)[1]
+    assert shown in said[0] and re.search(r"leaks +0 texts of the first file", said[0])
+    assert "classes     billing 6, delivery 6, login 6\n" in said[1] and "step 30/30" in said[1]
+    assert "6 of 32 numbers" in said[4] and "queries     4" in said[5] and "step 10/10" in said[6]
 
 
 def test_the_tutorial_of_an_op_has_all_files_of_one(tmp_path, monkeypatch):
