@@ -24,6 +24,7 @@ from toynn.session import Session
 __all__ = ["Teacher", "inputs_of", "likeliest", "recorded"]
 
 LOGITS = 64 << 20  # bytes of logits at a time
+FEW = 32  # rows that NumPy looks at: larger temporary arrays are mapped, and zeroed, each time
 
 Floats = NDArray[np.float32]
 
@@ -83,8 +84,9 @@ class Teacher:
             some = x[first : first + rows]
             padded = np.concatenate([some, np.zeros((rows - len(some), x.shape[1]), x.dtype)])
             logits = engine.compute(head, {"x": padded, "count": np.array(len(some))})
-            logits = logits[: len(some), : self.vocab] / np.float32(self.temperature)
-            parts.append(likeliest(logits, self.k)[:3])
+            for at in range(0, len(some), FEW):
+                few = logits[at : min(at + FEW, len(some)), : self.vocab]
+                parts.append(likeliest(few / np.float32(self.temperature), self.k)[:3])
         ids, log_p, log_rest = map(np.concatenate, zip(*parts, strict=True))
         return Taught(ids, log_p, log_rest, self.weight)
 
