@@ -48,6 +48,16 @@ def test_a_recipe_is_compared_and_timed(tmp_path, monkeypatch):
     assert min(ran) > 0 and min(bound for bound, _ in data["bounds"]) >= 0
 
 
+def test_pages_stay_small(tmp_path):
+    """So a step of 2,050 calls without numbers is below 1 MB, and a followed one below 2 MB."""
+    page, follow = tmp_path / "step.html", ["--values", "--follow", "blk.0.attn_qkv.weight[3,5]"]
+    assert main(["tape", "gpt2", *SMALL, *follow, "--html", str(page)]) == 0
+    assert page.stat().st_size < 1e6 and len(data_of(page.read_text())["tapes"][0]["nodes"]) == 100
+    assert main(["tape", "gpt2", *SMALL, "--layers", "12", "--html", str(page)]) == 0
+    calls = len(data_of(page.read_text())["tapes"][0]["nodes"])
+    assert calls > 400 and page.stat().st_size < calls * 1e6 / 2050
+
+
 def test_adapters_over_a_file_and_a_run_of_them(tmp_path, capsys):
     base, out, page = tmp_path / "base.gguf", tmp_path / "run", tmp_path / "step.html"
     write_base(base)
