@@ -117,6 +117,14 @@ def test_adapters_are_merged_into_the_folder(here):
     assert np.abs(merged - Encoder.load("model", Task("sequence", 2)).outputs(CATS)).max() > 1e-3
 
 
+def test_adapters_over_an_encoder_are_no_adapter_of_a_decoder(here, capsys):
+    assert trained(*COLUMNS, "--method", "lora", "--steps", "1") == 0
+    for words in (["eval", "--data", "kinds.csv"], ["generate", "--prompt", "a"]):
+        assert main([*words, "--adapter", "run"]) == 2
+        said = capsys.readouterr().err
+        assert "--adapter run: " in said and "is an encoder, whose runs are whole models" in said
+
+
 def test_a_head_alone_is_trained(here):
     assert trained(*COLUMNS, "--method", "head", "--steps", "20", "--metric", "loss") == 0
     before, after = Encoder.load("model").weights(), Classifier.load("run").weights()

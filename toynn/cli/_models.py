@@ -14,6 +14,7 @@ from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.adapted import Origin, origin_of
 from toynn.jobs.paths import local_path, model_file, path_or_name, text_model
 from toynn.jobs.text import TOKENIZER
+from toynn.models import ENCODERS
 from toynn.options import RecipeOptions
 
 __all__ = ["add_model", "check_named", "opened", "origin"]
@@ -66,6 +67,11 @@ def opened(arguments: Namespace, options: RecipeOptions) -> tuple[Tokenizer, Seq
     """Return the tokenizer and the model with its adapters. Raises the errors of ``origin``."""
     model, named = origin(arguments)
     with bases.open(text_model(Path(model))) as file:
+        if arguments.adapter and file.architecture in ENCODERS:
+            raise ConfigError(
+                f"--adapter {arguments.adapter[0].path}: {model} is an encoder, whose runs are "
+                "whole models: name the run by --model"
+            )
         tokenizer = Tokenizer.for_model(file, named)
         adapter = combined(arguments.adapter, file, strict=arguments.strict)
         return tokenizer, engines.frozen(file, adapter, arguments.backend, options)
