@@ -30,6 +30,7 @@ def files(tmp_path_factory):
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     write_base(folder / "teacher.gguf", vocab=256, context=64)
     write_base(folder / "base.gguf", vocab=256, context=64, n_layers=1)
+    write_base(folder / "untied.gguf", vocab=256, context=64, untied=True)
     bpe_file(folder / "words.gguf")
     return folder
 
@@ -115,7 +116,7 @@ def test_a_resumed_run_continues_with_its_teacher(tmp_path):
         (("--teacher", "text.txt"), "text.txt"),
         (("--teacher", "teacher.gguf", "--teacher-beta", "2"), "at most 1"),
         (("--teacher", "teacher.gguf", "--teacher-top-k", "0"), "from 1"),
-        (("--teacher", "teacher.gguf", "--seq", "80"), "context 64"),
+        (("--teacher", "teacher.gguf", "--seq", "80"), "the context of --teacher is 64 tokens"),
     ],
 )
 def test_what_is_refused(more, said, tmp_path, capsys):
@@ -135,6 +136,14 @@ def test_other_tokens_are_refused():
     options = SimpleNamespace(teacher="teacher.gguf")
     with pytest.raises(ConfigError, match=r"token 40 is '<0x28>'.*'x': a teacher needs"):
         opened(options, swapped, RecipeOptions())
+
+
+def test_dora_of_the_head_is_refused(tmp_path, capsys):
+    words = ["train", *commands()["lora"], "--model", "untied.gguf", "--targets", "q,head"]
+    words += ["--teacher", "teacher.gguf", "--out", str(tmp_path / "run")]
+    assert main([*words, "--dora"]) == 2
+    assert "output: DoRA does not adapt the head where a teacher is" in capsys.readouterr().err
+    assert main(words) == 0
 
 
 def test_a_preference_loss_has_no_teacher(tmp_path, capsys):

@@ -87,7 +87,8 @@ def written(job: TeacherOptions, tokenizer: Tokenizer, data: Any) -> TaughtFile:
 def opened(job: TeacherOptions, tokenizer: Tokenizer, options: RecipeOptions) -> Teacher:
     """Return the model that is the teacher of a job's options; ``options`` realize it.
 
-    Raises ConfigError for another tokenizer, and the file's error for no model.
+    Raises ConfigError for another tokenizer and for a context that is too short, and the file's
+    error for no model.
     """
     path = text_model(Path(str(job.teacher)), "--teacher")
     with bases.open(path, check=False) as file:
@@ -101,6 +102,11 @@ def opened(job: TeacherOptions, tokenizer: Tokenizer, options: RecipeOptions) ->
         if said:
             raise ConfigError(
                 f"--teacher {path}: {harmless(said, '')}: a teacher needs the same tokenizer"
+            )
+        context = file.require(f"{file.architecture}.context_length", int)
+        if options.t_seq > context:
+            raise ConfigError(
+                f"--seq {options.t_seq}: the context of --teacher is {context} tokens"
             )
         engine = engines.frozen(file, options=options)
     how = job.teacher_top_k, job.teacher_temperature, job.teacher_weight

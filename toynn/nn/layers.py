@@ -469,7 +469,10 @@ class Layers:
         (N, _), (V, _) = x.shape, self.weight(f"{name}.weight").shape
         whole = adapter is not None and adapter.magnitude is not None
         if whole and self.teacher is not None:
-            raise ConfigError(f"{name}: DoRA does not adapt the head of a model with a teacher")
+            raise ConfigError(
+                f"{name}: DoRA does not adapt the head where a teacher is: leave it out of the "
+                "targets"
+            )
         chunked = self.teacher is not None or ops.chunk_rows(N, V) < N
         if whole or labels.dtype == "f32" or not chunked:
             logits = self.softcap(self.linear(x, name), cap)
