@@ -320,7 +320,7 @@ def test_finetune_takes_the_recipe(here):
     for call, message in ((run.generate, "predict()"), (again.generate, "writes no text")):
         with pytest.raises(ConfigError, match=re.escape(message)):
             call("a")
-    with pytest.raises(ConfigError, match=r"recipe must be one of lora, classify.*got 'vit'"):
+    with pytest.raises(ConfigError, match=r"recipe must be one of lora, grpo, classify.*got 'vit'"):
         toynn.finetune("model", "kinds.csv", "c", recipe="vit")
 
 

@@ -38,12 +38,15 @@ LINES = ("--data", "pairs.jsonl", "--seq", "24")
 TOKENS = ("--data", "tokens.bin", "--seq", "8")
 BASE = ("--model", "base.gguf", "--dropout", "0.3", "--targets", "q,v", "--cache", "cached")
 GPT2 = (*RUN, *SHAPE, "--seq", "8", "--decay", "matrices", "--sample-every", "2")
+GROUPS = ("--data", "prompts.jsonl", "--reward", "rewards.py:low", "length:4", "--beta", "0.1")
+GROUPS += ("--num-generations", "3", "--num-iterations", "3", "--max-completion-length", "6")
 TEXTS = ("--model", "encoder.gguf", "--data", "texts.csv", "--columns", "label=kind")
 COMMANDS = {
     "gpt2": (*GPT2, "--data", "text.txt"),
     "from-scratch": (*RUN, *LINES, "--init-from", "base.gguf", "--checkpointing", *DECAY),
     "warm-start": (*RUN, *TOKENS, *SHAPE, "--donor", "base.gguf", "--lr-schedule", "wsd"),
     "lora": (*RUN, *LINES, *BASE, *SAMPLES),
+    "grpo": (*RUN, *BASE[:-2], *SAMPLES, *GROUPS),
     "classify": (*RUN, *TEXTS, "--method", "lora", "--dropout", "0.3", "--metric", "macro-f1"),
     "embed": (*RUN, "--data", "answers.csv", *TEXTS[:2], "--mini-batch", "3", "--epochs", "4"),
     "rerank": (*RUN, "--data", "passages.csv", *TEXTS[:2], "--method", "lora", "--dropout", "0.3"),
@@ -52,7 +55,7 @@ COMMANDS = {
 #: Files that say when it was, and how long it took.
 TIMED = ("complete.json", "trainer_state.json", "run.json", "report.html")
 VARYING = ("time", "peak_memory")
-VARYING += ("tokens_per_second", "images_per_second", "pairs_per_second", "texts_per_second")
+VARYING += tuple(f"{each}_per_second" for each in ("tokens", "images", "pairs", "texts", "samples"))
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,12 @@ def files(tmp_path_factory):
     pairs = [{"prompt": f"say {n}: ", "completion": "abc" * (n % 3 + 1)} for n in range(20)]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     write_base(folder / "base.gguf", vocab=256, context=64)
+    asked = [{"prompt": f"say {n}: ", "n": n} for n in range(24)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    (folder / "rewards.py").write_text(
+        "def low(prompts, completions, n, **columns):\n"
+        "    return [sum(ord(c) % 9 < 3 + k % 4 for c in s) for s, k in zip(completions, n)]\n"
+    )
     rows = [f'"{n}, {"high" if n % 3 else "low"}",{n % 3}\n' for n in range(20)]
     (folder / "texts.csv").write_text("text,kind\n" + "".join(rows))
     rows = [f"is {n % 7} a cat?,a cat is {n % 5},{n % 3 / 2}\n" for n in range(20)]
@@ -548,7 +557,11 @@ def test_two_runs_in_one_folder(here, tmp_path, capsys):
         ),
         ("[train]\nout = 'x'", "gpt2", "there is no option 'out'"),
         ("[train]", "", "run.recipe: missing"),
-        ("[run]\nrecipe = 'gpt3'", "", "expected one of gpt2, from-scratch, warm-start, lora, vit"),
+        (
+            "[run]\nrecipe = 'gpt3'",
+            "",
+            "expected one of gpt2, from-scratch, warm-start, lora, grpo, vit",
+        ),
         ("[run]\nrecipe = ['gpt2']", "", "got ['gpt2']"),
         ("[run]\nrecipe = 'vit'", "gpt2", "this file belongs to a run of vit, not of gpt2"),
         ("[run", "gpt2", "not TOML: "),

@@ -43,12 +43,15 @@ BASES = {
     "from-scratch": {**RUN, **TEXTS, **SHAPE},
     "warm-start": {**RUN, **TEXTS, **SHAPE, "--donor": "base.gguf"},
     "lora": {**RUN, **TEXTS, "--model": "base.gguf"},
+    "grpo": {**RUN, "--data": "asked.csv", "--model": "base.gguf", "--reward": "length:4"}
+    | {"--num-generations": "3", "--max-completion-length": "5"},
     "classify": {**RUN, "--data": "kinds.csv", "--model": "encoder.gguf"},
     "embed": {**RUN, "--data": "answers.csv", "--model": "encoder.gguf"},
     "rerank": {**RUN, "--data": "passages.csv", "--model": "encoder.gguf"},
     "vit": {**RUN, "--data": "pictures.npz", **SHAPE},
 }
 CRAFTED = {"--method": "lora"}
+TWICE = {"--num-iterations": "2"}
 TRIPLES = {"--data": "triples.csv", "--loss": "triplet"}
 FRESH = dict.fromkeys(SHAPE)
 #: What each flag is given; "" is a switch. In a pair, the second are more words, of both runs; a
@@ -62,10 +65,30 @@ SEEN = {
     "--loraplus-lr-ratio": {"classify": ("16", CRAFTED), "": "16"},
     "--backend": "reference",
     "--batch": "3",
-    "--beta": ("0.5", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
+    "--beta": {
+        "grpo": "0.5",
+        "": ("0.5", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
+    },
+    "--delta": ("1.0001", TWICE),
+    "--epsilon": ("0.0001", TWICE),
+    "--epsilon-high": ("0.0001", TWICE),
+    "--importance-cap": "0.9",
+    "--importance-sampling-level": ("sequence", TWICE),
+    "--loss-type": ("grpo", {"--max-completion-length": "70", "--reward": "length:50"}),
+    "--mask-truncated-completions": "",
+    "--max-completion-length": "3",
+    "--num-generations": "4",
+    "--num-iterations": "2",
+    "--reward": "number:n",
+    "--reward-weights": "2",
+    "--scale-rewards": "none",
+    "--temperature": "0.5",
+    "--top-k": "3",
+    "--top-p": "0.5",
     "--activations": ("bfloat16", {"--steps": "3"}),
     "--checkpointing": {
         "lora": "",
+        "grpo": "",
         "classify": ("", {"--model": "another.gguf"}),
         "": ("", {"--layers": "2"}),
     },
@@ -79,13 +102,14 @@ SEEN = {
     "--columns": {
         "classify": "label=other",
         "embed": "positive=other",
+        "grpo": ("answer=n", {"--reward": "number"}),
         "rerank": "label=other",
         "": ("text=other", {"--data": "columns.csv", "--seq": "64"}),
     },
     "--crop": "--no-crop",
     "--dims": "4,16",
     "--margin": ("1", TRIPLES),
-    "--mini-batch": "3",
+    "--mini-batch": {"grpo": "1", "": "3"},
     "--prompts": "anchor=x",
     "--scale": "3",
     "--symmetric": "",
@@ -93,6 +117,7 @@ SEEN = {
     "--d-model": "8",
     "--data": {
         "vit": "other.npz",
+        "grpo": "more_asked.csv",
         "classify": "others.csv",
         "embed": "triples.csv",
         "rerank": "more.csv",
@@ -113,7 +138,7 @@ SEEN = {
     "--grad-accum": "2",
     "--heads": "1",
     "--image-size": "4",
-    "--init": {"lora": "normal", "classify": ("normal", CRAFTED), "": "scratch"},
+    "--init": {"lora": "normal", "grpo": "normal", "classify": ("normal", CRAFTED), "": "scratch"},
     "--init-from": {"vit": ("vit", FRESH), "gpt2": ("gpt2.gguf", FRESH), "": ("base.gguf", FRESH)},
     "--init-scale": "3",
     "--kv-heads": "1",
@@ -152,9 +177,12 @@ SEEN = {
     "--optimizer": "muon",
     "--out": "elsewhere",
     "--patch": "4",
-    "--precision": {"lora": "high", "": "medium"},
+    "--precision": {"lora": "high", "grpo": "high", "": "medium"},
     "--qkv-bias": "",
-    "--prepack": ("never", {"--model": "wide.gguf", "--seq": "64"}),
+    "--prepack": {
+        "grpo": ("never", {"--model": "wide.gguf"}),
+        "": ("never", {"--model": "wide.gguf", "--seq": "64"}),
+    },
     "--rank": {"classify": ("3", CRAFTED), "": "3"},
     "--sample-every": "2",
     "--save-every": {"classify": "1", "": "2"},
@@ -177,6 +205,7 @@ SEEN = {
     "--tokenizer": {
         "warm-start": ("words.gguf", {"--init": "scratch"}),
         "lora": ("fewer.gguf", {"--model": "named.gguf"}),
+        "grpo": ("fewer.gguf", {"--model": "named.gguf"}),
         "": "words.gguf",
     },
     "--truncation-mode": ("keep_end", {"--data": "pairs.jsonl", "--seq": "10"}),
@@ -184,6 +213,7 @@ SEEN = {
     "--untied": "",
     "--warmup": "3",
     "--valid": {
+        "grpo": "more_asked.csv",
         "classify": "others.csv",
         "embed": "more_answers.csv",
         "rerank": "more.csv",
@@ -192,17 +222,19 @@ SEEN = {
     "--weight-decay": "0.9",
     "--weight-dtype": "bf16",
 }
-UNITS = ("tokens", "images", "texts")
+UNITS = ("tokens", "images", "texts", "samples")
 #: Files that repeat the flags, and say how long it took.
 TOLD = ("config.toml", "run.json", "report.html")
 #: Recipes whose parser knows a flag only to say why it is none.
-REFUSED = {("warm-start", "--init-from")}
+REFUSED = {("warm-start", "--init-from"), ("grpo", "--metric"), ("grpo", "--activations")}
 #: What only changes a run that was begun before, or that goes wrong: tests/cli/test_cli_resume.py;
 #: or one of several processes: tests/train/test_ranks.py; or of another model's adapter:
 #: tests/cli/test_cli_strict.py; or that refuses data: tests/data/test_bounds.py; or is seen in a
-#: model that answers otherwise: tests/cli/test_cli_metrics.py.
+#: model that answers otherwise: tests/cli/test_cli_metrics.py; or where the rewards run:
+#: tests/cli/test_cli_grpo.py.
 ELSEWHERE = ("--resume", "--force-resume", "--on-nonfinite", "--allreduce", "--strict")
 ELSEWHERE += ("--max-line", "--max-unpacked", "--rank-timeout", "--question-delimiter")
+ELSEWHERE += ("--reward-timeout", "--reward-in-process")
 CASES = [
     (name, each.flag)
     for name, options in OPTIONS.items()
@@ -230,6 +262,8 @@ def files(tmp_path_factory):
         ("more_answers", "anchor,positive,other", "a dog {0},a rat {0}"),
         ("triples", "anchor,positive,negative", "the dog {0},the mat {0}"),
         ("passages", "query,passage,label,other", "the dog {0},{1},{2}"),
+        ("asked", "prompt,n,other", "{0},{1}"),
+        ("more_asked", "prompt,n,other", "{1},{0}"),
         ("more", "query,passage,label,other", "a dog {0},{1},{2}"),
     ):
         tails = [tail.format(n, n % 2, n % 3 / 2) for n in range(20)]

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from toynn.data import _containers
+from toynn.data import _containers, jsonl
 from toynn.data.batch import IGNORED
 from toynn.data.examples import Examples, ShuffledExamples
 from toynn.data.jsonl import read
@@ -496,3 +496,24 @@ def test_a_file_is_closed_after_an_error(tmp_path, monkeypatch, name, text):
     with pytest.raises(DataError) as error:  # the error and its frames are still there below
         read(tmp_path / name, Letters(), 16, vocab_size=300)
     assert error.value and opened and all(file.closed for file in opened)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "columns"),
+    [
+        ("a.jsonl", '{"prompt": "x", "answer": 3, "tag": [1]}', {"answer": 3, "tag": [1]}),
+        ("a.csv", "question,answer,tag\nx,3,y\n", {"answer": "3", "tag": "y"}),
+    ],
+)
+def test_prompts_come_with_their_other_columns(tmp_path, name, text, columns):
+    (tmp_path / name).write_text(text)
+    renamed = {"prompt": "question"} if name == "a.csv" else {}
+    ((_, prompt, others),) = jsonl.prompts(tmp_path / name, renamed)
+    assert (prompt, others) == ("x", columns)
+
+
+def test_a_prompt_may_be_messages(tmp_path):
+    row = {"prompt": CHAT[:3], "n": 1}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    ((_, prompt, others),) = jsonl.prompts(tmp_path / "a.jsonl")
+    assert (prompt, others) == (CHAT[:3], {"n": 1})

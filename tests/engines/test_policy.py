@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from toynn.engines.policy import PolicyOptions, Sample, policy_loss, shares
+from toynn.engines.policy import PolicyOptions, Sample, advantages, policy_loss, shares
 
 LENGTHS = (3, 1, 5, 2)
 ADVANTAGES = (1.0, -0.5, -1.5, 0.7)
@@ -94,3 +94,17 @@ def test_weights_of_batches_make_dapo_one_mean_over_tokens():
 def test_without_a_counted_sample_the_loss_is_zero():
     share, _ = shares((3, 2), np.zeros(2, bool), PolicyOptions())
     assert share.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("scale", "by"), [("group", (0.5**0.5, 2.0**0.5)), ("batch", None), ("none", (1 - 1e-4,) * 2)]
+)
+def test_advantages_are_those_of_the_formula(scale, by):
+    """Missing rewards and groups without a spread have none; a group of one reward has none."""
+    rewards = np.array([0.0, 1.0, np.nan, 4.0, 2.0, np.nan, 3.3, 3.3, 3.3, np.nan, 7.0, np.nan])
+    A, stds = advantages(rewards, 3, scale)
+    one, other = by or (np.nanstd(rewards, ddof=1),) * 2
+    wanted = np.array([-0.5 / (one + 1e-4), 0.5 / (one + 1e-4), 0, *[0] * 9])
+    wanted[3:5] = 1 / (other + 1e-4), -1 / (other + 1e-4)
+    np.testing.assert_allclose(A, wanted, rtol=1e-12, atol=0)
+    np.testing.assert_allclose(stds, [0.5**0.5, 2.0**0.5, 0, 0], rtol=1e-12)

@@ -120,7 +120,7 @@ def test_parts_add_up_to_the_whole(base):
     first, second = one.train(batch_of(options, None), hp, True), two.train(Parts(), hp, True)
     assert second == pytest.approx(first, rel=1e-5)
     assert two.figures["rewards/mean"] == (2.0, 4.0)
-    assert two.figures["policy/kl"][1] == one.figures["policy/kl"][1]
+    assert two.figures["policy/reference_kl"][1] == one.figures["policy/reference_kl"][1]
     for name, wanted in one.gradients().items():
         got = two.gradients()[name]
         np.testing.assert_allclose(got, wanted, rtol=0, atol=3e-5 * np.abs(wanted).max())

@@ -195,7 +195,7 @@ def _prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
     """Yield each prompt of a file with its place. Raises DataError, which names the line."""
     name = "standard input" if str(path) == "-" else str(path)
     if path.suffix in (".jsonl", ".json"):
-        prompts: Iterator[tuple[str, Prompt]] = jsonl.prompts(path)
+        prompts: Iterator[tuple[str, Prompt]] = (each[:2] for each in jsonl.prompts(path))
     else:
         prompts = _texts(name, input_bytes() if str(path) == "-" else read_bytes(path))
     empty = True

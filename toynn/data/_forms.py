@@ -12,7 +12,7 @@ from typing import Any
 
 from toynn.errors import DataError
 
-__all__ = ["FORMS", "READ", "checked_calls", "from_alpaca", "from_sharegpt", "renamed"]
+__all__ = ["EVERY", "FORMS", "READ", "checked_calls", "from_alpaca", "from_sharegpt", "renamed"]
 
 #: The keys that tell which format a row has.
 FORMS = (
@@ -25,6 +25,16 @@ FORMS = (
 #: All keys that are read, in any format.
 READ = frozenset(key for form in FORMS for key in form)
 READ |= {"tools", "system", "input", "chosen", "rejected", "label"}
+
+
+class _Every(frozenset[str]):
+    """All names, for readers that keep every column."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+EVERY = _Every()
 _INTRO = "Below is an instruction that describes a task"
 _PAIRED = ", paired with an input that provides further context"
 _ASK = ". Write a response that appropriately completes the request.\n\n"

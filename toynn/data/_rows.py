@@ -18,7 +18,7 @@ from toynn.data._containers import (
     plain,
     table_rows,
 )
-from toynn.data._forms import FORMS, READ, renamed
+from toynn.data._forms import EVERY, FORMS, READ, renamed
 from toynn.data.bounds import USUAL, Bounds
 from toynn.data.objects import ROWS, RepeatedKey
 from toynn.data.splits import files_of
@@ -117,7 +117,8 @@ def _attempts(
 ) -> Iterator[tuple[int | str, Mapping[str, Any] | DataError]]:
     numbered: Generator[tuple[int | str, Any], None, None]
     if kind_of(path) in TABLES or (path.is_dir() and kind_of(path) not in LINES):
-        numbered = table_rows(path, progress, {*read, *columns.values()}, bounds)
+        wanted = read if read is EVERY else {*read, *columns.values()}
+        numbered = table_rows(path, progress, wanted, bounds)
     elif is_array(path):
         numbered = items_of(path, progress, bounds)
     else:

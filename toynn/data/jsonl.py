@@ -13,18 +13,21 @@ completion end with EOS; names of special tokens in them are plain text. mlx-lm 
 formats and file names. A .txt file is one long text, read in windows; a .bin file holds tokens.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data._containers import TABLES, is_container, kind_of
+from toynn.data._forms import EVERY
 from toynn.data._rows import checked_messages, keys_of, rows, string_of, where_of
 from toynn.data.batch import Batch
+from toynn.data.bounds import USUAL, Bounds
 from toynn.data.documents import Documents, DocumentWindows, parted, spaced_documents
 from toynn.data.examples import Examples, ShuffledExamples, check_not_asked, split_off
 from toynn.data.packing import PackedExamples, examples_in_order, packed_in_order
@@ -214,19 +217,25 @@ def measured_part(path: Path) -> Path:
     return part or path
 
 
-def prompts(path: str | Path) -> Iterator[tuple[str, str | list[dict[str, Any]]]]:
-    """Yield the place of each prompt in a .jsonl file, and the prompt: a string, or messages.
+def prompts(
+    path: str | Path, columns: Mapping[str, str] = MappingProxyType({}), bounds: Bounds = USUAL
+) -> Iterator[tuple[str, str | list[dict[str, Any]], dict[str, Any]]]:
+    """Yield the place of each prompt in a .jsonl file or a table, the prompt, and other columns.
 
-    A line has the key "prompt", or "messages". Raises DataError, with file and line.
+    A prompt is a string or messages, under the key "prompt"; or messages under "messages".
+    ``columns`` has the data's column for each field that has another name there.
+
+    Raises DataError, with file and line.
     """
-    for line, row in rows(Path(path), silent):
-        where = where_of(Path(path), line)
+    for line, row in rows(Path(path), silent, columns, bounds, EVERY):
+        where, others = where_of(Path(path), line), dict(row)
         if ("prompt" in row) == ("messages" in row):
             raise DataError(f"{where}: expected prompt, or messages; got {keys_of(row)}")
-        if "prompt" in row:
-            yield where, string_of(where, row, "prompt")
+        prompt = others.pop("prompt" if "prompt" in row else "messages")
+        if "prompt" in row and not isinstance(prompt, list):
+            yield where, string_of(where, row, "prompt"), others
         else:
-            yield where, checked_messages(where, row["messages"])
+            yield where, checked_messages(where, prompt), others
 
 
 def long_text(

@@ -25,9 +25,20 @@ from toynn.errors import ShapeError
 from toynn.graph.tape import Tensor
 from toynn.options import check_fields, option, real, whole
 
-__all__ = ["Policy", "PolicyBatch", "PolicyOptions", "Sample", "policy_loss", "shares"]
+__all__ = [
+    "Policy",
+    "PolicyBatch",
+    "PolicyOptions",
+    "Sample",
+    "Scale",
+    "advantages",
+    "policy_loss",
+    "shares",
+]
 
 Doubles = NDArray[np.float64]
+Scale = Literal["group", "batch", "none"]
+STEADY, FLAT = 1e-4, 1e-8  # added to standard deviations; a lower one is 0
 
 
 @dataclass(frozen=True)
@@ -114,6 +125,27 @@ class PolicyBatch(Batch):
         return self.weight
 
 
+def advantages(rewards: Doubles, group: int, scale: Scale) -> tuple[Doubles, Doubles]:
+    """Return the advantages (S,) of samples by their rewards, and each group's deviation.
+
+        A = (r - mean r) / (std r + 1e-4)
+
+    The mean is that of the ``group`` samples of a prompt; the sample standard deviation is that of
+    the group or of the batch, and "none" does not divide. A missing reward, NaN, has an advantage
+    of 0, and is no part of means. So has the only reward of a group.
+    """
+    present = ~np.isnan(rewards)
+    r, here = (each.reshape(-1, group) for each in (np.where(present, rewards, 0.0), present))
+    n = here.sum(1, keepdims=True)
+    off = np.where(here & (n > 1), r - r.sum(1, keepdims=True) / np.maximum(n, 1), 0.0)
+    stds = np.sqrt((off**2).sum(1, keepdims=True) / np.maximum(n - 1, 1))
+    off, stds = (np.where(stds < FLAT, 0.0, each) for each in (off, stds))
+    by = stds if scale == "group" else np.zeros(1)
+    if scale == "batch" and present.sum() > 1:
+        by = np.std(rewards[present], ddof=1, keepdims=True)
+    return (off / (1 if scale == "none" else by + STEADY)).ravel(), stds.ravel()
+
+
 def shares(
     lengths: Sequence[int], counted: NDArray[np.bool_], options: PolicyOptions
 ) -> tuple[Doubles, float]:
@@ -174,7 +206,7 @@ def policy_loss(
     if reference is not None:
         r = reference - logp
         kl = np.exp(r) - r - 1
-        figures["policy/kl"] = float(kl.sum()), float(len(kl))
+        figures["policy/reference_kl"] = float(kl.sum()), float(len(kl))
         loss, gradient = loss + options.beta * kl, gradient + share * options.beta * -np.expm1(r)
     return float((share * loss).sum()), gradient, figures
 

@@ -29,7 +29,8 @@ class Rollout:
     tokens
         Its n tokens; the last is a stop token if it ended by one.
     log_probabilities
-        The log probability of each token (n,), in nats, at temperature 1 over all tokens.
+        The log probability of each token (n,), in nats, at the temperature of the sampling (at 1
+        where that is 0), over all tokens.
     ended
         "token" (a stop token) or "length" (``max_tokens``, or the context is full).
     """
@@ -114,7 +115,8 @@ class _Row:
 
     def take(self, logits: NDArray[np.float32]) -> None:
         token = self._how.pick(logits, self.seen, self._random)
-        self._log_p.append(log_probability(logits, token))
+        tempered = logits / np.float32(self._how.temperature or 1)
+        self._log_p.append(log_probability(tempered, token))
         self.seen.append(token)
 
     def told(self) -> Rollout:

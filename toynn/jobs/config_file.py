@@ -25,7 +25,7 @@ from toynn.system.reading import read_bytes
 
 __all__ = ["read_config"]
 
-TABLES = ("run", "data", "model", "train")
+TABLES = ("run", "data", "rewards", "model", "train")
 
 
 def read_config(

@@ -30,7 +30,7 @@ from toynn.generation.completion import complete
 from toynn.jobs.classified import text_figures
 from toynn.jobs.embedded import score_figures, vector_figures
 from toynn.jobs.figures import figures, has_preferences, preference_figures, seq_of
-from toynn.jobs.lora import LoRAJob, LoRAOptions
+from toynn.jobs.lora import AdapterJob, LoRAOptions
 from toynn.jobs.made import made
 from toynn.jobs.options import StrPath
 from toynn.jobs.run import Outcome, carried_out
@@ -42,7 +42,7 @@ from toynn.train.state import Result
 
 __all__ = ["Run", "finetune", "kept", "silence"]
 
-RECIPES = ("lora", "classify", "embed", "rerank")
+RECIPES = ("lora", "grpo", "classify", "embed", "rerank")
 P = ParamSpec("P")
 T = TypeVar("T")
 Rows = Iterable[Mapping[str, Any]]
@@ -68,7 +68,7 @@ class Run:
         self.result: Result = outcome.result
         job: Any = outcome.job
         self.engine: SequenceEngine[Any] = job.recipe
-        self.tokenizer: Tokenizer = (job if isinstance(job, LoRAJob) else job.recipe).tokenizer
+        self.tokenizer: Tokenizer = (job if isinstance(job, AdapterJob) else job.recipe).tokenizer
         self._model, self._options = Path(job.options.model), job.options
 
     @property
@@ -194,7 +194,7 @@ def finetune(
 ) -> Run:
     """Train an adapter of a model on data; return the run, with its best weights.
 
-    With ``recipe`` classify, embed or rerank it is that command, whose options it then takes.
+    With ``recipe`` grpo, classify, embed or rerank it is that command, with its options.
 
     Parameters
     ----------

@@ -78,6 +78,8 @@ class Job(ABC):
         self.directory = Directory()  # where config.toml's relative paths start
         self.beside = Path()  # the parent of the run's folder
         self.files = ExitStack()  # files that stay open until the recipe is realized
+        self.ends = ExitStack()  # what is closed when the run ends
+        self.before: Mapping[str, Any] = {}  # the identity of a run that is resumed
         self.baselines: dict[str, float] = {}  # losses to compare with, by name
         self.said: list[str] = []  # lines to print once all checks have passed
 

@@ -20,7 +20,7 @@ from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.jobs import text
 from toynn.jobs.adapted import origin_of
 from toynn.jobs.before_after import before_and_after
-from toynn.jobs.job import late
+from toynn.jobs.job import Job, late
 from toynn.jobs.memory import read_by_step
 from toynn.jobs.metrics import beside
 from toynn.jobs.models import for_tied
@@ -35,7 +35,7 @@ from toynn.system.printing import fact, harmless
 from toynn.train.folder import RunFolder
 from toynn.train.state import Figures, Result
 
-__all__ = ["AdapterFields", "LoRAJob", "LoRAOptions"]
+__all__ = ["AdapterFields", "AdapterJob", "BaseFields", "LoRAJob", "LoRAOptions"]
 
 NORMAL_STD = 0.02  # standard deviation of A with --init normal
 _SFT = "sft"
@@ -97,7 +97,7 @@ class AdapterFields:
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
-class _Base:
+class BaseFields:
     """The base model, or an adapter with its base."""
 
     GROUP: ClassVar[str] = ADAPTER
@@ -119,10 +119,17 @@ class _Base:
         hashed=True,
     )
     strict: bool = option(STRICT, False, compared=False)
+    prepack: Prepack = option(
+        "prepack base weights into GEMM panels; auto: if that saves time and fits",
+        "auto",
+        group=MACHINE,
+        of=RecipeOptions,
+        memory=("always", "never"),
+    )
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
-class LoRAOptions(TextJobOptions, AdapterFields, _Base):
+class LoRAOptions(TextJobOptions, AdapterFields, BaseFields):
     """The options of ``toynn train lora``."""
 
     GROUP: ClassVar[str] = OPTIMIZATION
@@ -138,13 +145,6 @@ class LoRAOptions(TextJobOptions, AdapterFields, _Base):
     save_every: int = 50
     metric: str | Sequence[str] = best_by(*METRICS, "kl", "margins")
     precision: Precision = option(PRECISION.help, "auto", words=get_args(Precision))
-    prepack: Prepack = option(
-        "prepack base weights into GEMM panels; auto: if that saves time and fits",
-        "auto",
-        group=MACHINE,
-        of=RecipeOptions,
-        memory=("always", "never"),
-    )
     loss: Literal["sft", "dpo", "orpo", "kto"] = option(
         "supervised (sft), or a preference loss: dpo or orpo for pairs, kto for labelled "
         "completions",
@@ -163,7 +163,105 @@ class LoRAOptions(TextJobOptions, AdapterFields, _Base):
     )
 
 
-class LoRAJob(TextJob):
+class AdapterJob(Job):
+    """A run that trains an adapter of a causal model, which stays in its file."""
+
+    options: Any
+    tokenizer: Tokenizer
+    source = ("adapter", "adapter")
+
+    def __init__(self, typed: Mapping[str, Any], command: str | None = None) -> None:
+        """Take the options. Raises ConfigError for contradictory ones."""
+        if "adapter" in typed and "model" not in typed:
+            origin = origin_of(Path(typed["adapter"]))._asdict()
+            typed = {**{name: each for name, each in origin.items() if each is not None}, **typed}
+        super().__init__(typed, command)
+
+    def resolve(self) -> None:
+        """Raise ConfigError for a folder without a model of text."""
+        text_model(Path(self.options.model))
+
+    def open_model(self) -> bases.Base:
+        """Open the model, which stays open until the recipe is realized."""
+        self.file = bases.open(self.options.model)
+        self.files.callback(self.file.close)
+        check_model(self.file)  # raises early for an unknown model
+        return self.file
+
+    def recipe_options(self, **more: Any) -> RecipeOptions:
+        """Return the options to realize the recipe with."""
+        return super().recipe_options(**{"init_scale": NORMAL_STD, **more})
+
+    def enable(self, engine: SequenceEngine[Any]) -> None:
+        """Enable the loss of an engine that is declared only."""
+
+    def declared_with(self, options: RecipeOptions) -> Any:
+        """Return an engine of the model with adapters, declared only."""
+        engine = SequenceEngine[Any](self.options.backend)
+        if self.options.adapter is None:
+            engine.enable_lora(self.take(AdapterOptions))
+        else:
+            adapter = adapters.load(self.options.adapter, self.file, strict=self.options.strict)
+            engine.enable_lora(AdapterOptions.of(adapter, **self.fields(AdapterOptions)))
+        self.enable(engine)
+        engine.declare_for_mmap(self.file, None, options)
+        return engine
+
+    def new_recipe(self) -> LoRA:
+        """Return the recipe, not realized."""
+        return LoRA(self.options.backend)
+
+    def realize_with(self, options: RecipeOptions) -> Engine[Any]:
+        """Return the recipe with these options, ready to step."""
+        recipe, adapter = self.new_recipe(), self.options.adapter
+        if adapter is None:
+            recipe.realize(self.file, None, self.take(AdapterOptions), options)
+        else:
+            fields = self.fields(AdapterOptions)
+            recipe.realize_from_adapter(self.file, adapter, options, **fields)
+        return recipe
+
+    def announce(self) -> None:
+        """Print notes on the adapters, and the size of the model's file."""
+        super().announce()
+        engine = self.recipe
+        for name, adapter in engine.adapters.items():
+            rank, rows = adapter.b.shape[-1], adapter.b.shape[-2]
+            columns = adapter.a.size // (adapter.b.size // rows)
+            if rank > min(rows, columns):
+                said = f"rank {rank} is more than {name} has rows or columns ({rows} x {columns})"
+                print(fact("", f"{said}: a smaller rank can express as much"))
+                break
+        mapped = engine.session.memory().mapped
+        print(fact("", f"and {mapped / 1e6:.1f} MB of the model's file, which stay mapped"))
+        for form, why in engine.unwritten.items():
+            if why:
+                what = "adapter.gguf" if form == "gguf" else "PEFT folder"
+                print(fact("", f"there will be no {what}: {why}"))
+
+    def uses(self, folder: RunFolder, *, chats: bool) -> Iterator[str]:
+        """Yield commands that use the adapter."""
+        in_llama = folder.adapter.exists()
+        paths = self.options.model, folder.adapter if in_llama else folder.path
+        model, adapter = (in_shell(path) for path in paths)
+        chat = " --chat" if chats else ""
+        run = in_shell(folder.path)
+        yield f"try it      toynn generate --adapter {run}{chat} --prompt ..."
+        if in_llama and not isinstance(self.tokenizer, ByteTokenizer):  # llama.cpp has no such kind
+            if Path(self.options.model).is_dir():
+                named = self.options.tokenizer
+                more = "" if named is None else f" --tokenizer {in_shell(named)}"
+                said = f"toynn convert {model}{more} --out model.gguf"
+                yield f"            {said}     # for llama.cpp"
+                model = "model.gguf"
+            program = "llama-cli" if chat else "llama-completion -no-cnv"
+            yield f"            {program} -m {model} --lora {adapter}"
+        if not Path(self.options.model).is_dir() and not self.recipe.unwritten["peft"]:
+            source = in_shell(self.options.model)
+            yield f"for PEFT    toynn export --to hf --model {source} --out FOLDER"
+
+
+class LoRAJob(AdapterJob, TextJob):
     """``toynn train lora``."""
 
     name = "lora"
@@ -171,14 +269,10 @@ class LoRAJob(TextJob):
     example = "--model base.gguf --data chats --out runs/chats"
     kind = LoRAOptions
     options: LoRAOptions
-    source = ("adapter", "adapter")
     preference: PreferenceOptions | None = None
 
     def __init__(self, typed: Mapping[str, Any], command: str | None = None) -> None:
         """Take the options. Raises ConfigError for contradictory ones."""
-        if "adapter" in typed and "model" not in typed:
-            origin = origin_of(Path(typed["adapter"]))._asdict()
-            typed = {**{name: each for name, each in origin.items() if each is not None}, **typed}
         super().__init__(typed, command)
         if self.options.loss != _SFT:
             if self.options.teacher is not None:
@@ -193,10 +287,6 @@ class LoRAJob(TextJob):
                 f"{changed[0]}: it needs --loss {', '.join(KINDS)}; the loss is {_SFT}"
             )
 
-    def resolve(self) -> None:
-        """Raise ConfigError for a folder without a model of text."""
-        text_model(Path(self.options.model))
-
     def read(self) -> None:
         """Open the model; read the data with its tokenizer."""
         file = self.open_model()
@@ -209,31 +299,21 @@ class LoRAJob(TextJob):
         self.declared_with(RecipeOptions(t_seq=1))  # raises for adapters that do not fit
         self.read_text(seq)
 
-    def open_model(self) -> bases.Base:
-        """Open the model, which stays open until the recipe is realized."""
-        self.file = bases.open(self.options.model)
-        self.files.callback(self.file.close)
-        check_model(self.file)  # raises early for an unknown model
-        return self.file
-
     def read_source(self, path: str | None, how: ReadOptions) -> Dataset | PreferenceData:
         """Read texts or examples; with a preference loss, pairs or labelled completions."""
         if self.preference is None or path is None:
             return super().read_source(path, how)
         return read_preferences(path, self.tokenizer, how, loss=self.preference.loss)
 
-    def declared_with(self, options: RecipeOptions) -> Any:
-        """Return an engine of the model with adapters, declared only."""
-        engine = SequenceEngine[Any](self.options.backend)
-        if self.options.adapter is None:
-            engine.enable_lora(self.take(AdapterOptions))
-        else:
-            adapter = adapters.load(self.options.adapter, self.file, strict=self.options.strict)
-            engine.enable_lora(AdapterOptions.of(adapter, **self.fields(AdapterOptions)))
+    def enable(self, engine: SequenceEngine[Any]) -> None:
+        """Enable the preference loss of an engine, if there is one."""
         if self.preference is not None:
             engine.enable_preference(self.preference)
-        engine.declare_for_mmap(self.file, None, options)
-        return engine
+
+    def new_recipe(self) -> LoRA:
+        """Return the recipe, not realized."""
+        backend = self.options.backend
+        return LoRA(backend) if self.preference is None else Preference(self.preference, backend)
 
     def read_by_step(self) -> int:
         """Return the bytes of the base's file that a step reads."""
@@ -242,7 +322,7 @@ class LoRAJob(TextJob):
 
     def all_options(self, **more: Any) -> RecipeOptions:
         """Return the recipe's options; a row of pairs holds two sequences."""
-        options = super().all_options(init_scale=NORMAL_STD, **more)
+        options = super().all_options(**more)
         return replace(options, t_batch=2 * options.t_batch) if self.unit == "pairs" else options
 
     @property
@@ -292,35 +372,6 @@ class LoRAJob(TextJob):
         with bases.open(self.options.model, check=False) as file:
             return engines.frozen(file, options=self.recipe_options())
 
-    def realize_with(self, options: RecipeOptions) -> Engine[Any]:
-        """Return the recipe with these options, ready to step."""
-        backend, adapter = self.options.backend, self.options.adapter
-        recipe = LoRA(backend) if self.preference is None else Preference(self.preference, backend)
-        if adapter is None:
-            recipe.realize(self.file, None, self.take(AdapterOptions), options)
-        else:
-            fields = self.fields(AdapterOptions)
-            recipe.realize_from_adapter(self.file, adapter, options, **fields)
-        return recipe
-
-    def announce(self) -> None:
-        """Print notes on the adapters, and the size of the model's file."""
-        super().announce()
-        engine = self.recipe
-        for name, adapter in engine.adapters.items():
-            rank, rows = adapter.b.shape[-1], adapter.b.shape[-2]
-            columns = adapter.a.size // (adapter.b.size // rows)
-            if rank > min(rows, columns):
-                said = f"rank {rank} is more than {name} has rows or columns ({rows} x {columns})"
-                print(fact("", f"{said}: a smaller rank can express as much"))
-                break
-        mapped = engine.session.memory().mapped
-        print(fact("", f"and {mapped / 1e6:.1f} MB of the model's file, which stay mapped"))
-        for form, why in engine.unwritten.items():
-            if why:
-                what = "adapter.gguf" if form == "gguf" else "PEFT folder"
-                print(fact("", f"there will be no {what}: {why}"))
-
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show what the adapter changes on held-out prompts; without prompts, a sample."""
         parts, shown = [text.shown_part(part) for _, part in self.parts], []
@@ -351,21 +402,4 @@ class LoRAJob(TextJob):
     def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
         """Yield the loss of the test examples, and how to try the adapter."""
         yield from super().epilogue(folder, result)
-        in_llama = folder.adapter.exists()
-        paths = self.options.model, folder.adapter if in_llama else folder.path
-        model, adapter = (in_shell(path) for path in paths)
-        chat = " --chat" if self.data.chats else ""
-        run = in_shell(folder.path)
-        yield f"try it      toynn generate --adapter {run}{chat} --prompt ..."
-        if in_llama and not isinstance(self.tokenizer, ByteTokenizer):  # llama.cpp has no such kind
-            if Path(self.options.model).is_dir():
-                named = self.options.tokenizer
-                more = "" if named is None else f" --tokenizer {in_shell(named)}"
-                said = f"toynn convert {model}{more} --out model.gguf"
-                yield f"            {said}     # for llama.cpp"
-                model = "model.gguf"
-            program = "llama-cli" if chat else "llama-completion -no-cnv"
-            yield f"            {program} -m {model} --lora {adapter}"
-        if not Path(self.options.model).is_dir() and not self.recipe.unwritten["peft"]:
-            source = in_shell(self.options.model)
-            yield f"for PEFT    toynn export --to hf --model {source} --out FOLDER"
+        yield from self.uses(folder, chats=self.data.chats)

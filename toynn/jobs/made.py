@@ -6,6 +6,7 @@ from typing import Any
 from toynn.jobs.classify import ClassifyJob
 from toynn.jobs.config_file import read_config
 from toynn.jobs.embed import EmbedJob, RerankJob
+from toynn.jobs.grpo import GRPOJob
 from toynn.jobs.job import Job
 from toynn.jobs.lora import LoRAJob
 from toynn.jobs.models import FromScratchJob, GPT2Job, WarmStartJob
@@ -15,7 +16,10 @@ from toynn.system.platform import in_shell
 
 __all__ = ["JOBS", "OPTIONS", "made"]
 
-KINDS = (GPT2Job, FromScratchJob, WarmStartJob, LoRAJob, ViTJob, ClassifyJob, EmbedJob, RerankJob)
+KINDS = (
+    *(GPT2Job, FromScratchJob, WarmStartJob, LoRAJob, GRPOJob),
+    *(ViTJob, ClassifyJob, EmbedJob, RerankJob),
+)
 JOBS: dict[str, type[Job]] = {job.name: job for job in KINDS}
 LENGTH = ("steps", "epochs")  # if one of them is given, the file's steps and epochs are ignored
 OPTIONS = {name: arranged(job.kind) for name, job in JOBS.items()}

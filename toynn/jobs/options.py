@@ -60,7 +60,7 @@ MODEL, ADAPTER, OPTIMIZATION = "model and data", "adapter", "optimization"
 SAVING, MACHINE = "evaluation and saving", "machine"
 #: The heading of the most used flags: the first SIX of FIRST that a recipe has.
 MOST_USED, SIX = "most used", 6
-FIRST = ("model", "donor", "data", "out", "steps", "batch", "lr", "seq", "seed")
+FIRST = ("model", "donor", "data", "reward", "out", "steps", "batch", "lr", "seq", "seed")
 #: The headings of --help in their order.
 HEADINGS = (MOST_USED, MODEL, ADAPTER, OPTIMIZATION, SAVING, MACHINE)
 
@@ -112,11 +112,11 @@ class _Optimization:
 
 
 def best_by(*metrics: str) -> Any:
-    """Return the option of the metrics that choose the best weights, of those known."""
+    """Return the option of the metrics that choose the best weights, by default the first."""
     return option(
         "metric that selects the best weights; more metrics after commas are only reported: "
         + ", ".join(metrics),
-        "loss",
+        metrics[0],
         of=(LoopOptions, "best_by"),
         read=names_of(metrics),
         metavar="NAMES",

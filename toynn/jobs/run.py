@@ -51,9 +51,16 @@ def carried_out(job: Job) -> Outcome:
     data, reading the model and training raise. Raises KeyboardInterrupt if the run was stopped
     before its first step.
     """
+    with job.ends:
+        return _carried_out(job)
+
+
+def _carried_out(job: Job) -> Outcome:
     start = time.perf_counter()
     run, group = job.options, distributed.current()
     checkpoint = _resolve(job) if group.rank == 0 else None
+    if checkpoint is not None:
+        job.before = checkpoint.state["identity"]
     begun = begun_with(group, checkpoint)
     if run.epochs is None:
         _resolve_warmup(job, begun)

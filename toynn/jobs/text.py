@@ -54,6 +54,7 @@ __all__ = [
     "TextJob",
     "TextJobOptions",
     "TextOptions",
+    "WritingOptions",
     "column_names",
     "columns_of",
     "rows_within",
@@ -178,7 +179,29 @@ class RowOptions:
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
-class TextOptions(RowOptions):
+class WritingOptions:
+    """How texts become tokens, and how often the model writes some."""
+
+    GROUP: ClassVar[str] = MODEL
+
+    sample_every: int = option(
+        f"steps between samples of {SAMPLE_ON_THE_WAY} tokens in samples.jsonl; 0: one at the end",
+        0,
+        group=SAVING,
+        of=LoopOptions,
+    )
+    tokenizer: StrPath | None = option(
+        "use the tokenizer of a GGUF file or Hugging Face folder (default: the model's own)",
+        None,
+        read=model_name,
+        fetch=model_file,
+        metavar="FILE",
+        hashed=True,
+    )
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class TextOptions(RowOptions, WritingOptions):
     """The texts or examples of a job, and how they are read."""
 
     GROUP: ClassVar[str] = MODEL
@@ -233,20 +256,6 @@ class TextOptions(RowOptions):
         group=SAVING,
         read=delimiter,
         metavar="TEXT",
-    )
-    sample_every: int = option(
-        f"steps between samples of {SAMPLE_ON_THE_WAY} tokens in samples.jsonl; 0: one at the end",
-        0,
-        group=SAVING,
-        of=LoopOptions,
-    )
-    tokenizer: StrPath | None = option(
-        "use the tokenizer of a GGUF file or Hugging Face folder (default: the model's own)",
-        None,
-        read=model_name,
-        fetch=model_file,
-        metavar="FILE",
-        hashed=True,
     )
 
 

@@ -6,6 +6,6 @@
 [[1.0], [0.0]]
 """
 
-from toynn.rewards.functions import Rewards
+from toynn.rewards.functions import READY, Rewards, identity
 
-__all__ = ["Rewards"]
+__all__ = ["READY", "Rewards", "identity"]

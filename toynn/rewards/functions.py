@@ -21,7 +21,7 @@ from toynn.errors import ConfigError, RewardError
 from toynn.rewards import child
 from toynn.system.platform import kill_group, new_group
 
-__all__ = ["READY", "Rewards"]
+__all__ = ["READY", "Rewards", "identity"]
 
 #: Ready rewards, and how they are typed.
 READY = {
@@ -160,6 +160,11 @@ class Rewards:
             raise RewardError(f"{self._specs[i]}: {why}{times}") from answer.get("error")
         self._tell(f"{self._specs[i]}: {why}; {n} rewards are missing")
         return [None] * n
+
+
+def identity(specs: Sequence[str]) -> list[list[str]]:
+    """Return ``Rewards.identity`` of functions that do not run yet. Raises ConfigError."""
+    return [_read(spec)[1] for spec in specs]
 
 
 def _read(spec: str) -> tuple[dict[str, Any], list[str]]:

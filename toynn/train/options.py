@@ -16,6 +16,7 @@ METRICS = {
     "accuracy-normalized": ("accuracy/normalized", True),
     "kl": ("base/kl", False),
     "margins": ("rewards/margins", True),
+    "reward": ("rewards/mean", True),
     "macro-f1": ("classes/macro_f1", True),
     "micro-f1": ("classes/micro_f1", True),
     "matthews": ("classes/matthews", True),

@@ -23,7 +23,7 @@ COLUMNS = 80  # of a plain line
 #: Figures that a too long line leaves out, in this order; metrics.jsonl has them all.
 DROPPED = (
     *("filled", "examples", "norm", "epoch", "speed", "lr"),
-    *("top", "stop", "perplexity", "kl", "accuracy", "f1", "ETA"),
+    *("top", "stop", "perplexity", "kl", "accuracy", "f1", "ETA", "length", "flat"),
 )
 F1 = ("val_entities/f1", "val_classes/macro_f1")
 
@@ -38,6 +38,10 @@ def _words(report: Report, unit: str, epochs: float | None, eta: float | None, r
     forms = {
         "loss": ("loss {:.4f}", report.train_loss),
         "val": ("val {:.4f}", report.val_loss),
+        "reward": ("reward {:.3f}", figures.get("rewards/mean")),
+        "held out": ("val reward {:.3f}", figures.get("val_rewards/mean")),
+        "flat": ("flat {:.0%}", figures.get("rewards/flat_groups")),
+        "length": ("length {:.0f}", figures.get("samples/length")),
         "stop": ("stop {:.4f}", figures.get("val_stop/loss")),
         "f1": ("F1 {:.3f}", next((figures[each] for each in F1 if each in figures), None)),
         "accuracy": ("accuracy {:.1%}", report.val_accuracy),

@@ -1,0 +1,247 @@
+"""``toynn train grpo``: what it learns, what it draws, what is refused, what is resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lora_bases import write_base
+
+import toynn
+from toynn.cli import main
+from toynn.jobs import made
+from toynn.jobs.samples import Sampler
+
+RUN = ["--model", "base.gguf", "--max-completion-length", "8", "--warmup", "1", "--batch", "2"]
+RUN += ["--num-generations", "4", "--lr", "0.03", "--eval-every", "4", "--save-every", "2"]
+REWARDS = """
+import os
+
+def low(prompts, completions, **columns):
+    return [sum(ord(c) < 128 for c in text) / 8 for text in completions]
+
+def same(prompts, completions, **columns):
+    return [1.0] * len(prompts)
+
+def none(prompts, completions, **columns):
+    return [None] * len(prompts)
+
+def told(prompts, completions, n, **columns):
+    with open("told.txt", "a") as file:
+        print(repr([prompts, completions, n, columns, os.getpid()]), file=file)
+    return n
+
+def wrong(prompts, completions, **columns):
+    return [0.0]
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_base(tmp_path / "base.gguf", vocab=256, context=64)
+    rows = [{"prompt": f"{n}: ", "n": n % 3} for n in range(24)]
+    (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    return tmp_path
+
+
+def train(*more, reward="rewards.py:low", steps=4, data="asked.jsonl"):
+    words = ["train", "grpo", *RUN, "--data", data, "--steps", str(steps), "--reward", reward]
+    return main([*words, *more])
+
+
+def reports(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder):
+    return {each.name: each.read_bytes() for each in folder.glob("adapter*")}
+
+
+def test_a_run_learns_what_is_rewarded(files, capsys):
+    assert train("--out", "run", "--holdout", "4", "--log-every", "6", steps=24) == 0
+    found = reports(files / "run")
+    first, last = found[0], found[-1]
+    assert last["rewards/mean"] > found[1]["rewards/mean"] + 0.1
+    assert last["val_rewards/mean"] > first["val_rewards/mean"]
+    assert last["reward/low"] == last["rewards/mean"]
+    assert last["trained_samples"] == 24 * 8 and 0 < last["samples/length"] <= 8
+    assert last["sampling/difference_max"] < 0.1 and last["policy/entropy"] > 0
+    said = capsys.readouterr().out
+    assert "samples trained" in said and "  reward 0." in said and "(the best by reward" in said
+    assert "reward      runs" in said and "before training" in said
+
+
+def test_what_a_reward_gets(files):
+    assert train("--out", "run", "--holdout", "0", reward="rewards.py:told", steps=1) == 0
+    line, _ = (files / "told.txt").read_text().splitlines()  # of the step, and the last samples
+    prompts, completions, n, columns, process = eval(line)
+    assert len(prompts) == len(completions) == 8 and columns == {}
+    assert prompts == [prompts[0]] * 4 + [prompts[4]] * 4 != [prompts[0]] * 8
+    assert all(int(prompt[:-2]) % 3 == each for prompt, each in zip(prompts, n, strict=True))
+    assert process != os.getpid()
+
+
+def test_rewards_run_here_if_asked(files):
+    words = ["--reward-in-process", "--holdout", "0"]
+    assert train("--out", "run", *words, reward="rewards.py:told", steps=1) == 0
+    assert eval((files / "told.txt").read_text().splitlines()[0])[-1] == os.getpid()
+
+
+@pytest.mark.parametrize("reward", ["rewards.py:same", "rewards.py:none"])
+def test_without_a_signal_the_weights_stay(files, reward, capsys):
+    """Groups that all have the same reward, or none, teach nothing, and the run goes on."""
+    assert train("--out", "run", reward=reward, steps=2) == 0
+    last, name = reports(files / "run")[-1], reward.partition(":")[2]
+    assert last["rewards/flat_groups"] == 1 and last["grad_norm"] == 0
+    assert last["rewards/missing"] == (name == "none")
+    assert ("missing" in capsys.readouterr().out) == (name == "none")
+
+
+def test_parts_of_a_step_do_not_depend_on_how_many_train_at_once(files):
+    for name, rows in (("one", "1"), ("all", "0")):
+        assert train("--out", name, "--mini-batch", rows, "--precision", "highest", steps=2) == 0
+    one, two = (reports(files / name)[1] for name in ("one", "all"))
+    assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-4)
+    assert one["train_loss"] == pytest.approx(two["train_loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("iterations", ["1", "3"])
+def test_a_killed_run_goes_on_with_the_same_bits(files, iterations):
+    """By kill -9 after step 4, within a round of three updates by the same samples."""
+    more = ["--num-iterations", iterations, "--grad-accum", "2", "--holdout", "4"]
+    assert train("--out", "whole", *more, steps=6) == 0
+    kill = (
+        "import os, signal, sys\n"
+        "from toynn.cli import main\n"
+        "from toynn.train import Trainer\n"
+        "step = Trainer._step\n"
+        "def dies(self, event):\n"
+        "    step(self, event)\n"
+        "    if self.result.iterations == 5:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Trainer._step = dies\n"
+        "main(sys.argv[1:])\n"
+    )
+    words = ["train", "grpo", *RUN, "--data", "asked.jsonl", "--steps", "6", *more]
+    words += ["--reward", "rewards.py:low", "--out", "part"]
+    path = str(Path(toynn.__file__).parents[1])
+    killed = subprocess.run(
+        [sys.executable, "-c", kill, *words],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert main(["train", "--resume", "part"]) == 0
+    assert weights(files / "whole") == weights(files / "part")
+    one, two = (
+        [each.get("rewards/mean") for each in reports(files / f)[1:]] for f in ("whole", "part")
+    )
+    assert one == two
+    kept = json.loads((files / "part" / "checkpoint-4" / "trainer_state.json").read_text())
+    samples = kept["feed"]["source"]["kept"]
+    assert list(samples) == ([] if iterations == "1" else ["0", "1"])
+
+
+def test_a_changed_reward_is_refused_before_it_runs(files, capsys):
+    assert train("--out", "run", steps=2) == 0
+    (files / "rewards.py").write_text(REWARDS + 'open("ran.txt", "w")')
+    capsys.readouterr()
+    assert main(["train", "--resume", "run", "--steps", "4"]) == 2
+    assert "another file, or a changed one" in capsys.readouterr().err
+    assert not (files / "ran.txt").exists()
+    assert main(["train", "--resume", "run", "--steps", "4", "--force-resume"]) == 0
+    assert (files / "ran.txt").exists()
+
+
+def test_early_stopping_is_by_the_reward_held_out(files, capsys):
+    more = ["--early-stopping", "1", "--eval-every", "1", "--holdout", "4"]
+    assert train("--out", "run", *more, reward="rewards.py:same", steps=9) == 0
+    assert "1 evaluation in a row without a better metric" in capsys.readouterr().out
+    assert reports(files / "run")[-1]["iteration"] == 1
+
+
+def test_conversations_are_answered_by_messages(files, monkeypatch):
+    """The prompts of chats are messages, and so are the completions."""
+    asked = []
+    rows = [{"prompt": [{"role": "user", "content": f"say {n}"}], "n": n} for n in range(3)]
+    (files / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(
+        "toynn.formats.tokenizer.Tokenizer.encode_chat", lambda self, messages: [65, 66]
+    )
+    monkeypatch.setattr("toynn.jobs.grpo.Rewards", lambda *_, **__: Seen(asked))
+    assert train("--out", "run", data="chats.jsonl", steps=1) == 0
+    prompts, completions, columns = asked[0]
+    assert prompts[0][0]["role"] == "user" and set(columns) == {"n"}
+    assert completions[0][0].keys() == {"role", "content"}
+
+
+class Seen:
+    """Rewards that keep what they are asked."""
+
+    names, missing = ["seen"], 0
+
+    def __init__(self, asked):
+        self.asked = asked
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def score(self, *asked):
+        self.asked.append(asked)
+        return np.ones((len(asked[0]), 1))
+
+    def totals(self, scores):
+        return scores[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "message"),
+    [
+        (["--backend", "metal"], None, "--backend metal: grpo computes its loss with NumPy"),
+        (["--reward-weights", "1,x"], None, "must be numbers, separated by commas; got '1,x'"),
+        (["--reward-weights", "1,2"], None, "expected a finite number for each function"),
+        (["--reward", "rewards.py:gone"], None, "the file has no function gone"),
+        (["--reward", "rewards.py:wrong"], None, "expected 2 numbers, one for each completion"),
+        (["--num-generations", "1"], None, "must be a whole number from 2"),
+        (["--early-stopping", "2", "--holdout", "0"], None, "no prompts are held out"),
+        ([], [{"text": "x"}], "expected prompt, or messages; got 'text'"),
+        ([], [{"prompt": "x" * 64}], "1 skipped, which leave no room in 64 tokens; expected"),
+        ([], [{"prompt": 3}], "prompt: expected a text; got a number"),
+    ],
+)
+def test_what_is_refused(files, words, rows, message, capsys):
+    if rows is not None:
+        (files / "asked.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    named = dict(zip(*[iter(words)] * 2, strict=True)).get("--reward")
+    kind = {} if named is None else {"reward": named}
+    assert train("--out", "run", *([] if named else words), **kind) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_prompts_beyond_the_context_are_counted(files, capsys):
+    rows = [{"prompt": "x" * n} for n in (3, 63, 64, 90)]
+    (files / "asked.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert train("--out", "run", steps=1) == 0
+    assert "2 prompts; 2 skipped, which leave no room in 64 tokens" in capsys.readouterr().out
+
+
+def test_finetune_takes_it(files):
+    more = {"max_completion_length": 4, "num_generations": 2, "batch": 2, "quiet": True}
+    rows = [{"prompt": f"{n}: "} for n in range(4)]
+    run = toynn.finetune(
+        "base.gguf", rows=rows, out="run", recipe="grpo", reward="length:3", steps=2, **more
+    )
+    assert run.metrics[-1]["rewards/mean"] >= 0 and isinstance(
+        run.generate("1: ", max_tokens=3), str
+    )
+    job = made("grpo", {"model": "base.gguf", "data": "asked.jsonl", "reward": ["exact", "json"]})
+    assert job.options.reward == ("exact", "json") and Sampler is not None

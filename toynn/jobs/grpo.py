@@ -1,0 +1,392 @@
+"""``toynn train grpo``: train an adapter by rewards of what the model writes."""
+
+import os
+from argparse import ArgumentTypeError
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+
+from toynn import distributed
+from toynn.data import jsonl
+from toynn.data.bounds import Bounds
+from toynn.data.digest import digest
+from toynn.data.examples import check_not_asked, split_off
+from toynn.engines import PolicyOptions, SequenceEngine
+from toynn.errors import CheckpointError, ConfigError, DataError
+from toynn.formats.tokenizer import Tokenizer
+from toynn.generation.completion import prompt_ids
+from toynn.jobs.job import late
+from toynn.jobs.lora import AdapterFields, AdapterJob, BaseFields
+from toynn.jobs.memory import read_by_step
+from toynn.jobs.options import MODEL, OPTIMIZATION, PRECISION, JobOptions, best_by
+from toynn.jobs.paths import data_name, local_data
+from toynn.jobs.samples import ROWS, Prompt, Prompts, Rounds, Sampler
+from toynn.jobs.text import RowOptions, WritingOptions, columns_of
+from toynn.options import Precision, RecipeOptions, option, real, whole
+from toynn.recipes import GRPO
+from toynn.rewards import READY, Rewards, identity
+from toynn.system.printing import counted, fact, harmless, print_line
+from toynn.train.folder import RunFolder, Value
+from toynn.train.state import Figures, Result
+
+__all__ = ["GRPOJob", "GRPOOptions"]
+
+VALID = "valid.jsonl"
+SHOWN = 3  # prompts of a sample
+
+
+def reward_names(texts: str | Sequence[str]) -> str | tuple[str, ...]:
+    """Return the names of one reward or several, with full paths."""
+    names = [_placed(each) for each in ([texts] if isinstance(texts, str) else texts)]
+    return names[0] if len(names) == 1 else tuple(names)
+
+
+def _placed(name: str) -> str:
+    head, _, rest = name.partition(":")
+    if head == "json" and rest:
+        return f"{head}:{os.path.abspath(rest)}"
+    return name if head in READY else os.path.abspath(name)
+
+
+def numbers(text: str) -> str:
+    """Return numbers between commas. Raises ArgumentTypeError."""
+    try:
+        finite = bool(np.isfinite([float(each) for each in text.split(",")]).all())
+    except ValueError:
+        finite = False
+    if not finite:
+        raise ArgumentTypeError(f"must be numbers, separated by commas; got {text!r}")
+    return text
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class GRPOOptions(JobOptions, RowOptions, WritingOptions, AdapterFields, BaseFields):
+    """The options of ``toynn train grpo``; names are TRL's where it has the option."""
+
+    GROUP: ClassVar[str] = OPTIMIZATION
+
+    data: str = option(
+        "prompts: .jsonl, .csv, .tsv, .parquet, .arrow, a folder with train.jsonl, or "
+        "hf:OWNER/NAME[:SPLIT]; rewards get the other columns",
+        group=MODEL,
+        read=data_name,
+        fetch=local_data,
+        metavar="PATH",
+        once="name one file, or a folder with train.jsonl and valid.jsonl",
+    )
+    reward: str | tuple[str, ...] = option(
+        f"reward functions: FILE.py:FUNCTION, or {', '.join(READY.values())}",
+        group=MODEL,
+        read=reward_names,
+        metavar="NAME",
+        once="name several after one flag: --reward exact rewards.py:short",
+    )
+    reward_weights: str | None = option(
+        "weight of each reward (default: 1 each)",
+        None,
+        group=MODEL,
+        read=numbers,
+        metavar="X,X,...",
+    )
+    reward_timeout: float = option(
+        "seconds that a reward may take for the samples of a step",
+        60.0,
+        group=MODEL,
+        read=real(0, above=True),
+        compared=False,
+    )
+    reward_in_process: bool = option(
+        "run rewards in this process, for a debugger: no time limit",
+        False,
+        group=MODEL,
+        compared=False,
+    )
+    batch: int = option("prompts per step; each has --num-generations samples", 4)
+    num_generations: int = option(
+        "samples of a prompt, its group; 2 work well on a CPU", 8, read=whole(2, 4096)
+    )
+    max_completion_length: int = option("most tokens of a sample", 256, of=PolicyOptions)
+    temperature: float = option("temperature of samples", 1.0, of=PolicyOptions)
+    top_p: float = option(
+        "draw from the likeliest tokens that together have this probability",
+        1.0,
+        read=real(0, 1, above=True),
+    )
+    top_k: int = option("draw from the K likeliest tokens; 0: from all", 0, read=whole(0))
+    loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = option(
+        "what the losses of tokens are divided by: see docs/grpo.md", "dapo", of=PolicyOptions
+    )
+    scale_rewards: Literal["group", "batch", "none"] = option(
+        "divide advantages by the standard deviation of rewards in the group or the batch", "group"
+    )
+    beta: float = option(
+        "weight of the divergence from the model without adapters", 0.0, of=PolicyOptions
+    )
+    epsilon: float = option("clip the ratio at 1 - epsilon and 1 + epsilon", 0.2, of=PolicyOptions)
+    epsilon_high: float | None = option(
+        "clip the ratio at 1 + this (default: --epsilon)", None, of=PolicyOptions
+    )
+    delta: float | None = option(
+        "the most that a ratio counts (default: no limit)", None, of=PolicyOptions
+    )
+    importance_sampling_level: Literal["token", "sequence"] = option(
+        "a ratio for each token, or for the sequence (GSPO)", "token", of=PolicyOptions
+    )
+    importance_cap: float = option(
+        "weigh tokens by p_trained / p_sampled, at most this; 0: off", 0.0, of=PolicyOptions
+    )
+    num_iterations: int = option("updates by the same samples", 1, read=whole(1))
+    mask_truncated_completions: bool = option(
+        "no loss for samples that --max-completion-length cuts", False
+    )
+    mini_batch: int = option(
+        "train on N rows of the longest prompt and sample at a time; 0: all",
+        4,
+        read=whole(0),
+        memory="smaller",
+    )
+    steps: int = 200
+    lr: float = 1e-4
+    weight_decay: float = 0.0
+    log_every: int = 1
+    eval_every: int = 20
+    save_every: int = 20
+    precision: Precision = option(PRECISION.help, "auto", words=get_args(Precision))
+    metric: str | Sequence[str] = best_by("reward")
+
+
+class GRPOJob(AdapterJob):
+    """``toynn train grpo``."""
+
+    name = "grpo"
+    help = "train an adapter by rewards that a program computes for samples (GRPO)"
+    example = "--model base.gguf --data prompts.jsonl --reward rewards.py:score"
+    kind = GRPOOptions
+    options: GRPOOptions
+    unit = items = "samples"
+    train: Prompts
+    held_out: Prompts
+    rewards: Rewards
+
+    def __init__(self, typed: Mapping[str, Any], command: str | None = None) -> None:
+        """Take the options. Raises ConfigError for contradictory ones."""
+        super().__init__(typed, command)
+        for name, value, instead in (
+            ("backend", "metal", "cpu"),
+            ("activations", "bfloat16", "float32"),
+        ):
+            if getattr(self.options, name) == value:
+                raise ConfigError(
+                    f"--{name} {value}: grpo computes its loss with NumPy, in float32 on the CPU: "
+                    f"use --{name} {instead}"
+                )
+
+    def resolve(self) -> None:
+        """Raise ConfigError for several processes, and a folder without a model of text."""
+        if (size := distributed.current().size) > 1:
+            raise ConfigError(
+                f"train grpo: expected one process; got {size}: run it without mpiexec"
+            )
+        super().resolve()
+
+    # -- Data and rewards ----------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Open the model, read the prompts, and start the rewards.
+
+        Raises DataError without a prompt that fits, CheckpointError if a resumed run had other
+        rewards, ConfigError for early stopping without prompts held out.
+        """
+        file, options = self.open_model(), self.options
+        self.tokenizer = Tokenizer.for_model(file, options.tokenizer)
+        self.context = file.require(f"{file.architecture}.context_length", int)
+        self.declared_with(RecipeOptions(t_seq=1))  # raises for adapters that do not fit
+        path = Path(options.data)
+        files = jsonl.parts_of(path)
+        held = files.get("valid") if options.valid is None else Path(options.valid)
+        self.train = self._prompts(files["train"])
+        if held is None:
+            seed = self.recipe_options().seed
+            self.train, self.held_out, said = split_off(
+                path, self.train, seed, VALID, options.holdout
+            )
+            for each in said:
+                self.say("data", each)
+        else:
+            check_not_asked(held, options.holdout)
+            self.held_out = self._prompts(held)
+        if options.early_stopping and not len(self.held_out):
+            raise ConfigError(
+                "--early-stopping: no prompts are held out: name a file by --valid, or hold some "
+                "out by --holdout"
+            )
+        self._start_rewards()
+
+    def _prompts(self, path: Path) -> Prompts:
+        """Return the prompts of a file that leave room in the context; say how many do not.
+
+        Raises DataError if none do.
+        """
+        options, found, skipped = self.options, list[Prompt](), 0
+        bounds = Bounds(options.max_line, options.max_unpacked)
+        for where, text, columns in jsonl.prompts(path, columns_of(options.columns), bounds):
+            try:
+                ids = prompt_ids(self.tokenizer, text)
+            except ConfigError as error:
+                raise DataError(f"{where}: {error}") from error
+            if len(ids) < self.context:
+                found.append(Prompt(ids, text, columns))
+            skipped += len(ids) >= self.context
+        said = f"{path}: {counted(len(found), 'prompt')}"
+        if skipped:
+            said += f"; {skipped:,} skipped, which leave no room in {self.context:,} tokens"
+        if not found:
+            raise DataError(f"{said}; expected at least one")
+        self.say("data", said)
+        return Prompts(found)
+
+    def _start_rewards(self) -> None:
+        """Start the reward functions, after a line about each file that will run.
+
+        Raises CheckpointError if a resumed run had others.
+        """
+        options = self.options
+        specs = (options.reward,) if isinstance(options.reward, str) else options.reward
+        self._functions = _table(identity(specs))
+        before = self.before.get("rewards", self._functions)
+        same = {name: tuple(each) for name, each in before.items()} == self._functions
+        if not same and not options.force_resume:
+            raise CheckpointError(
+                f"cannot resume: --reward: expected {_listed(before)}; got "
+                f"{_listed(self._functions)}: another file, or a changed one; --force-resume "
+                "takes it"
+            )
+        for path, sha256 in zip(*self._functions.values(), strict=True):
+            if sha256:
+                again = ", as before" if self.before else ""
+                print(fact("reward", f"runs {path} (sha256 {sha256[:12]}{again})"), flush=True)
+        weights = options.reward_weights
+        self.rewards = self.ends.enter_context(
+            Rewards(
+                specs,
+                None if weights is None else [float(each) for each in weights.split(",")],
+                options.reward_timeout,
+                options.reward_in_process,
+                tell=lambda text: print_line(f"toynn: {harmless(text, '')}"),
+            )
+        )
+
+    def tables(self) -> dict[str, Mapping[str, Value]]:
+        """Return config.toml's tables of the data and of the rewards."""
+        path = self.options.data
+        counts = {"train": len(self.train), "valid": len(self.held_out)}
+        named = {"name": self.directory.word(path), "sha256": digest(path), **counts}
+        return {"data": named, "rewards": self._functions}
+
+    # -- The model -----------------------------------------------------------------------------
+
+    def enable(self, engine: SequenceEngine[Any]) -> None:
+        """Enable the policy loss of an engine."""
+        engine.enable_policy(self.take(PolicyOptions))
+
+    def new_recipe(self) -> GRPO:
+        """Return the recipe, not realized."""
+        return GRPO(self.take(PolicyOptions), self.options.backend)
+
+    def all_options(self) -> RecipeOptions:
+        """Return the recipe's options, with rows for the longest prompt and sample."""
+        options = self.options
+        longest = min(self.context, self.train.seq + options.max_completion_length - 1)
+        rows = options.batch * options.num_generations
+        rows = min(options.mini_batch or rows, rows)
+        return replace(self.recipe_options(), t_seq=longest, t_batch=rows, packed=True)
+
+    def read_by_step(self) -> int:
+        """Return the bytes of the base's file that a step reads."""
+        options = self.all_options()
+        return read_by_step(self.file, options.t_batch * options.t_seq)
+
+    def declared(self) -> tuple[Any, int]:
+        """Return an engine of the model, before it takes memory; rows of a batch."""
+        engine = self.declared_with(self.all_options())
+        return engine, engine.t_batch * engine.t_seq
+
+    def realize(self) -> Any:
+        """Return the recipe, ready to step."""
+        recipe, options = self.realize_with(self.all_options()), self.options
+        drawing = {"top_k": options.top_k, "top_p": options.top_p}
+        self.sampler = Sampler(
+            recipe, self.tokenizer, self.rewards, self.take(PolicyOptions), drawing
+        )
+        return recipe
+
+    # -- The loop ------------------------------------------------------------------------------
+
+    def batches(self) -> Rounds:
+        """Return batches whose samples are drawn when a step trains on them."""
+        options = self.options
+        return Rounds(
+            self.train,
+            self.sampler,
+            batch=options.batch,
+            group=options.num_generations,
+            updates=options.grad_accum,
+            iterations=options.num_iterations,
+            seed=options.seed,
+            scale=options.scale_rewards,
+            mask_truncated=options.mask_truncated_completions,
+        )
+
+    def per_epoch(self) -> float:
+        """Return the number of batches in a pass through the prompts."""
+        return len(self.train) / self.options.batch * self.options.num_iterations
+
+    def valid(self) -> Sequence[Any]:
+        """Return the held-out prompts."""
+        return self.held_out.batches(ROWS)
+
+    def measure(self, batch: Any) -> Figures:
+        """Return the rewards of greedy samples; a missing one counts as 0."""
+        scored = self.sampler.scored(batch.prompts, greedy=True)
+        return {**scored.figures, "rewards/mean": float(np.nan_to_num(scored.totals).mean())}
+
+    def sample(self) -> Iterator[str]:
+        """Yield greedy samples of the first prompts held out, with their rewards."""
+        (shown,) = (self.held_out if len(self.held_out) else self.train).batches(SHOWN)[:1]
+        yield "\n".join(self.sampler.scored(shown.prompts, greedy=True).lines(shown.prompts))
+
+    def show(self, folder: RunFolder, result: Result) -> str:
+        """Print what the model writes; return its rewards before training, and the best."""
+        is_late = late(result)
+        text = "" if is_late() else "".join(self.sample())
+        folder.write_sample(text)
+        print(f"--- greedy samples ---\n{harmless(text)}\n---")
+        rewards = {
+            each.iteration: each.figures["val_rewards/mean"]
+            for each in result.reports
+            if each.figures and "val_rewards/mean" in each.figures
+        }
+        if result.best_iteration not in rewards:
+            return ""
+        first = f", {rewards[0]:.4f} before training" if 0 in rewards else ""
+        return f"held-out reward {rewards[result.best_iteration]:.4f}{first}"
+
+    def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
+        """Yield commands that use the adapter."""
+        if self.rewards.missing:
+            yield fact("rewards", f"{counted(self.rewards.missing, 'reward')} missing")
+        yield from self.uses(folder, chats=not isinstance(self.train.prompts[0].text, str))
+
+
+def _table(functions: Sequence[Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Return config.toml's table of reward functions, from their identity."""
+    paths, hashes = zip(*functions, strict=True)
+    return {"functions": paths, "sha256": hashes}
+
+
+def _listed(table: Mapping[str, Sequence[str]]) -> str:
+    pairs = zip(*table.values(), strict=True)
+    return ", ".join(f"{path} {sha256[:12]}".rstrip() for path, sha256 in pairs)
