@@ -44,8 +44,8 @@ if TYPE_CHECKING:  # for editors and mypy: what __getattr__ imports when it is f
     from toynn.engines import LlamaSeqEngine as LlamaSeqEngine
     from toynn.engines import ViTConfig as ViTConfig
     from toynn.engines import ViTEngine as ViTEngine
-    from toynn.jobs import Run as Run
-    from toynn.jobs import finetune as finetune
+    from toynn.jobs.finetuning import Run as Run
+    from toynn.jobs.finetuning import finetune as finetune
     from toynn.numerics.precision import (
         get_float32_matmul_precision as get_float32_matmul_precision,
     )
@@ -64,7 +64,7 @@ _HOMES = {
     **dict.fromkeys(("get_num_threads", "set_num_threads"), "backends.threads"),
     **dict.fromkeys(("GPT2Config", "GPT2SeqEngine", "LlamaConfig", "LlamaSeqEngine"), "engines"),
     **dict.fromkeys(("ViTConfig", "ViTEngine"), "engines"),
-    **dict.fromkeys(("Run", "finetune"), "jobs"),
+    **dict.fromkeys(("Run", "finetune"), "jobs.finetuning"),
     "get_float32_matmul_precision": "numerics.precision",
     "set_float32_matmul_precision": "numerics.precision",
     **dict.fromkeys(("AdamW", "adamw", "schedule"), "optim"),

@@ -18,9 +18,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.jobs import carried_out, made
 from toynn.jobs.classified import classifier
 from toynn.jobs.finetuning import kept, silence
+from toynn.jobs.made import made
+from toynn.jobs.run import carried_out
 
 try:
     base: Any = import_module("sklearn.base")

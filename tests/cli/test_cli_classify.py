@@ -14,7 +14,8 @@ import toynn
 from toynn.cli import main
 from toynn.engines.encoder import Encoder, Task
 from toynn.errors import ConfigError
-from toynn.jobs import carried_out, made
+from toynn.jobs.made import made
+from toynn.jobs.run import carried_out
 from toynn.recipes import Classifier
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "cat", "dog", "red", "blue"]

@@ -27,8 +27,8 @@ from toynn.engines import LlamaSeqEngine
 from toynn.errors import ConfigError
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import Tokenizer
-from toynn.jobs import JOBS, text
-from toynn.jobs.made import OPTIONS, made
+from toynn.jobs import text
+from toynn.jobs.made import JOBS, OPTIONS, made
 from toynn.jobs.run import build as build_job
 from toynn.options import option, options_of, whole
 

@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch", reason="PyTorch, the parity group, is not i
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from small_encoders import with_words  # noqa: E402
 
-from toynn.jobs import carried_out, made  # noqa: E402
+from toynn.jobs.made import made  # noqa: E402
+from toynn.jobs.run import carried_out  # noqa: E402
 from toynn.recipes import Classifier  # noqa: E402
 
 pytestmark = pytest.mark.parity

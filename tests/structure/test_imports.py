@@ -1,6 +1,7 @@
 """``import toynn`` imports little: what a program does not use costs it no time."""
 
 import ast
+import re
 import subprocess
 import sys
 
@@ -22,7 +23,9 @@ OTHERS = (
     "gguf",
     "yaml",
 )
-QUIETLY = "import contextlib\nwith contextlib.suppress(SystemExit):"
+#: What models need, and jobs that train them.
+HEAVY = ("models", "engines", "session", "ops", "data", "train.trainer", "jobs.made")
+QUIETLY = "import contextlib\nwith contextlib.suppress(SystemExit, __import__('toynn').ToynnError):"
 
 
 def modules_after(statement):
@@ -41,6 +44,23 @@ def test_a_command_imports_its_own_module(words):
     """And no other one's: those of training and of chats bring all architectures."""
     modules = set(modules_after(f"from toynn.cli import parsed\n{QUIETLY} parsed({words})"))
     assert not modules & {"toynn.cli.train", "toynn.cli.chat", "toynn.models.llama", "pyarrow"}
+
+
+@pytest.mark.parametrize("words", [["-h"], ["generat"], []])
+def test_the_list_of_commands_imports_none_of_them(words):
+    modules = modules_after(f"from toynn.cli import parsed\n{QUIETLY} parsed({words})")
+    commands = {name for name in modules if re.fullmatch(r"toynn\.cli\.[a-z]\w*", name)}
+    assert not commands and not set(modules) & {f"toynn.{name}" for name in HEAVY}
+
+
+@pytest.mark.parametrize("command", ["bench", "runs", "plot", "report", "selftest", "puzzles"])
+def test_a_command_without_a_model_imports_no_model(command):
+    """Nor what trains one: its options need neither the loop nor the other jobs."""
+    modules = set(
+        modules_after(f"from toynn.cli import parsed\n{QUIETLY} parsed([{command!r}, '-h'])")
+    )
+    assert f"toynn.cli.{command}" in modules or command in ("plot", "report")
+    assert not modules & {f"toynn.{name}" for name in HEAVY}
 
 
 @pytest.mark.parametrize("words", [["train", "gpt2", "-h"], ["generate", "-h"], ["eval", "-h"]])

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from toynn import distributed
 from toynn.backends.config import other_toynn, release
+from toynn.cli._commands import COMMANDS, add_command
 from toynn.cli._streams import Unwritten, streams
 from toynn.cli._text import plain_warnings, print_error
 from toynn.errors import ConfigError, ToynnError, flags_stay
@@ -35,30 +36,6 @@ from toynn.system.printing import print_line
 
 __all__ = ["main", "parsed"]
 
-#: The commands, and the module of each. Only the module of the command that is typed is imported.
-COMMANDS = {
-    "train": "train",
-    "generate": "generate",
-    "chat": "chat",
-    "eval": "evaluate",
-    "check": "check",
-    "fuse": "adapters",
-    "export": "adapters",
-    "convert": "convert",
-    "bench": "bench",
-    "info": "info",
-    "runs": "runs",
-    "plot": "runs",
-    "report": "runs",
-    "tape": "tape",
-    "predict": "predict",
-    "teach": "teach",
-    "embed": "embed",
-    "config": "config",
-    "selftest": "selftest",
-    "puzzles": "puzzles",
-    "completion": "completion",
-}
 DESCRIPTION = "Train and fine-tune transformers on the CPU you have, with kernels you can read."
 #: Flags of files that may name the model and the data. Without such a flag, both are required.
 NAMING = ("--config", "--resume", "--adapter")
@@ -186,7 +163,7 @@ def parsed(argv: Sequence[str]) -> Namespace:
                 f"before {argv[1]} (see `toynn train --help`)"
             )
     named = any(word.partition("=")[0] in NAMING for word in argv)
-    parser = _parser(*argv[:1], required=not named)
+    parser = _parser(argv[0] if argv else "", required=not named)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         command = " ".join(["toynn", *argv[: 2 if argv[0] == "train" else 1]])
@@ -237,17 +214,26 @@ def _hint(arguments: Namespace) -> str:
     return f"; try {', or '.join(ways)}" if ways else ""
 
 
-def _parser(command: str = "", *, required: bool = True) -> Parser:
-    """Return the parser of a command, or of --version; of all commands if it is neither."""
+def _parser(command: str | None = None, *, required: bool = True) -> Parser:
+    """Return the parser of all commands; or of one, whose module alone is imported.
+
+    For any other word, and -h, it knows the commands by their names and lines.
+    """
     parser = Parser(prog="toynn", description=DESCRIPTION, allow_abbrev=False)
     version = "" if command in COMMANDS else f"toynn {release()}"  # reads files of the installation
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    words = [command] if command in COMMANDS else [] if command == "--version" else COMMANDS
+    alone = ("-h", "--help", "--version")
+    flag = command is None or (command[:1] == "-" and command not in alone)
+    if not flag and command not in COMMANDS:
+        for name in COMMANDS:
+            add_command(commands, name)
+        return parser
+    words = [word for word in COMMANDS if word == command] or COMMANDS
     with _uncollected():
-        for name in dict.fromkeys(COMMANDS[word] for word in words):
-            options = {"required": required} if name == "train" else {}
-            import_module(f"toynn.cli.{name}").add_parser(commands, **options)
+        for module in dict.fromkeys(COMMANDS[word][0] for word in words):
+            options = {"required": required} if module == "train" else {}
+            import_module(f"toynn.cli.{module}").add_parser(commands, **options)
     return parser
 
 

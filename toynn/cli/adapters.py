@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toynn.cli._adapters import add_adapters, combined
+from toynn.cli._commands import add_command
 from toynn.cli._flags import MIXES_NEED, add, add_outtype
 from toynn.cli._models import origin
 from toynn.engines import SequenceEngine
@@ -28,8 +29,7 @@ WRITERS = ("gguf", "peft", "hf")
 
 def add_parser(commands: Any) -> None:
     """Add both commands to the parser's commands."""
-    help_ = "write a model and its adapter as one GGUF file"
-    parser = commands.add_parser("fuse", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "fuse")
     _add_files(parser, "FILE", "the new .gguf file", model=True)
     add_outtype(parser, None, "all matrices", " (default: matrices keep their types; see below)")
     parser.epilog = (
@@ -39,8 +39,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.set_defaults(run=run_fuse, saves=True)
 
-    help_ = "write an adapter for llama.cpp or for PEFT, or a model for transformers"
-    parser = commands.add_parser("export", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "export")
     forms = "format: the adapter for gguf or peft, or the model as a Hugging Face folder (hf)"
     parser.add_argument("--to", choices=WRITERS, required=True, help=forms)
     _add_files(parser, "PATH", "the new .gguf file, or the new folder", model=False)

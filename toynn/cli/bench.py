@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from toynn import _kernels
 from toynn.backends.config import describe, show_config
 from toynn.backends.threads import get_num_threads, set_num_threads
+from toynn.cli._commands import add_command
 from toynn.cli._flags import add
 from toynn.cli._scaling import DEFAULT, PARTS, scaling
 from toynn.errors import ConfigError
@@ -66,13 +67,12 @@ shares together take longer than on one thread. Memory: moving bytes takes longe
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "bench",
-        help="time every kernel beside the limits of this machine",
         description="Measure this machine's limits, and how near the kernels come to them.",
         epilog=EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     kernels = "one kernel, such as matmul (default: all)"
     only: Any = parser.add_argument("--only", metavar="OP", help=kernels)

@@ -9,6 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from toynn.cli._commands import add_command
 from toynn.cli._flags import show_first
 from toynn.cli._writing import Clock, add_flags, opened, options, unescaped
 from toynn.engines import SequenceEngine
@@ -45,8 +46,7 @@ Messages = list[dict[str, Any]]
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "talk with a model"
-    parser = commands.add_parser("chat", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "chat")
     parser.epilog = f"In the conversation: {HELP}."
     add_flags(parser, "--system")
     system = "system message; @FILE reads it from a file"

@@ -14,6 +14,7 @@ import numpy as np
 
 from toynn.cli._check_labels import check_labels
 from toynn.cli._check_lines import colours, example, histogram
+from toynn.cli._commands import add_command
 from toynn.cli._flags import add
 from toynn.data.bounds import Bounds
 from toynn.data.examples import held_out
@@ -47,8 +48,7 @@ ODD = 5  # most characters that are listed
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "check data before training: forms, lengths, masks, repeats, leaks"
-    parser = commands.add_parser("check", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "check")
     data = "files or folders, as for `toynn train --data`; each is checked alone"
     options = options_of(TextOptions)
     option = replace(options["data"], help=data, metavar="PATH")

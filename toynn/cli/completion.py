@@ -11,6 +11,8 @@ from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterator
 from typing import Any
 
+from toynn.cli._commands import add_command
+
 __all__ = ["add_parser"]
 
 SHELLS = ("bash", "zsh")
@@ -40,8 +42,7 @@ ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashc
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = 'print a script for Tab completion: eval "$(toynn completion bash)"'
-    parser = commands.add_parser("completion", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "completion")
     parser.add_argument("shell", choices=SHELLS, help="shell that reads the script")
     parser.set_defaults(run=run)
 

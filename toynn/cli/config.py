@@ -4,13 +4,14 @@ from argparse import Namespace
 from typing import Any
 
 from toynn.backends.config import show_config
+from toynn.cli._commands import add_command
 
 __all__ = ["add_parser"]
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    parser = commands.add_parser("config", help="print version, ISA levels, threads, backends")
+    parser = add_command(commands, "config", description=None)
     parser.set_defaults(run=run)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from toynn.cli._commands import add_command
 from toynn.cli._flags import MIXES_NEED, add, add_outtype
 from toynn.engines.converting import convert, unlike
 from toynn.formats.tokenizer.folder import has_tokenizer
@@ -18,8 +19,7 @@ __all__ = ["add_parser"]
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "convert a Hugging Face folder to a GGUF file, for llama.cpp"
-    parser = commands.add_parser("convert", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "convert")
     folder = "folder with config.json, safetensors files, tokenizer.json or tokenizer.model"
     parser.add_argument("folder", type=path_or_name, metavar="FOLDER", help=folder)
     add_outtype(parser, "f16", "matrices", "; norms and biases are f32 (default f16)")

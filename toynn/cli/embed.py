@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from toynn.cli._commands import add_command
 from toynn.cli._flags import add
 from toynn.data.texts import read_texts
 from toynn.engines.encoder import TOKENS, Encoder
@@ -27,8 +28,7 @@ FORMS = (".npy", ".jsonl", ".parquet")
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "write the vectors of texts"
-    parser = commands.add_parser("embed", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "embed")
     model = "a Hugging Face or sentence-transformers folder, a .gguf file or hf:OWNER/NAME"
     add_ = parser.add_argument
     add_("-m", "--model", type=path_or_name, required=True, metavar="PATH", help=model)

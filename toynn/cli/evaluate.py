@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from toynn import engines
+from toynn.cli._commands import add_command
 from toynn.cli._flags import Once, add, show_first
 from toynn.cli._models import add_model, check_named, opened, origin
 from toynn.data import jsonl
@@ -80,8 +81,7 @@ class OneText(Once):
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "evaluate a model: perplexity, loss, accuracy, divergence from another"
-    parser = commands.add_parser("eval", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "eval")
     add_model(parser)
     parser.add_argument("--data", type=data_name, metavar="PATH", action=OneText, help=DATA)
     against = "report the Kullback-Leibler divergence from this model"

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from toynn.cli._commands import add_command
 from toynn.cli._flags import show_first
 from toynn.cli._streams import input_bytes
 from toynn.cli._writing import Clock, add_flags, opened, options, unescaped
@@ -29,8 +30,7 @@ Prompt = str | list[dict[str, Any]]
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "continue a text, or answer, with a model"
-    parser = commands.add_parser("generate", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "generate")
     add_flags(parser, "--prompt")
     which = parser.add_mutually_exclusive_group(required=True)
     prompt = "text to continue; - reads standard input, and keeps the line breaks at its end"

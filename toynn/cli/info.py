@@ -9,6 +9,7 @@ from typing import Any
 
 from toynn import engines
 from toynn.cli import _info_lines
+from toynn.cli._commands import add_command
 from toynn.cli._flags import add
 from toynn.cli._info_lines import Lines, types
 from toynn.engines.plans import LEVELS, Plan
@@ -44,8 +45,7 @@ INSIDE = ("model.gguf", "adapter.gguf", peft.CONFIG, CONFIG, WEIGHTS)
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "describe a file or folder, and the memory to train it"
-    parser = commands.add_parser("info", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "info")
     kinds = (
         "a .gguf file (model or adapter), .safetensors file, run folder, Hugging Face folder or "
         "PEFT folder"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from toynn.cli._commands import add_command
 from toynn.cli._flags import add
 from toynn.cli._text import print_error
 from toynn.data.images import Picture, read_picture
@@ -33,8 +34,7 @@ Row = tuple[str, Sequence[tuple[str, float]]]
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "classify pictures, texts, or words in texts"
-    parser = commands.add_parser("predict", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "predict")
     model = (
         "run folder of `toynn train vit` or classify; a .safetensors file with timm's names; a "
         "folder or GGUF file of a classifier of texts"

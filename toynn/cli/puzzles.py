@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toynn.cli._commands import add_command
 from toynn.errors import ConfigError
 from toynn.system.printing import counted, harmless
 
@@ -30,11 +31,9 @@ SHOWN = 40  # most lines of a program's output that are printed
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "learn how training works: programs with a blank, which you fill in"
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "puzzles",
-        help=help_,
-        description=help_,
         epilog="\n".join(
             [
                 *(f"{action:10}{said}" for action, said in ACTIONS.items()),
@@ -43,7 +42,6 @@ def add_parser(commands: Any) -> None:
             ]
         ),
         formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     what = "what to do (default list)"
     parser.add_argument("action", nargs="?", choices=ACTIONS, default="list", help=what)

@@ -9,6 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from toynn.cli._commands import add_command
 from toynn.errors import ConfigError, DataError
 from toynn.jobs import peers
 from toynn.runs import Record, write_report
@@ -34,16 +35,14 @@ Curves = dict[str, list[tuple[int, float]]]
 
 def add_parser(commands: Any) -> None:
     """Add the commands to the parser's commands."""
-    help_ = "list run folders in a table"
-    parser = commands.add_parser("runs", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "runs")
     where = "run folders, or folders that contain some (default runs)"
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help=where)
     parser.add_argument("--sort", choices=SORTS, default="name", help="sort by this (default name)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each run")
     parser.set_defaults(run=run_runs)
 
-    help_ = "plot the curves of runs in the terminal"
-    parser = commands.add_parser("plot", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "plot")
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
     what = (
         f"curves to plot: {', '.join(NAMES)}, or any other figure of metrics.jsonl by its name "
@@ -55,8 +54,7 @@ def add_parser(commands: Any) -> None:
     curves.words = NAMES
     parser.set_defaults(run=run_plot)
 
-    help_ = "write report.html of a run again, even of a killed run"
-    parser = commands.add_parser("report", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "report")
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
     parser.set_defaults(run=run_report, saves=True)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from toynn import backends
 from toynn.backends.config import describe
 from toynn.backends.threads import get_num_threads
+from toynn.cli._commands import add_command
 from toynn.cli._flags import add
 from toynn.cli.bench import print_limits
 from toynn.jobs.options import BACKEND
@@ -22,8 +23,7 @@ __all__ = ["add_parser"]
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "check this installation in a minute, and print a report to paste into an issue"
-    parser = commands.add_parser("selftest", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "selftest")
     help_ = "backend to check: cpu, or a Mac's GPU"
     add(parser, replace(BACKEND, read=None, words=("cpu", "metal"), help=help_))
     parser.add_argument("--no-speeds", action="store_true", help="leave the timings out")

@@ -10,6 +10,7 @@ from typing import Any
 
 from toynn import explorer
 from toynn.backends.threads import get_num_threads
+from toynn.cli._commands import add_command
 from toynn.cli._flags import add, show_first
 from toynn.errors import ConfigError
 from toynn.formats.files import write_atomically
@@ -51,8 +52,7 @@ BATCH = "sequences or pictures per step (a run's own, otherwise 1)"
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "show the training step of a model: every kernel call, its memory, its numbers"
-    parser = commands.add_parser("tape", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "tape")
     what = (
         f"{XOR}, a recipe ({', '.join(RECIPES)}), a model's file or folder (trains adapters), or "
         "a run's folder"

@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from toynn.cli._commands import add_command
 from toynn.cli._flags import add, show_first
 from toynn.errors import ConfigError
 from toynn.jobs.lora import LoRAJob, LoRAOptions
@@ -29,8 +30,7 @@ READ = (
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "write what a large model says of data, for `toynn train --teacher`"
-    parser = commands.add_parser("teach", help=help_, description=help_, allow_abbrev=False)
+    parser = add_command(commands, "teach")
     known = options_of(LoRAOptions)
     model = replace(known["model"], help="the teacher: a GGUF file, folder or hf:OWNER/NAME")
     add(parser, model, required=True)

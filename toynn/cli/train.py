@@ -4,12 +4,14 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
+from toynn.cli._commands import add_command
 from toynn.cli._flags import add_all, as_typed, show_first
 from toynn.errors import ConfigError
-from toynn.jobs import JOBS, Job, carried_out, made
 from toynn.jobs.config_file import read_config
-from toynn.jobs.made import OPTIONS
+from toynn.jobs.job import Job
+from toynn.jobs.made import JOBS, OPTIONS, made
 from toynn.jobs.options import MOST_USED
+from toynn.jobs.run import carried_out
 
 __all__ = ["add_parser", "job_of", "words_of"]
 
@@ -22,7 +24,7 @@ def add_parser(commands: Any, *, required: bool = True) -> None:
 
     Without ``required``, required options may come from a file (--config, --resume).
     """
-    parser = commands.add_parser("train", help="train a model", allow_abbrev=False)
+    parser = add_command(commands, "train", description=None)
     recipes = parser.add_subparsers(required=True, metavar="RECIPE", dest="recipe")
     for name, job in JOBS.items():
         subparser = recipes.add_parser(

@@ -1,11 +1,12 @@
 """Modules that are imported when they are first asked for, so that programs start fast."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
-__all__ = ["submodules"]
+__all__ = ["names", "submodules"]
 
 
 def submodules(package: str) -> Callable[[str], ModuleType]:
@@ -15,5 +16,16 @@ def submodules(package: str) -> Callable[[str], ModuleType]:
         if name.startswith("__") or find_spec(f"{package}.{name}") is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return import_module(f"{package}.{name}")
+
+    return __getattr__
+
+
+def names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a package with names of its modules: {name: module}."""
+
+    def __getattr__(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     return __getattr__
