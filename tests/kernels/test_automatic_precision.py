@@ -54,6 +54,23 @@ def test_auto_by_the_kind_of_cpu(tiles, pairs, unit, maker, chosen, why, monkeyp
     assert config.describe()["precision auto"] == f"{chosen}: {reason}"
 
 
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [
+        ("AVX2", "int8 (AVX2) took 0.79 of the time; losses ended within 0.0007"),
+        ("AVX_VNNI", "int8 (AVX_VNNI) took 0.46 of the time; losses ended within 0.0007"),
+        ("AVX512_VNNI", ""),  # never timed beside floats
+        ("", ""),
+    ],
+)
+def test_auto_says_what_int8_would_give_where_medium_gives_nothing(unit, said, monkeypatch):
+    module = SimpleNamespace(multiplies_tiles=lambda: False, multiplies_pairs=lambda: False)
+    module.multiplies_quads = lambda: unit
+    monkeypatch.setattr(_kernels, "load", lambda *_: module)
+    precision, reason = toynn.automatic_precision()
+    assert precision == "highest" and said in reason and ("int8" in reason) == bool(said)
+
+
 def test_what_is_chosen_is_a_precision_of_this_cpu():
     told, chosen = config.describe(), toynn.automatic_precision()[0]
     bfloat16 = told["medium multiplies in"].startswith("bfloat16")
