@@ -35,6 +35,9 @@ def told(prompts, completions, n, **columns):
         print(repr([prompts, completions, n, columns, os.getpid()]), file=file)
     return n
 
+def some(prompts, completions, answer, **columns):
+    return [0.0 if each is None else 1.0 for each in answer]
+
 def wrong(prompts, completions, **columns):
     return [0.0]
 """
@@ -91,6 +94,14 @@ def test_rewards_run_here_if_asked(files):
     words = ["--reward-in-process", "--holdout", "0"]
     assert train("--out", "run", *words, reward="rewards.py:told", steps=1) == 0
     assert eval((files / "told.txt").read_text().splitlines()[0])[-1] == os.getpid()
+
+
+def test_a_column_that_few_rows_have_is_given_for_all(files):
+    rows = [{"prompt": "a"}, {"prompt": "b", "answer": 3}, {"prompt": "c"}]
+    (files / "few.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["--out", "run", "--holdout", "0", "--batch", "1", "--epochs", "1"]
+    assert train(*words, data="few.jsonl", reward="rewards.py:some", steps=3) == 0
+    assert sorted(each["rewards/mean"] for each in reports(files / "run")[-3:]) == [0, 0, 1]
 
 
 @pytest.mark.parametrize("reward", ["rewards.py:same", "rewards.py:none"])

@@ -318,8 +318,10 @@ class GRPOJob(AdapterJob):
         """Return the recipe, ready to step."""
         recipe, options = self.realize_with(self.all_options()), self.options
         drawing = {"top_k": options.top_k, "top_p": options.top_p}
+        asked = (*self.train.prompts, *self.held_out.prompts)
+        columns = dict.fromkeys(name for each in asked for name in each.columns)
         self.sampler = Sampler(
-            recipe, self.tokenizer, self.rewards, self.take(PolicyOptions), drawing
+            recipe, self.tokenizer, self.rewards, self.take(PolicyOptions), drawing, columns
         )
         return recipe
 

@@ -5,7 +5,7 @@ Sampler     draws samples of prompts, and scores them
 Rounds      endless batches, whose samples are drawn when a step trains on them
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -110,7 +110,8 @@ class Scored:
 class Sampler:
     """Draws samples of prompts by a model, and scores them.
 
-    ``options`` are those of the loss; ``drawing`` are top_k and top_p.
+    ``options`` are those of the loss; ``drawing`` are top_k and top_p; ``columns`` are the names of
+    all prompts' columns.
     """
 
     recipe: Any
@@ -118,6 +119,7 @@ class Sampler:
     rewards: Rewards
     options: PolicyOptions
     drawing: Mapping[str, Any]
+    columns: Collection[str]
 
     def scored(
         self, prompts: Sequence[Prompt], samples: int = 1, *, greedy: bool = False, seed: int = 0
@@ -143,8 +145,7 @@ class Sampler:
             text if isinstance(each.text, str) else [{"role": "assistant", "content": text}]
             for each, text in zip(asked, texts, strict=True)
         ]
-        names = dict.fromkeys(name for each in prompts for name in each.columns)
-        columns = {name: [each.columns.get(name) for each in asked] for name in names}
+        columns = {name: [each.columns.get(name) for each in asked] for name in self.columns}
         rewards = self.rewards.score([each.text for each in asked], answers, columns)
         return Scored(found, texts, self.rewards.names, rewards, self.rewards.totals(rewards))
 
