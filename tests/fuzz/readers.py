@@ -112,6 +112,26 @@ def write_texts(folder):
     (folder / "c.jsonl").write_text("".join(json.dumps(rows[2]) + "\n" for _ in range(4)))
 
 
+def write_prompts(folder):
+    talk = [{"role": "user", "content": "hi, ünï"}]
+    rows = [
+        {"prompt": "2 + 2 =", "answer": 4, "more": [1, 2.5, None, {"a": True}]},
+        {"prompt": talk, "answer": "x"},
+        {"messages": talk},
+    ]
+    for name, row in zip("abc", rows, strict=True):
+        (folder / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 3)
+    (folder / "d.csv").write_text('prompt,answer\n"one\n""cat""",x\ntwo,"y, z"\n')
+    (folder / "e.json").write_text(json.dumps(rows[:1] * 3))
+
+
+def read_prompts(path):
+    """What rewards get of them is JSON; a prompt has characters."""
+    for where, prompt, columns in jsonl.prompts(path):
+        assert where and prompt, where
+        json.dumps([prompt, columns]).encode()
+
+
 def write_packed(folder):
     write_texts(folder)
     for path in folder.glob("*.jsonl"):
@@ -548,6 +568,7 @@ READERS = [
     Reader("jsonl", write_texts, each(read_texts, "*.jsonl"), apart=True),
     Reader("packed", write_packed, each(read_texts, "*.jsonl.gz"), apart=True),
     Reader("questions", write_questions, lambda at: read_questions(at / "a.jsonl")),
+    Reader("prompts", write_prompts, each(read_prompts, "*.*"), apart=True),
     Reader("npz", write_npz, lambda at: ImageData.read(at / "a.npz")),
     Reader("idx", lambda at: write_mnist(at, {"train": 6, "t10k": 3}), ImageData.read),
     Reader("pictures", write_pictures, read_pictures, apart=True),

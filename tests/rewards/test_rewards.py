@@ -14,7 +14,7 @@ import pytest
 from hang import HANG
 
 from toynn.errors import ConfigError, RewardError, flags_stay
-from toynn.rewards import Rewards, functions
+from toynn.rewards import Rewards, child, functions
 
 PROMPTS = ["1 + 1 =", "1 + 2 ="]
 SAMPLES = [" 2", " 4"]
@@ -186,7 +186,7 @@ def test_a_function_that_hangs_is_ended_and_its_rewards_are_missing(
     body = f"if 'hang' in columns:\n    {line}\nreturn [1, 2]"
     with Rewards([file(tmp_path, body)], timeout=0.5, tell=told.append) as rewards:
         assert np.isnan(score(rewards, hang=[1, 1])).all()
-        wanted = "took more than 0.5 seconds; 2 rewards are missing"
+        wanted = "took more than 0.5 seconds (--reward-timeout); 2 rewards are missing"
         assert len(told) == 1 and wanted in told[0] and rewards.missing == 2
         assert 'rewards.py", line 5 in f' in capfd.readouterr().err
         rewards._timeout = 60
@@ -196,7 +196,9 @@ def test_a_function_that_hangs_is_ended_and_its_rewards_are_missing(
 def test_a_function_that_only_hangs_is_an_error(tmp_path, told, capfd):
     with Rewards([file(tmp_path, "while True: pass")], timeout=0.1, tell=told.append) as rewards:
         assert np.isnan(score(rewards)).all() and np.isnan(score(rewards)).all()
-        with pytest.raises(RewardError, match=r"more than 0.1 seconds, 3 times"):
+        with pytest.raises(
+            RewardError, match=r"more than 0.1 seconds \(--reward-timeout\), 3 times"
+        ):
             score(rewards)
         assert len(told) == 2
 
@@ -272,24 +274,24 @@ def test_values_do_not_change_in_the_parent(tmp_path):
 
 
 SPECS = {
-    "rewards": r"reward rewards: expected FILE.py:FUNCTION, or exact\[:COLUMN\], number",
+    "rewards": r"--reward rewards: expected FILE.py:FUNCTION, or exact\[:COLUMN\], number",
     "rewards.py:": "expected FILE.py:FUNCTION",
     ":f": "expected FILE.py:FUNCTION",
     "C:\\rewards.py": "expected FILE.py:FUNCTION",
-    "none.py:f": "reward none.py:f: none.py cannot be read: ",
+    "none.py:f": "--reward none.py:f: none.py cannot be read: ",
     ".:f": "cannot be read",
     "nul.py:f": "cannot be read",
-    "syntax.py:f": "reward syntax.py:f: SyntaxError: .*syntax.py, line 2",
-    "raises.py:f": "reward raises.py:f: line 2: ZeroDivisionError: division by zero",
-    "ends.py:f": r"reward ends.py:f: its process ended \(exit status 4\)",
-    "fine.py:g": "reward fine.py:g: LookupError: the file has no function g",
+    "syntax.py:f": "--reward syntax.py:f: SyntaxError: .*syntax.py, line 2",
+    "raises.py:f": "--reward raises.py:f: line 2: ZeroDivisionError: division by zero",
+    "ends.py:f": r"--reward ends.py:f: its process ended \(exit status 4\)",
+    "fine.py:g": "--reward fine.py:g: LookupError: the file has no function g",
     "fine.py:x": "LookupError: the file has no function x",
-    "regex": r"reward regex: .*missing 1 required.*; expected regex:PATTERN",
-    "regex:(": "reward regex:.: .*expected regex:PATTERN",
-    "length:many": "reward length:many: .*expected length:CHARACTERS",
-    "length:0": "reward length:0: .*expected a number of characters > 0",
+    "regex": r"--reward regex: .*missing 1 required.*; expected regex:PATTERN",
+    "regex:(": "--reward regex:.: .*expected regex:PATTERN",
+    "length:many": "--reward length:many: .*expected length:CHARACTERS",
+    "length:0": "--reward length:0: .*expected a number of characters > 0",
     "length:nan": "expected a number of characters > 0",
-    "json:none.json": "reward json:none.json: none.json cannot be read",
+    "json:none.json": "--reward json:none.json: none.json cannot be read",
 }
 
 
@@ -312,21 +314,40 @@ def test_weights_times_and_values_that_cannot_be(tmp_path):
     fine = file(tmp_path, "return [1, 2]")
     for weights in ([1, 2], [math.nan], []):
         with pytest.raises(
-            ConfigError, match=r"weights of rewards: expected a finite number for each"
+            ConfigError, match=r"--reward-weights: expected a finite number for each"
         ):
             Rewards([fine], weights=weights)
-    with pytest.raises(ConfigError, match=r"weights of rewards: .* for 0: none"):
+    with pytest.raises(ConfigError, match=r"--reward-weights: .* for 0: none"):
         Rewards([])
     for seconds in (0, -1, math.nan, math.inf):
-        with pytest.raises(ConfigError, match=r"timeout of rewards: expected seconds"):
+        with pytest.raises(ConfigError, match=r"--reward-timeout .*: expected seconds"):
             Rewards([fine], timeout=seconds)
-    with Rewards([fine]) as rewards:
-        with pytest.raises(
-            RewardError, match="expected texts, numbers, lists; Object of type bytes"
-        ):
-            score(rewards, answer=[b"", b""])
-        with pytest.raises(RewardError, match="expected 2 values in answer, prompts"):
-            rewards.score(["1"], SAMPLES, {"answer": [1], "fine": [1, 2]})
+    with (
+        Rewards([fine]) as rewards,
+        pytest.raises(RewardError, match="2 values in prompts, answer"),
+    ):
+        rewards.score(["1"], SAMPLES, {"answer": [1], "fine": [1, 2]})
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_columns_that_json_does_not_have_are_left_out(tmp_path, told, in_process):
+    with Rewards(
+        [file(tmp_path, "return [len(columns), 'b' in columns]")],
+        in_process=in_process,
+        tell=told.append,
+    ) as rewards:
+        for raw in ([b"", b""], [b"", "1"], ["1", "2"]):
+            assert score(rewards, a=[1, 2], b=raw).tolist() == [[1], [0]]
+        assert len(told) == 1
+        assert "column 'b' is left out" in told[0] and "Object of type bytes is not" in told[0]
+        assert rewards.missing == 0
+        with pytest.raises(RewardError, match=r"expected 2 values in c$"):
+            score(rewards, c=[1])
+        for name in ("prompts", "completions"):
+            with pytest.raises(
+                RewardError, match=f"a column is called '{name}', as an argument is"
+            ):
+                rewards.score(PROMPTS, SAMPLES, {name: [1, 2]})
 
 
 def test_a_process_ends_with_its_rewards(tmp_path, monkeypatch):
@@ -350,6 +371,20 @@ def test_a_process_ends_with_its_parent_in_spite_of_its_threads():
         [sys.executable, "-c", code], input=request, capture_output=True, timeout=HANG
     )
     assert done.stdout == b"{}\n" and done.returncode == 1
+
+
+def test_a_process_whose_parent_was_killed_says_nothing():
+    process = subprocess.Popen(
+        [sys.executable, child.__file__], stdin=-1, stdout=-1, stderr=-1, text=True
+    )
+    process.stdout.close()
+    request = {"index": 0, "values": {"completions": []}, "seconds": 60}
+    loaded = {"path": "r.py", "source": "f = len", "name": "f", "arguments": None}
+    said = [{"path": sys.path, "load": loaded, "seconds": 60}, request]
+    with process:
+        process.stdin.write("".join(json.dumps(each) + "\n" for each in said))
+        process.stdin.close()
+        assert process.stderr.read() == ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a score for its memory killer")

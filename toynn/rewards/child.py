@@ -114,8 +114,11 @@ def main() -> None:
         answer = server.answer(request)
         faulthandler.cancel_dump_traceback_later()
         answer.pop("error", None)
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        try:
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+        except OSError:  # the parent was killed
+            os._exit(1)
     faulthandler.dump_traceback_later(LAST, exit=True, file=nothing)
 
 

@@ -83,13 +83,14 @@ class Rewards:
         fits = self._weights.shape == (len(specs),) and np.isfinite(self._weights).all()
         if not (specs and fits):
             raise ConfigError(
-                "weights of rewards: expected a finite number for each function; got "
+                "--reward-weights: expected a finite number for each function; got "
                 f"{self._weights.tolist()} for {len(specs)}: {', '.join(specs) or 'none'}"
             )
         if not 0 < timeout <= 1e6:
-            raise ConfigError(f"timeout of rewards: expected seconds, more than 0; got {timeout}")
+            raise ConfigError(f"--reward-timeout {timeout}: expected seconds, more than 0")
         self._timeout, self._tell, self.missing = timeout, tell, 0
         self._specs, self._returned, self._late = specs, set[int](), [0] * len(specs)
+        self._left_out: set[str] = set()
         functions, self.identity = map(list, zip(*map(_read, specs), strict=True))
         names = [each["name"] for each in functions]
         counts = [names[:i].count(name) for i, name in enumerate(names)]
@@ -109,15 +110,25 @@ class Rewards:
         Prompts and completions are texts or conversations; ``columns`` has lists of n values.
         Rewards are missing if a function returns None, takes too long, or raises after it has once
         returned. Raises RewardError if it raises before that, takes too long three times before
-        that, or returns anything but a finite number or None for each completion; and for values
-        that JSON does not have.
+        that, or returns anything but a finite number or None for each completion. A column of
+        values that JSON does not have is left out, after a line.
         """
-        values = {**columns, "prompts": prompts, "completions": completions}
-        n = len(completions)
-        try:
-            values = json.loads(json.dumps({name: list(each) for name, each in values.items()}))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise RewardError(f"rewards: expected texts, numbers, lists; {error}") from error
+        values, n = dict[str, Any](prompts=prompts, completions=completions), len(completions)
+        if taken := values.keys() & columns.keys():
+            raise RewardError(
+                f"rewards: a column is called {min(taken)!r}, as an argument is: rename it"
+            )
+        for name, given in {**values, **columns}.items():
+            try:
+                values[name] = json.loads(json.dumps(list(given)))
+            except (TypeError, ValueError, RecursionError) as error:  # a date, or bytes, of a table
+                if name not in self._left_out:
+                    self._tell(
+                        f"rewards: column {name!r} is left out, as JSON has no such values: {error}"
+                    )
+                self._left_out.add(name)
+        for name in self._left_out:
+            values.pop(name, None)
         wrong = [name for name, each in values.items() if len(each) != n]
         if wrong:
             raise RewardError(f"rewards: expected {n} values in {', '.join(wrong)}")
@@ -154,7 +165,7 @@ class Rewards:
         why = answer.get("wrong") or answer.get("raised")
         if late:
             self._late[i] += 1
-            why = f"took more than {self._timeout:g} seconds"
+            why = f"took more than {self._timeout:g} seconds (--reward-timeout)"
         if "wrong" in answer or (i not in self._returned and (not late or self._late[i] == ENDED)):
             times = f", {ENDED} times" if late else ""
             raise RewardError(f"{self._specs[i]}: {why}{times}") from answer.get("error")
@@ -180,7 +191,7 @@ def _read(spec: str) -> tuple[dict[str, Any], list[str]]:
     path, _, name = spec.rpartition(":")
     if not path or not name.isidentifier():
         raise ConfigError(
-            f"reward {spec}: expected FILE.py:FUNCTION, or {', '.join(READY.values())}"
+            f"--reward {spec}: expected FILE.py:FUNCTION, or {', '.join(READY.values())}"
         )
     source, digest = _contents(spec, path)
     path = str(Path(path).resolve())
@@ -194,7 +205,7 @@ def _contents(spec: str, path: str) -> tuple[str, str]:
         raw = Path(path).read_bytes()
         return decode_source(raw), hashlib.sha256(raw).hexdigest()
     except (OSError, ValueError, SyntaxError) as error:
-        raise ConfigError(f"reward {spec}: {path} cannot be read: {error}") from error
+        raise ConfigError(f"--reward {spec}: {path} cannot be read: {error}") from error
 
 
 class _Process:
@@ -241,7 +252,7 @@ class _Process:
                 self.close()
                 why = answer.get("raised", f"running its file took more than {LOADING} seconds")
                 usage = f"; expected {READY[loaded['name']]}" if loaded["path"] == _READY else ""
-                raise ConfigError(f"reward {spec}: {why}{usage}") from answer.get("error")
+                raise ConfigError(f"--reward {spec}: {why}{usage}") from answer.get("error")
 
     def _exchange(self, request: Mapping[str, Any], seconds: float) -> child.Answer:
         if self._server is not None:
