@@ -13,7 +13,7 @@ from lora_bases import write_base
 
 import toynn
 from toynn.cli import main
-from toynn.jobs import made
+from toynn.jobs.made import made
 from toynn.jobs.samples import Sampler
 
 RUN = ["--model", "base.gguf", "--max-completion-length", "8", "--warmup", "1", "--batch", "2"]
