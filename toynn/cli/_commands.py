@@ -28,6 +28,7 @@ COMMANDS = {
         "show the training step of a model: every kernel call, its memory, its numbers",
     ),
     "predict": ("predict", "classify pictures, texts, or words in texts"),
+    "tokenizer": ("tokenizer", "train a tokenizer"),
     "teach": ("teach", "write what a large model says of data, for `toynn train --teacher`"),
     "embed": ("embed", "write the vectors of texts"),
     "config": ("config", "print version, ISA levels, threads, backends"),

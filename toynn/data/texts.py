@@ -1,6 +1,6 @@
 """Texts of files, and the batch of an encoder: packed texts with labels of texts or of tokens."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -9,13 +9,18 @@ from typing import Any, Self
 
 import numpy as np
 
-from toynn.data._containers import TEXTS, kind_of
+from toynn.data._containers import TEXTS, is_container, kind_of
+from toynn.data._forms import READ
 from toynn.data._rows import rows, string_of, where_of
 from toynn.data.batch import IGNORED, Batch
-from toynn.data.stream import blocks, silent
+from toynn.data.stream import Progress, blocks, silent
 from toynn.errors import DataError, ShapeError
+from toynn.system.printing import strings_in
 
-__all__ = ["Texts", "read_texts"]
+__all__ = ["Texts", "contents", "read_texts"]
+
+CONTENT = READ - {"label", "tools"}
+NAMES = {"role", "from"}  # fields of a message that say whose it is
 
 
 def read_texts(path: Path, column: str = "text") -> list[str]:
@@ -96,3 +101,21 @@ class Texts(Batch):
         if self.labels is None or labels.dtype.kind == "f":
             return self.examples
         return int(np.count_nonzero(labels != IGNORED))
+
+
+def contents(path: Path, progress: Progress = silent) -> Iterator[str]:
+    """Yield all text of a file or folder: of a .txt in blocks, of rows each field that is trained.
+
+    Roles of messages and descriptions of tools are left out. Raises DataError.
+    """
+    if path.suffix == ".bin" or (path.is_dir() and any(path.glob("*.bin"))):
+        raise DataError(f"{path}: it holds tokens already: expected texts")
+    if not is_container(path):
+        yield from blocks(path, progress)
+        return
+    for _, row in rows(path, progress):
+        for key in sorted(CONTENT & row.keys()):
+            each = row[key]
+            for part in each if isinstance(each, list) else [each]:
+                kept = isinstance(part, Mapping)
+                yield from strings_in({k: part[k] for k in part.keys() - NAMES} if kept else part)

@@ -29,6 +29,7 @@ from toynn.engines.teacher import Teacher
 from toynn.errors import ConfigError, DataError
 from toynn.evaluation import delimited, read_questions
 from toynn.formats.tokenizer import Tokenizer
+from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.generation.drawing import generate
 from toynn.jobs import ends
 from toynn.jobs.job import Job, late
@@ -38,6 +39,7 @@ from toynn.jobs.paths import data_name, local_data, model_file, model_name
 from toynn.jobs.teacher import TaughtBatches, TeacherOptions, check_alone, opened, written
 from toynn.jobs.weighted import path_and_weight, source_names, sources
 from toynn.options import RecipeOptions, option, options_of, whole
+from toynn.system.platform import in_shell
 from toynn.system.printing import counted, fact, harmless, print_line
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import LoopOptions
@@ -396,12 +398,24 @@ class TextJob(Job):
         )
 
     def read_source(self, path: str | None, how: ReadOptions) -> Dataset | PreferenceData:
-        """Read one source of data."""
+        """Read one source of data. Raises DataError, also for tokens of another tokenizer."""
         if self.options.document_separator is not None:
             return jsonl.documents(path, self.tokenizer, how)
         if path is not None and (Path(path).is_dir() or Path(path).suffix in NO_TEXTS):
+            if any(Path(path).glob("*.bin")) and has_tokenizer(Path(path)):
+                self._check_shards(Path(path))
             return jsonl.read(path, self.tokenizer, how)
         return jsonl.long_text(path, self.tokenizer, how)
+
+    def _check_shards(self, folder: Path) -> None:
+        """Raise DataError for tokens of another tokenizer; theirs is beside them."""
+        theirs = Tokenizer.of(folder)
+        if theirs.tokens != self.tokenizer.tokens:
+            raise DataError(
+                f"{folder}: its tokens are those of the tokenizer beside them, with "
+                f"{theirs.vocab_size:,} tokens; the model's has {self.tokenizer.vocab_size:,} or "
+                f"others: tokenize the text again, or use --tokenizer {in_shell(folder)}"
+            )
 
     def check_metric(self) -> None:
         """Read --questions. Raises ConfigError if --metric needs questions and none are named."""
