@@ -75,6 +75,9 @@ def test_a_run_learns_what_is_rewarded(files, capsys):
     assert last["reward/low"] == last["rewards/mean"]
     assert last["trained_samples"] == 24 * 8 and 0 < last["samples/length"] <= 8
     assert last["sampling/difference_max"] < 0.1 and last["policy/entropy"] > 0
+    page = (files / "run" / "report.html").read_text()
+    for shown in ("reward of held-out prompts, best", "standard deviation of rewards in a group"):
+        assert shown in page
     said = capsys.readouterr().out
     assert "samples trained" in said and "  reward 0." in said and "(the best by reward" in said
     assert "reward      runs" in said and "before training" in said

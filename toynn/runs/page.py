@@ -116,6 +116,9 @@ def _tiles(record: Record) -> Iterator[Markup]:
     if best := record.best():
         by = "" if record.metric == "loss" else f" by {record.metric}"
         yield tile(f"{best[1]:.4f}", f"validation loss, best{by}, at step {best[0]:,}")
+    if rewards := record.numbers("val_rewards/mean"):
+        step, reward = max(rewards, key=lambda point: point[1])
+        yield tile(f"{reward:.4f}", f"reward of held-out prompts, best, at step {step:,}")
     if accuracies := dict(record.numbers("val_accuracy")):
         at = best[0] if best and best[0] in accuracies else max(accuracies)
         yield tile(f"{accuracies[at]:.1%}", f"accuracy, at step {at:,}")
