@@ -26,7 +26,8 @@ def add_parser(commands: Any) -> None:
     help_ = "train a byte-level BPE on texts; for `toynn train RECIPE --tokenizer FOLDER`"
     parser = actions.add_parser("train", help=help_, description=help_, allow_abbrev=False)
     add_ = parser.add_argument
-    data = f"{DATA.partition('; ')[0]} (default: the language reference that ships with Python)"
+    data = f"{DATA.partition('; ')[0].replace(' tokens (.bin),', '')}"
+    data += " (default: the language reference that ships with Python)"
     add_("--data", type=data_name, nargs="+", default=[], metavar="PATH", help=data)
     size = f"number of tokens, at least {LEAST}: bytes and special tokens (default 4096)"
     add_("--vocab-size", type=whole(1), default=4096, metavar="N", help=size)

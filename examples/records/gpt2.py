@@ -1,0 +1,12 @@
+"""The targets: what `toynn train gpt2` reaches with all its defaults, on bytes."""
+
+from toynn.cli import main
+
+STEPS = {3: 3050, 30: 30500}  # by minutes of one core
+
+
+def train(text, out, seed, budget):
+    """Train; return the run's folder. Reports and checkpoints are part of the time."""
+    words = f"train gpt2 --data {text} --holdout 0 --threads 1 --save-every 0 --out {out}"
+    assert main([*words.split(), "--steps", str(STEPS[budget]), "--seed", str(seed)]) == 0
+    return out
