@@ -33,7 +33,12 @@ MODELS = {
 }
 DRAWN = 2**20  # blocks of a type, which are used again and again
 #: Scales that make weights of a few hundredths, and the scales' first byte in a block.
-SCALES = {"Q4_K": ((1e-4, 7.5e-4), 0), "Q6_K": ((2e-5,), 208), "Q8_0": ((3e-4,), 0)}
+SCALES = {
+    "Q4_K": ((1e-4, 7.5e-4), 0),
+    "Q6_K": ((2e-5,), 208),
+    "Q8_0": ((3e-4,), 0),
+    "Q4_0": ((3e-3,), 0),
+}
 
 
 def drawn(rng: np.random.Generator, kind: str) -> NDArray[np.uint8]:
