@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -113,14 +114,21 @@ def test_what_cannot_be_shown_says_so(words, said, capsys, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-def test_a_call_names_its_stop_of_the_tour(tmp_path, monkeypatch):
-    """And its puzzles; the stop's part of the tour has the kernel's name."""
+def test_a_call_names_its_stop_of_the_tour(tmp_path, monkeypatch, capsys):
+    """And its puzzles; the stop's part of the tour has the kernel's name. A site is linked to."""
     monkeypatch.chdir(tmp_path)
-    assert main(["tape", "xor", "--html", "step.html"]) == 0
-    lessons = data_of(Path("step.html").read_text())["lessons"]
-    assert lessons["toynn/_kernels/gemm/matmul.pyx"] == "docs/kernels.md, stop 3; toynn puzzles 1"
-    root = Path(__file__).parents[2]
-    stops = (root / "docs" / "kernels.md").read_text().split("\n## ")[1:]
+    assert main(["tape", "xor", "--html", "step.html", "--docs", "https://a.b/c/"]) == 0
+    data = data_of(Path("step.html").read_text())
+    stop, puzzle = data["lessons"]["toynn/_kernels/gemm/matmul.pyx"]
+    assert stop == "docs/kernels.md#3-the-matrix-product"
+    assert puzzle == "docs/puzzles.md: toynn puzzles 1" and data["docs"] == "https://a.b/c"
+    parts = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text().split("\n## ")[1:]
+    by_anchor = {re.sub(r"[^a-z0-9 ]", "", p.splitlines()[0].lower()): p for p in parts}
     for stop, names in STOPS.items():
-        for name in names:
-            assert stops[stop - 1].startswith(f"{stop}. ") and name.split("/")[1] in stops[stop - 1]
+        assert all(name.split("/")[1] in by_anchor[stop.replace("-", " ")] for name in names)
+    Path("index.html").touch()
+    assert main(["tape", "xor", "--html", "step.html", "--docs", "."]) == 0
+    assert data_of(Path("step.html").read_text())["docs"] == tmp_path.as_uri()
+    Path("index.html").unlink()
+    assert main(["tape", "xor", "--html", "step.html", "--docs", "."]) == 2
+    assert "--docs .: expected a folder with index.html" in capsys.readouterr().err

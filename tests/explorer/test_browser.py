@@ -265,14 +265,19 @@ def test_a_formula_is_whole_and_details_go_with_the_steps(show):
     session, _ = small_gpt2()
     nodes = [node.op.kernel for node in session.tape.nodes]
     i = nodes.index("layernorm.forward")
-    lessons = {"toynn/_kernels/norms/layernorm.pyx": "toynn puzzles 5"}
-    browser = show(page(session, values=True, lessons=lessons), f"step&node={i}")
+    lessons = {"toynn/_kernels/norms/layernorm.pyx": ["docs/kernels.md#2-norms", "docs/p.md: 5"]}
+    made = page(session, values=True, lessons=lessons, docs="https://a.b")
+    browser = show(made, f"step&node={i}")
     assert "h[n,c]  = (x[n,c] - mean[n]) r[n]" in text(browser, ".details .formula")
     marked = browser.execute_script(
         "return [...document.querySelectorAll('.details .formula .on')].map(e => e.textContent[0])"
     )
     assert "y" in marked and "d" not in marked
-    assert "More: docs/kernels/layernorm.md; toynn puzzles 5" in text(browser, ".details")
+    more = "More: docs/kernels/layernorm.md; docs/kernels.md#2-norms; docs/p.md: 5"
+    assert more in text(browser, ".details")
+    ends = ["kernels/layernorm.html", "kernels.html#2-norms", "p.html"]
+    links = "return [...document.querySelectorAll('.details a')].map(e => e.href)"
+    assert browser.execute_script(links) == [f"https://a.b/{end}" for end in ends]
     browser.execute_script(f"explorer.go({nodes.index('matmul.forward')})")
     assert "matmul" in text(browser, ".details h2")
 

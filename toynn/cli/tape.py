@@ -36,15 +36,19 @@ SHAPING: tuple[str, ...] = (
     "activations",
 )
 SHAPING += ("precision", "threads", "backend")
-#: The stops of docs/kernels.md, and the kernels at each.
+#: The stops of docs/kernels.md, by their anchors, and the kernels at each.
 STOPS = {
-    1: ("rows/embedding", "losses/valid_rows", "elements/elementwise"),
-    2: ("norms/layernorm",),
-    3: ("gemm/matmul",),
-    4: ("norms/softmax", "attention/attention"),
-    5: ("activations/gelu",),
-    6: ("losses/cross_entropy", "losses/chunked_cross_entropy"),
-    8: ("weights/grad_norm", "weights/adamw"),
+    "1-from-text-to-the-first-row-of-floats": (
+        "rows/embedding",
+        "losses/valid_rows",
+        "elements/elementwise",
+    ),
+    "2-norms": ("norms/layernorm",),
+    "3-the-matrix-product": ("gemm/matmul",),
+    "4-attention": ("norms/softmax", "attention/attention"),
+    "5-activations": ("activations/gelu",),
+    "6-the-loss": ("losses/cross_entropy", "losses/chunked_cross_entropy"),
+    "8-the-update": ("weights/grad_norm", "weights/adamw"),
 }
 #: The help of an option whose help differs between recipes.
 BATCH = "sequences or pictures per step (a run's own, otherwise 1)"
@@ -68,6 +72,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--values", action="store_true", help=values)
     follow = "follow a weight and its gradient through the step: blk.0.attn_q.weight[3,5]"
     parser.add_argument("--follow", metavar="WEIGHT[I,J]", help=follow)
+    docs = (
+        "folder or address of the site of these pages, to link to (default: build/docs, if built)"
+    )
+    parser.add_argument("--docs", metavar="WHERE", help=docs)
     compare = (
         f"compare the memory with other ways to record the step, comma-separated: "
         f"{', '.join(VARIANTS)}, or {NONE} (default: all that the recipe has)"
@@ -117,6 +125,7 @@ def run(arguments: Namespace) -> int:
         beside=beside,
         text=step.text if values else None,
         lessons=_lessons(),
+        docs=_site(arguments.docs),
         **more,
     )
     page.write(arguments.html)
@@ -130,12 +139,12 @@ def _xor() -> Any:
     return Xor()
 
 
-def _lessons() -> dict[str, str]:
+def _lessons() -> dict[str, list[str]]:
     """Return for a kernel's file its stop of the tour, and the puzzles that lead to it."""
     from toynn.testing.puzzles import PUZZLES
 
     lessons = {
-        f"toynn/_kernels/{name}.pyx": [f"docs/kernels.md, stop {stop}"]
+        f"toynn/_kernels/{name}.pyx": [f"docs/kernels.md#{stop}"]
         for stop, names in STOPS.items()
         for name in names
     }
@@ -144,8 +153,20 @@ def _lessons() -> dict[str, str]:
         file = re.sub(r"/_(\w+)\.pxd$", r"/\1.pyx", puzzle.same)  # the part of a kernel: its page
         puzzles.setdefault(f"toynn/{file}", []).append(str(puzzle.number))
     for path, numbers in puzzles.items():
-        lessons.setdefault(path, []).append(f"toynn puzzles {', '.join(numbers)}")
-    return {path: "; ".join(said) for path, said in lessons.items()}
+        lessons.setdefault(path, []).append(f"docs/puzzles.md: toynn puzzles {', '.join(numbers)}")
+    return lessons
+
+
+def _site(typed: str | None) -> str | None:
+    """Return the address of the site of the pages. Raises ConfigError for a folder without it."""
+    if typed is not None and typed.startswith(("http://", "https://")):
+        return typed.rstrip("/")
+    folder = Path(__file__).parents[2] / "build" / "docs" if typed is None else Path(typed)
+    if (folder / "index.html").is_file():
+        return folder.resolve().as_uri()
+    if typed is not None:
+        raise ConfigError(f"--docs {typed}: expected a folder with index.html, or http(s)://...")
+    return None
 
 
 def _times(session: Any, take: Any) -> dict[str, Any]:

@@ -246,6 +246,12 @@ function details(kind, k) {
   if (code && line) code.scrollTop = line.offsetTop - code.offsetTop - 30;
 }
 
+function lessons(n, kernel) { // where more is to be read; links if the page knows the site
+  const known = [...(kernel.about ? [`docs/kernels/${n.op.split(".")[0]}.md`] : []), ...(data.lessons[kernel.path] || [])];
+  const linked = (said) => data.docs ? make("a", { href: said.replace(/:.*/, "").replace("docs", data.docs).replace(".md", ".html"), target: "_blank", rel: "noopener" }, said) : said;
+  return known.length ? make("p", null, "More: ", ...known.flatMap((said, k) => [k ? "; " : "", linked(said)])) : null;
+}
+
 function formula(n) { // all formulas of the kernel's file; those of what this call writes are marked
   const kernel = data.kernels[n.op], lines = data.files[kernel.path].split("\n"), own = new Set(kernel.formula);
   return make("pre", { class: "formula" }, kernel.formulas.map((k) => make("span", { class: own.has(k) ? "line on" : "line" }, `${lines[k].replace(/^ {4}/, "")}\n`)));
@@ -265,7 +271,7 @@ function ofNode(i) {
     make("h3", null, "Formula"),
     formula(n),
     make("p", { class: "soft" }, `Marked: what this call writes. Its sizes and options: `, make("span", { class: "mono" }, settings(n))),
-    data.lessons[kernel.path] || kernel.about ? make("p", null, `More: ${[kernel.about ? `docs/kernels/${n.op.split(".")[0]}.md` : null, data.lessons[kernel.path]].filter((each) => each).join("; ")}`) : null,
+    lessons(n, kernel),
     make("dl", { class: "figures" }, figures.flatMap(([name, value]) => [make("dt", null, name), make("dd", null, value)])),
   ];
   if (seconds && bounds) found.push(bar(bounds[i][0] / seconds[i], "least possible time as a share of the measured time"));

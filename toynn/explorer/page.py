@@ -82,7 +82,8 @@ def page(
     bounds: Sequence[tuple[float, str]] | None = None,
     beside: Mapping[str, Any] | None = None,
     text: str | None = None,
-    lessons: Mapping[str, str] | None = None,
+    lessons: Mapping[str, Sequence[str]] | None = None,
+    docs: str | None = None,
 ) -> Page:
     """Return the page of the training step of a session, recipe or engine.
 
@@ -102,7 +103,9 @@ def page(
     text
         The text that the inputs are, to be shown with ``values``.
     lessons
-        For the path of a kernel's file, where more about it is to be read.
+        For the path of a kernel's file, where more is to be read: "docs/kernels.md#2-norms".
+    docs
+        The address of the site that docs/ becomes; the page links to it.
 
     Raises ConfigError for ``values`` of too large a step, and if the number to follow does not
     exist. Raises LifecycleError for a closed session, and for ``values`` of a step that cannot run.
@@ -121,7 +124,7 @@ def page(
         data["seconds"] = list(seconds)
     if bounds is not None:
         data["bounds"] = [list(bound) for bound in bounds]
-    data["lessons"] = dict(lessons or {})
+    data |= {"lessons": dict(lessons or {}), "docs": docs}
     style, script = (
         (FOLDER / f"explorer.{kind}").read_text(encoding="utf-8") for kind in ("css", "js")
     )
