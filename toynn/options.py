@@ -98,6 +98,8 @@ class Option:
         Trainer compares what follows from it.
     in_config
         Whether config.toml has it. Options that say where a run is read or written are not in it.
+    program
+        Whether "FILE.py:NAME" is a program that runs. A --config does not name one.
     hashed
         Whether it names a file or folder that the run starts from, which must not change.
     memory
@@ -120,6 +122,7 @@ class Option:
     source: Literal["same", "own", "may"] = "same"
     compared: bool = True
     in_config: bool = True
+    program: bool = False
     hashed: bool = False
     memory: Literal["smaller"] | tuple[Any, Any] | None = None
 

@@ -173,6 +173,18 @@ def test_a_changed_reward_is_refused_before_it_runs(files, capsys):
     assert (files / "ran.txt").exists()
 
 
+def test_a_config_does_not_name_what_runs(files, capsys):
+    assert train("--out", "run") == 0
+    capsys.readouterr()
+    again = ["train", "--config", "run/config.toml", "--out", "again"]
+    assert main(again) == 2
+    said = "reward: it names a program; to run it, type --reward="
+    assert f"--config run/config.toml: {said}" in capsys.readouterr().err
+    assert main([*again, "--reward", "rewards.py:low"]) == 0
+    assert train("--out", "ready", reward="length:4") == 0
+    assert main(["train", "--config", "ready/config.toml", "--out", "more"]) == 0
+
+
 def test_early_stopping_is_by_the_reward_held_out(files, capsys):
     more = ["--early-stopping", "1", "--eval-every", "1", "--holdout", "4"]
     assert train("--out", "run", *more, reward="rewards.py:same", steps=9) == 0

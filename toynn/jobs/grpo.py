@@ -83,6 +83,7 @@ class GRPOOptions(JobOptions, RowOptions, WritingOptions, AdapterFields, BaseFie
         read=reward_names,
         metavar="NAME",
         once="name several after one flag: --reward exact rewards.py:short",
+        program=True,
     )
     reward_weights: str | None = option(
         "weight of each reward (default: 1 each)",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from toynn.errors import ConfigError
 from toynn.jobs.classify import ClassifyJob
 from toynn.jobs.config_file import read_config
 from toynn.jobs.embed import EmbedJob, RerankJob
@@ -12,6 +13,7 @@ from toynn.jobs.lora import LoRAJob
 from toynn.jobs.models import FromScratchJob, GPT2Job, WarmStartJob
 from toynn.jobs.options import arranged, checked
 from toynn.jobs.vit import ViTJob
+from toynn.options import Option
 from toynn.system.platform import in_shell
 
 __all__ = ["JOBS", "OPTIONS", "made"]
@@ -44,7 +46,9 @@ def made(recipe: str, typed: Mapping[str, Any], command: str | None = None) -> J
         _, from_file, directory = read_config(config, resume, recipe, OPTIONS)
         if values.keys() & set(LENGTH):
             from_file = {name: value for name, value in from_file.items() if name not in LENGTH}
-        if resume is not None:
+        if resume is None:
+            _check_programs(config, options, from_file, values)
+        else:
             of_run = {name for name in values if options[name].in_config}
             values |= {name: directory.typed(options[name], values[name]) for name in of_run}
         values = from_file | values
@@ -54,3 +58,15 @@ def made(recipe: str, typed: Mapping[str, Any], command: str | None = None) -> J
     if resume is not None:
         job.directory = directory
     return job
+
+
+def _check_programs(
+    config: Any, options: Mapping[str, Option], given: Mapping[str, Any], typed: Mapping[str, Any]
+) -> None:
+    """Raise ConfigError for a program that a config.toml names, and that was not typed."""
+    for name in given.keys() - typed.keys():
+        words = options[name].typed(given[name])
+        if options[name].program and any(".py:" in word for word in words):
+            raise ConfigError(
+                f"--config {config}: {name}: it names a program; to run it, type {in_shell(*words)}"
+            )
