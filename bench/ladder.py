@@ -5,7 +5,8 @@ layernorm, cross_entropy) another one, and ``--svg FILE`` draws it. The C of the
 bench/rungs, to be read from the top. The system's C compiler compiles it. Each rung is checked
 against float64, then timed at one shape. The last rungs are toynn's kernel: it must be installed,
 or PYTHONPATH be a checkout in which its kernels are built. ``--file MINE.c`` takes rungs from
-your file instead: those functions that it has, with the parameters that they have in bench/rungs.
+your file instead: those functions that it has, with the names and parameters of bench/rungs. A
+product of yours is also tried at sizes that no tile divides.
 """
 
 import argparse
@@ -37,6 +38,9 @@ FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-ffp-contract=fas
 
 #: M, N, K of the product: whole tiles fill C at every level.
 SHAPE = smallest((252, 1024, 4096), (252, 1024, 512))
+EDGES = (29, 75, 515)  # no tile, panel or block divides them
+SPARE = 2**16  # numbers before and after C, for a product that writes outside of it
+PRODUCT = ("triple_loop", "loop_order", "register_tile", "packed_panels", "cache_blocks", "threads")
 T = smallest(1024, 130)
 #: The other ladders: sizes of the op's case, then the rungs as functions of forward and backward.
 LADDERS: dict[str, tuple[dict[str, int], dict[str, tuple[str, str]]]] = {
@@ -85,7 +89,8 @@ class Rung(NamedTuple):
         for name, exact in self.exact.items():
             error = np.abs(self.found[name] - exact).max() / (1 + np.abs(exact).max())
             if not error <= self.tolerance:
-                raise SystemExit(f"{self.name}: {name} is off by {error}, over {self.tolerance}")
+                off = f"{name} is off by {error:.2g}, allowed {self.tolerance:.2g}"
+                raise SystemExit(f"{self.name}: {off}")
 
     def best(self, seconds: float) -> float:
         """Call for so many seconds; return the seconds of the fastest call."""
@@ -98,13 +103,20 @@ class Rung(NamedTuple):
 
 
 def compiled(file: Path, folder: Path) -> ctypes.CDLL:
-    """Compile the rungs of a file into a shared library in a folder, and load it."""
+    """Compile the rungs of a file into a shared library in a folder, and load it.
+
+    Raises SystemExit if the file is missing or does not compile.
+    """
+    if not file.is_file():
+        raise SystemExit(f"{file}: no such file")
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     kernel = ROOT / "toynn" / "_kernels"
     paths = [f"-I{path}" for path in (RUNGS, kernel / "gemm", kernel / "base")]
     library = folder / f"{file.stem}.so"
     source = [file, "-o", library, "-lm"]
-    subprocess.run([*compiler, *FLAGS, *paths, "-shared", "-fPIC", *source], check=True)
+    done = subprocess.run([*compiler, *FLAGS, *paths, "-shared", "-fPIC", *source], check=False)
+    if done.returncode:
+        raise SystemExit(f"{file}: does not compile; the compiler's words are above")
     return ctypes.CDLL(str(library))
 
 
@@ -143,12 +155,10 @@ def product(
     given = {"a": a, "b": b, "M": M, "N": N, "K": K}
 
     def c() -> dict[str, np.ndarray]:
-        return {"c": np.full((M, N), np.nan, np.float32)}
+        room = np.full(M * N + 2 * SPARE, np.nan, np.float32)
+        return {"c": room[SPARE:-SPARE].reshape(M, N)}
 
-    for function in (
-        *("triple_loop", "loop_order", "register_tile", "packed_panels", "cache_blocks"),
-        "threads",
-    ):
+    for function in PRODUCT:
         if parameters(file, function):
             count = n_threads if function == "threads" else 1
             call = of_c(library, file, function, given | (found := c()) | {"threads": count})
@@ -197,6 +207,19 @@ def _of_width(library: ctypes.CDLL, file: Path, sizes: dict[str, int]) -> Iterat
             yield rung._replace(name=f"toynn, forward, D {sizes['D']}")
 
 
+def look_over(ladder: str, mine: Path) -> None:
+    """Say which functions a reader's file lacks. Raises SystemExit if it has none of the ladder."""
+    pairs = [(f, "") for f in PRODUCT] if ladder == "product" else LADDERS[ladder][1].values()
+    found = [[bool(parameters(mine, function)) for function in pair] for pair in pairs]
+    if not any(map(any, found)):
+        known = ", ".join(function for pair in pairs for function in pair if function)
+        raise SystemExit(f"{mine}: expected `void NAME(...) {{` with one of these names: {known}")
+    for pair, there in zip(pairs, found, strict=True):
+        for function, is_there in zip(pair, there, strict=True):
+            if function and any(there) and not is_there:
+                print(f"{mine}: {function}: not found, so it is not checked")
+
+
 def climb(ladder: str, n_threads: int, seconds: float, svg: Path | None, mine: Path | None) -> None:
     """Check, time and print each rung; of a product also its rate and share of the peak."""
     M, N, K = SHAPE
@@ -212,13 +235,15 @@ def climb(ladder: str, n_threads: int, seconds: float, svg: Path | None, mine: P
     with tempfile.TemporaryDirectory() as folder:
         file = mine or RUNGS / f"{ladder if ladder in ('product', 'attention') else 'rows'}.c"
         library = compiled(file, Path(folder))
+        if mine:
+            look_over(ladder, mine)
         if ladder == "product":
             rungs = product(library, file, SHAPE, n_threads)
         else:
             rungs = rows(ladder, library, file, sizes)
             if ladder == "attention":  # a length that no block divides
                 for rung in rows(ladder, library, file, sizes | {"T": 130}):
-                    rung.check()
+                    rung._replace(name=f"{rung.name}, T 130").check()
                 rungs = chain(
                     rungs, *(_of_width(library, file, sizes | {"D": D}) for D in (32, 128))
                 )
@@ -234,6 +259,13 @@ def climb(ladder: str, n_threads: int, seconds: float, svg: Path | None, mine: P
                 row += f"{rate / 1e9:10.1f}{rate / peak:9.0%}"
             print(row, flush=True)
             times[rung.name if rung.threads == 1 else f"{rung.name}, {rung.threads}"] = 1e3 * best
+        print("Each row was compared with float64 before it was timed.")
+        if mine and ladder == "product":
+            for rung in product(library, file, EDGES, n_threads):
+                if not rung.name.startswith("toynn"):
+                    at = rung._replace(name=f"{rung.name}, {EDGES} with edges")
+                    at.check()
+                    print(f"{at.name}: right")
     if svg:
         bars = runpy.run_path(str(ROOT / "docs" / "pictures.py"))["bars"]
         svg.write_text(bars(f"{ladder}: ms, on a logarithmic scale", times).svg())

@@ -46,8 +46,8 @@ def test_each_rung_is_right(ladder, rungs, tmp_path, monkeypatch):
     ("old", "new", "expected"),
     [
         ("blocks_backward", "blocks_backward", ""),
-        ("j == i ? r + 1 : keys; /*", "keys; /*", r"blocks, forward: \w+ is off by "),
-        ("scale * p[r][n] * (ds", "p[r][n] * (ds", r"blocks, backward: d[qk] is off by "),
+        ("j == i ? r + 1 : keys; /*", "keys; /*", r"blocks, forward, T 130: \w+ is off by "),
+        ("scale * p[r][n] * (ds", "p[r][n] * (ds", r"blocks, backward, T 130: d[qk] is off by "),
         ("lse", "l2", r"no parameter is called l2"),
     ],
 )
@@ -61,8 +61,48 @@ def test_rungs_of_a_reader_are_checked(old, new, expected, tmp_path, monkeypatch
     assert (done.returncode == 0) == (not expected), done.stderr
     assert re.search(expected, done.stderr), done.stderr
     if not expected:
-        rungs = [line.split(",")[0] for line in done.stdout.splitlines()[2:]]
+        rungs = [line.split(",")[0] for line in done.stdout.splitlines()[2:-1]]
         assert rungs == ["blocks", "blocks", *["toynn"] * 4], done.stdout
+
+
+EDGED = """
+#include <stddef.h>
+void cache_blocks(float* c, const float* a, const float* b, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K) {
+    for (ptrdiff_t i = 0; i < M * N; i++) {
+        float sum = 0;
+        for (ptrdiff_t k = 0; k < K; k++) sum += a[i / N * K + k] * b[k * N + i % N];
+        c[i] = sum;
+    }
+}
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (EDGED, "cache blocks, (29, 75, 515) with edges: right"),
+        (EDGED.replace("k < K", "k < K / 4 * 4"), "515) with edges: c is off by "),
+        (EDGED.replace("cache_blocks", "product"), "expected `void NAME(...) {` with one of"),
+        (EDGED.replace("sum;", "sum"), "mine.c: does not compile"),
+        (None, "mine.c: no such file"),
+    ],
+)
+def test_a_product_of_a_reader_is_tried_at_edges(text, expected, tmp_path, monkeypatch):
+    if text is not None:
+        (tmp_path / "mine.c").write_text(text)
+    done = climbed(monkeypatch, "product", "--file", str(tmp_path / "mine.c"))
+    assert expected in done.stdout + done.stderr, done.stderr
+    assert (done.returncode == 0) == expected.endswith("right") and "Traceback" not in done.stderr
+
+
+@needs_compiler
+def test_a_pass_that_is_missing_is_named(tmp_path, monkeypatch):
+    text = (BENCH / "rungs" / "attention.c").read_text().replace("blocks_backward", "back")
+    (tmp_path / "mine.c").write_text(text)
+    done = climbed(monkeypatch, "attention", "--file", str(tmp_path / "mine.c"))
+    assert done.returncode == 0, done.stderr
+    assert "mine.c: blocks_backward: not found, so it is not checked" in done.stdout
 
 
 def lines(text):
