@@ -29,7 +29,7 @@ LINES = {
     ("toynn", "generate", "--backend", ""): "cpu metal reference",
     ("toynn", "bench", "--only", "mat"): "matmul",
     ("toynn", "fuse", "--outtype", "q4_k"): "q4_k_s q4_k_m",
-    ("toynn", "plot", "runs/a", "--what", "l"): "loss lr learned_tokens",
+    ("toynn", "plot", "runs/a", "--what", "l"): "loss lr learned_tokens length",
     ("toynn", "info", ""): "",
     ("toynn", "completion", ""): "bash zsh --help",
 }

@@ -23,8 +23,10 @@ import toynn
 from toynn.data import jsonl
 from toynn.data.mixture import Mixture
 from toynn.data.preference import read_preferences
+from toynn.data.taught import TaughtFile, data_digest, header, in_order, tokens_digest
 from toynn.engines import LlamaSeqEngine, ViTEngine, frozen
 from toynn.engines.converting import convert, fuse_into
+from toynn.engines.teacher import Teacher
 from toynn.errors import ToynnError
 from toynn.evaluation import perplexity
 from toynn.formats import adapters, bases, gguf, quants
@@ -41,6 +43,7 @@ PACKAGE = Path(toynn.__file__).parent
 #: Where files are mapped. A new place needs a row of BASES or DATA below, which maps by it.
 PLACES = {
     "data/binary.py",
+    "data/taught.py",  # a teacher's file: see "Teachers" below
     "data/windows.py",
     "formats/gguf/mapping.py",
     "formats/safetensors.py",
@@ -416,3 +419,23 @@ def test_data_that_are_mapped_are_watched(kind, cached, bpe, tmp_path):
         with overwritten(path), noticed(path):
             check()
     check()
+
+
+# -- Teachers --------------------------------------------------------------------------------------
+
+
+def test_a_teacher_is_watched_at_each_batch(tmp_path):
+    base, ids = one_gguf(tmp_path), np.arange(20, dtype=np.int32) % runs.VOCAB
+    with bases.open(base) as file:
+        teacher = Teacher(frozen(file, options=RecipeOptions(1, 8)), runs.VOCAB, 4)
+    batch = next(in_order(ids, 1, 8))
+    said = teacher(batch)
+    facts = {"k": 4, "vocab": runs.VOCAB, "records": 19, "tokens": tokens_digest(["a"])}
+    path = tmp_path / "taught"
+    path.write_bytes(header(facts | {"data": data_digest(ids)}) + bytes(19 * 28))
+    written = TaughtFile.opened(path, ids, ["a"], 1.0)
+    for whose, file in ((teacher, base), (written, path)):
+        whose(batch)
+        with overwritten(file), noticed(file):
+            whose(batch)
+    assert said.ids.shape == written(batch).ids.shape

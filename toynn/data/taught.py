@@ -20,7 +20,7 @@ from toynn.data.batch import IGNORED, Batch
 from toynn.data.documents import Documents
 from toynn.data.examples import Examples
 from toynn.errors import DataError
-from toynn.system.reading import open_file
+from toynn.system.reading import Unchanged, open_file
 
 __all__ = [
     "Taught",
@@ -138,6 +138,7 @@ class TaughtFile:
     facts: dict[str, Any]
     train: Any
     weight: float
+    watched: Unchanged
 
     @classmethod
     def opened(cls, path: str | Path, train: Any, tokens: Sequence[str], weight: float) -> Any:
@@ -145,7 +146,7 @@ class TaughtFile:
         path = Path(path)
         with open_file(path) as file:
             line = file.read(HEADER)
-            size = file.seek(0, 2)
+            size, watched = file.seek(0, 2), Unchanged.of(path, file=file)
         try:
             facts = json.loads(line)
             expected = HEADER + facts["records"] * record(facts["k"], facts["vocab"]).itemsize
@@ -162,7 +163,7 @@ class TaughtFile:
                 f"{path}: it was written for other data, or for data that were read by other "
                 "options: give `toynn teach` the same --data, --seq, --holdout and the like"
             )
-        return cls(path, facts, train, weight)
+        return cls(path, facts, train, weight, watched)
 
     @property
     def k(self) -> int:
@@ -181,10 +182,14 @@ class TaughtFile:
         return None if plain else np.cumsum(learned(self.train)) - 1
 
     def __call__(self, batch: Batch) -> Taught:
-        """Return what the teacher says of the rows with loss, in the order of the labels."""
+        """Return what the teacher says of the rows with loss, in the order of the labels.
+
+        Raises DataError if the file has changed since it was opened.
+        """
         origin = np.asarray(batch.origin)[np.asarray(batch.labels) != IGNORED]
         found = self._records[origin - 1 if self._place is None else self._place[origin]]
         ids = found["ids"].astype(np.int32)
+        self.watched.check()
         return Taught(ids, found["log_p"], found["log_rest"], self.weight)
 
 

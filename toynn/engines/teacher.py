@@ -68,7 +68,8 @@ class Teacher:
     def __call__(self, batch: Batch) -> Taught:
         """Return what the teacher says of the rows with loss, in the order of the labels.
 
-        Raises ShapeError for a batch that the engine does not take.
+        Raises ShapeError for a batch that the engine does not take, and what ``check_unchanged``
+        of the engine raises.
         """
         engine = self.engine
         batch = packed.checked(batch, engine.t_seq, engine.context)
@@ -87,6 +88,7 @@ class Teacher:
             for at in range(0, len(some), FEW):
                 few = logits[at : min(at + FEW, len(some)), : self.vocab]
                 parts.append(likeliest(few / np.float32(self.temperature), self.k)[:3])
+        engine.check_unchanged()
         ids, log_p, log_rest = map(np.concatenate, zip(*parts, strict=True))
         return Taught(ids, log_p, log_rest, self.weight)
 
