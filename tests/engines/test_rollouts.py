@@ -6,6 +6,7 @@ from llamas import KINDS, SIZES, make, shake
 from lora_bases import write_base
 
 import toynn
+from toynn._kernels import matmul
 from toynn.engines import frozen
 from toynn.errors import ConfigError
 from toynn.formats import gguf
@@ -44,10 +45,12 @@ def test_a_sequence_is_as_if_alone_in_any_model(kind):
             assert alone.read({0: piece})[0].tobytes() == logits[number].tobytes(), step
 
 
-@pytest.mark.parametrize("precision", ["highest", "medium"])
+@pytest.mark.parametrize("precision", ["highest", "medium", "int8"])
 @pytest.mark.parametrize("type", ["F32", "Q8_0", "Q4_K"])
 def test_a_row_alone_is_the_row_among_31_others(type, precision, tmp_path, monkeypatch):
     """On one thread and two, as the first of its prompt or behind others; every level, by turns."""
+    if precision == "int8" and not (type != "F32" and matmul.multiplies_quads()):
+        pytest.skip("int8 is for quantized weights, where the CPU multiplies bytes")
     sizes = {"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 512, "context": CONTEXT}
     path = write_base(tmp_path / "base.gguf", "llama", type, **sizes)
     monkeypatch.setattr("toynn.numerics.precision._chosen", precision)

@@ -454,7 +454,7 @@ class Session:
             _refuse("realize()", "before finalize_weights()")
         if not self.tape.nodes:
             _refuse("realize()", "of an empty tape: record an op first")
-        if self.matmul_precision == "int8" and "int8" not in self.tape.precisions():
+        if self.matmul_precision == "int8" and not {"int8", "int8 by row"} & self.tape.precisions():
             raise ConfigError(
                 "matmul precision int8 is for frozen quantized weights; this model has none. "
                 "Choose medium"
