@@ -72,9 +72,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--values", action="store_true", help=values)
     follow = "follow a weight and its gradient through the step: blk.0.attn_q.weight[3,5]"
     parser.add_argument("--follow", metavar="WEIGHT[I,J]", help=follow)
-    docs = (
-        "folder or address of the site of these pages, to link to (default: build/docs, if built)"
-    )
+    docs = "folder or address of the docs' site, to link to (default: build/docs, if built)"
     parser.add_argument("--docs", metavar="WHERE", help=docs)
     compare = (
         f"compare the memory with other ways to record the step, comma-separated: "
