@@ -149,6 +149,19 @@ def _saves(arguments: Namespace) -> bool:
     return getattr(arguments, saves) is not None if isinstance(saves, str) else saves
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Import modules without looking for garbage, which takes a sixth longer and finds none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_uncollected()
 def parsed(argv: Sequence[str]) -> Namespace:
     """Parse words. Raises ConfigError for unknown ones."""
     argv, typed = list(argv), in_shell("toynn", *argv)
@@ -230,20 +243,7 @@ def _parser(command: str | None = None, *, required: bool = True) -> Parser:
             add_command(commands, name)
         return parser
     words = [word for word in COMMANDS if word == command] or COMMANDS
-    with _uncollected():
-        for module in dict.fromkeys(COMMANDS[word][0] for word in words):
-            options = {"required": required} if module == "train" else {}
-            import_module(f"toynn.cli.{module}").add_parser(commands, **options)
+    for module in dict.fromkeys(COMMANDS[word][0] for word in words):
+        options = {"required": required} if module == "train" else {}
+        import_module(f"toynn.cli.{module}").add_parser(commands, **options)
     return parser
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Import modules without looking for garbage, which takes a sixth longer and finds none."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
