@@ -10,11 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lora_bases import write_base
+from vocabs import bpe_file
 
 import toynn
+from toynn import engines
 from toynn.cli import main
+from toynn.data.taught import BEGIN
+from toynn.formats import gguf
 from toynn.jobs.made import made
-from toynn.jobs.samples import Sampler
+from toynn.jobs.samples import Rounds, Sampler
 
 RUN = ["--model", "base.gguf", "--max-completion-length", "8", "--warmup", "1", "--batch", "2"]
 RUN += ["--num-generations", "4", "--lr", "0.03", "--eval-every", "4", "--save-every", "2"]
@@ -54,8 +58,8 @@ def files(tmp_path, monkeypatch):
 
 
 def train(*more, reward="rewards.py:low", steps=4, data="asked.jsonl"):
-    words = ["train", "grpo", *RUN, "--data", data, "--steps", str(steps), "--reward", reward]
-    return main([*words, *more])
+    words = ["train", "grpo", *RUN, "--data", data, "--steps", str(steps)]
+    return main([*words, *(["--reward", reward] if reward else []), *more])
 
 
 def reports(folder):
@@ -127,9 +131,20 @@ def test_parts_of_a_step_do_not_depend_on_how_many_train_at_once(files):
 
 @pytest.mark.parametrize("iterations", ["1", "3"])
 def test_a_killed_run_goes_on_with_the_same_bits(files, iterations):
+    check_resume(files, iterations, ["--reward", "rewards.py:low"], "rewards/mean")
+
+
+@pytest.mark.parametrize("iterations", ["1", "3"])
+def test_a_killed_run_goes_on_with_its_teacher(files, iterations):
+    write_base(files / "teacher.gguf", vocab=256, context=64, n_layers=1)
+    scored = ["--teacher", "teacher.gguf", "--num-generations", "1"]
+    check_resume(files, iterations, scored, "teacher/reverse_kl")
+
+
+def check_resume(files, iterations, scored, figure):
     """By kill -9 after step 4, within a round of three updates by the same samples."""
-    more = ["--num-iterations", iterations, "--grad-accum", "2", "--holdout", "4"]
-    assert train("--out", "whole", *more, steps=6) == 0
+    more = ["--num-iterations", iterations, "--grad-accum", "2", "--holdout", "4", *scored]
+    assert train("--out", "whole", *more, steps=6, reward=None) == 0
     kill = (
         "import os, signal, sys\n"
         "from toynn.cli import main\n"
@@ -143,7 +158,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(files, iterations):
         "main(sys.argv[1:])\n"
     )
     words = ["train", "grpo", *RUN, "--data", "asked.jsonl", "--steps", "6", *more]
-    words += ["--reward", "rewards.py:low", "--out", "part"]
+    words += ["--out", "part"]
     path = str(Path(toynn.__file__).parents[1])
     killed = subprocess.run(
         [sys.executable, "-c", kill, *words],
@@ -153,13 +168,80 @@ def test_a_killed_run_goes_on_with_the_same_bits(files, iterations):
     assert killed.returncode == -signal.SIGKILL
     assert main(["train", "--resume", "part"]) == 0
     assert weights(files / "whole") == weights(files / "part")
-    one, two = (
-        [each.get("rewards/mean") for each in reports(files / f)[1:]] for f in ("whole", "part")
-    )
+    one, two = ([each.get(figure) for each in reports(files / f)[1:]] for f in ("whole", "part"))
     assert one == two
     kept = json.loads((files / "part" / "checkpoint-4" / "trainer_state.json").read_text())
     samples = kept["feed"]["source"]["kept"]
     assert list(samples) == ([] if iterations == "1" else ["0", "1"])
+
+
+TAUGHT = {
+    "alone": ["--num-generations", "1"],
+    "with": ["--num-generations", "4", "--reward", "rewards.py:low", "--scale-rewards", "none"],
+    "masked": ["--num-generations", "2", "--mask-truncated-completions", "--loss-type", "grpo"],
+}
+
+
+@pytest.mark.parametrize("way", TAUGHT)
+def test_the_teacher_is_part_of_advantages(files, way, monkeypatch):
+    """A = r - mean r + weight (log p_teacher - log p), of each token, over the temperature."""
+    write_base(files / "teacher.gguf", vocab=256, context=64, n_layers=1)
+    seen, drawn = [], Rounds.drawn
+    monkeypatch.setattr(Rounds, "drawn", lambda *a: seen.append(drawn(*a)) or seen[-1])
+    more = ["--teacher", "teacher.gguf", "--teacher-weight", "0.5", "--temperature", "0.7"]
+    more += ["--precision", "highest", "--out", "run", "--holdout", "4", *TAUGHT[way]]
+    assert train(*more, reward=None, steps=1) == 0
+    with gguf.open("teacher.gguf") as file:
+        teacher = engines.frozen(file)
+    (_, samples, _), taught = seen[0], []
+    rewards = [sum(c < 128 for c in each.tokens) / 8 for each in samples]
+    for k, each in enumerate(samples):
+        ids = np.array([*each.prompt, *each.tokens])
+        logits = teacher.logits(ids[:-1], batch=1)[len(each.prompt) - 1 :].astype(float) / 0.7
+        log_p = (logits - np.log(np.exp(logits).sum(1, keepdims=True)))[
+            np.arange(len(each.tokens)), each.tokens
+        ]
+        taught.append(log_p - each.sampled)
+        group = rewards[k - k % 4 :][:4] if way == "with" else [rewards[k]]
+        wanted = rewards[k] - np.mean(group) + 0.5 * taught[-1]
+        np.testing.assert_allclose(each.advantage, wanted, atol=1e-4)
+    first, last = reports(files / "run")
+    if way != "masked":
+        wanted = -np.concatenate(taught).mean()
+        assert last["teacher/reverse_kl"] == pytest.approx(wanted, abs=1e-4)
+    assert ("rewards/mean" in last) == ("rewards/flat_groups" in last) == (way == "with")
+    assert {"val_teacher/reverse_kl"} <= first.keys() & last.keys()
+
+
+def test_a_student_comes_nearer_to_its_teacher(files, capsys):
+    write_base(files / "teacher.gguf", vocab=256, context=64, n_layers=1)
+    more = ["--teacher", "teacher.gguf", "--lr", "0.01", "--holdout", "16"]
+    more += ["--targets", "all-linear", "--batch", "8", "--out", "run"]
+    assert train(*more, reward=None, steps=24) == 0
+    found = [each["val_teacher/reverse_kl"] for each in reports(files / "run")[::4]]
+    assert found[-1] < 0.7 * found[0]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "(the best by reverse-kl" in said and "part of a token's advantage" in said
+    assert "held-out reverse KL" in said and "reward" not in said
+    page = (files / "run" / "report.html").read_text()
+    assert "reverse KL divergence from the teacher" in page
+
+
+def test_a_teacher_that_cannot_score_is_refused(files, capsys):
+    bpe_file(files / "words.gguf")
+    write_base(files / "short.gguf", vocab=256, context=8)
+    (files / "x.taught").write_bytes(BEGIN + b"}")
+    for words, said in {
+        "": "--reward: expected reward functions, a --teacher, or both; got neither",
+        "--teacher x.taught": "x.taught: a file of `toynn teach` cannot score samples: name the",
+        "--teacher words.gguf": "words.gguf: it has 658 tokens, the model to train has 256",
+        "--teacher short.gguf": "tokens of a row; the context of --teacher is 8 tokens",
+        "--teacher-weight 2 --reward exact": "--teacher-weight: it needs --teacher: name a model",
+        "--teacher base.gguf --reward-weights 1": "for each function; got [1.0] for 0: none",
+        "--teacher base.gguf --metric reward": "an evaluation has no rewards/mean; it has",
+    }.items():
+        assert train("--out", "run", *words.split(), reward=None) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_changed_reward_is_refused_before_it_runs(files, capsys):
@@ -237,7 +319,7 @@ class Seen:
         (["--reward-weights", "1,2"], None, "expected a finite number for each function"),
         (["--reward", "rewards.py:gone"], None, "the file has no function gone"),
         (["--reward", "rewards.py:wrong"], None, "expected 2 numbers, one for each completion"),
-        (["--num-generations", "1"], None, "must be a whole number from 2"),
+        (["--num-generations", "1"], None, "draw at least 2, or use --teacher without --reward"),
         (["--early-stopping", "2", "--holdout", "0"], None, "no prompts are held out"),
         ([], [{"text": "x"}], "expected prompt, or messages; got 'text'"),
         ([], [{"prompt": "x" * 64}], "1 skipped, which leave no room in 64 tokens; expected"),

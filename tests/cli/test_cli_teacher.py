@@ -1,7 +1,6 @@
 """`--teacher`: a run that learns from a larger model, and what it refuses."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -133,9 +132,8 @@ def test_what_is_refused(more, said, tmp_path, capsys):
 def test_other_tokens_are_refused():
     swapped = ByteTokenizer()
     swapped.tokens = [*swapped.tokens[:40], "x", *swapped.tokens[41:]]
-    options = SimpleNamespace(teacher="teacher.gguf")
     with pytest.raises(ConfigError, match=r"token 40 is '<0x28>'.*'x': a teacher needs"):
-        opened(options, swapped, RecipeOptions())
+        opened("teacher.gguf", swapped, RecipeOptions(), 1, 1.0)
 
 
 def test_dora_of_the_head_is_refused(tmp_path, capsys):

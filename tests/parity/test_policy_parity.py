@@ -6,10 +6,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch, the parity group, is not installed")
 
 from lora_bases import stir, write_base  # noqa: E402
+from test_distillation_parity import V, change, logits_of  # noqa: E402
 from test_preference_parity import Reference, T, sequences  # noqa: E402
 
 import toynn  # noqa: E402
+from toynn import engines  # noqa: E402
 from toynn.engines.policy import PolicyBatch, PolicyOptions, Sample, shares  # noqa: E402
+from toynn.engines.teacher import Teacher  # noqa: E402
+from toynn.formats import gguf  # noqa: E402
 from toynn.recipes import GRPO  # noqa: E402
 
 pytestmark = pytest.mark.parity
@@ -39,7 +43,7 @@ def recipe_of(base, options):
     return recipe
 
 
-def batch_of(options, old):
+def batch_of(options, old, A=A):
     lengths = [len(tokens) for _, tokens in sequences()]
     share, weight = shares(lengths, np.ones(len(lengths), bool), options)
     samples = [
@@ -49,7 +53,7 @@ def batch_of(options, old):
     return PolicyBatch.with_samples(samples, weight)
 
 
-def loss_of(reference, options, old):
+def loss_of(reference, options, old, A=A):
     """TRL's loss in PyTorch, sample by sample."""
     total, held = [], []
     for k, (prompt, completion) in enumerate(sequences()):
@@ -62,7 +66,8 @@ def loss_of(reference, options, old):
         c1 = torch.exp(w)
         c2 = torch.clamp(c1, 1 - options.epsilon, 1 + high)
         c1 = c1 if options.delta is None else torch.clamp(c1, max=options.delta)
-        each = -torch.min(c1 * A[k], c2 * A[k]) * torch.ones_like(now)
+        a = torch.tensor(A[k])
+        each = -torch.min(c1 * a, c2 * a) * torch.ones_like(now)
         if options.beta:
             with torch.no_grad():
                 other = reference.log_p(prompt, completion, adapted=False)[0][first:]
@@ -78,6 +83,10 @@ def loss_of(reference, options, old):
 
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_are_those_of_the_formula(base, name):
+    check(base, name)
+
+
+def check(base, name, A=A):
     options = PolicyOptions(**CASES[name])
     recipe = recipe_of(base, options)
     reference = Reference(base, recipe)
@@ -88,14 +97,30 @@ def test_loss_and_gradients_are_those_of_the_formula(base, name):
             log_p, first = reference.log_p(prompt, completion)
             log_p = log_p[first:].detach().numpy()
             old.append(log_p + random.normal(0, 0.2, len(completion)))
-    loss = loss_of(reference, options, old)
+    loss = loss_of(reference, options, old, A)
     loss.backward()
-    batch = batch_of(options, old)
+    batch = batch_of(options, old, A)
     hp = toynn.AdamW.for_lora().hp_for_step(0)
     assert recipe.train(batch, hp, True) == pytest.approx(float(loss.detach()), rel=3e-5, abs=1e-6)
     for key, got in recipe.gradients().items():
         wanted = reference.lora[key].grad.numpy()
         np.testing.assert_allclose(got, wanted, rtol=0, atol=5e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_teacher_is_an_advantage_of_each_token(base, name, tmp_path):
+    """A = log p_teacher - log p when drawn, of tokens; both over the temperature."""
+    change(write_base(path := tmp_path / "teacher.gguf"))
+    with gguf.open(path) as file:
+        frozen = engines.frozen(file, options=toynn.RecipeOptions(t_seq=T, t_batch=4, packed=True))
+    got = Teacher(frozen, V, 1, 0.7).log_p(batch_of(PolicyOptions(), None))
+    logits = logits_of(path, frozen.config, {}) / 0.7
+    tokens = torch.tensor([id for _, completion in sequences() for id in completion])
+    wanted = logits.log_softmax(-1)[torch.arange(len(tokens)), tokens].numpy()
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
+    drawn = np.random.default_rng(3).normal(-4, 0.5, len(got))
+    sizes = [len(completion) for _, completion in sequences()]
+    check(base, name, [each.tolist() for each in np.split(got - drawn, np.cumsum(sizes)[:-1])])
 
 
 def test_parts_add_up_to_the_whole(base):

@@ -34,6 +34,7 @@ WAYS = {
     "sequence": {"importance_sampling_level": "sequence", "epsilon": 0.02, "beta": 0.1},
     "temperature": {"temperature": 0.7, "epsilon": 0.1},
     "on-policy": {"beta": 0.1},
+    "teacher": {"delta": 1.3},
 }
 CASES = [(loss_type, way) for loss_type in ("dapo", "grpo", "dr_grpo", "bnpo") for way in WAYS]
 
@@ -102,7 +103,14 @@ def test_loss_and_gradients_are_those_of_trl(loss_type, way, base, tmp_path):
 
     whole = torch.cat([prompt_ids, ids], 1), torch.cat([prompt_mask, mask], 1)
     inputs = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": ids}
-    inputs |= {"completion_mask": mask, "advantages": torch.tensor(A, dtype=torch.float64)}
+    given = A
+    if way == "teacher":  # an advantage of each token
+        given = [
+            [a + (-1) ** t / (t + 1) for t in range(len(c))]
+            for a, c in zip(A, completions, strict=True)
+        ]
+    advantages = padded(given)[0] if way == "teacher" else torch.tensor(given, dtype=torch.float64)
+    inputs |= {"completion_mask": mask, "advantages": advantages}
     with torch.no_grad():
         now = log_p_of(model, *whole, ids.size(1))[0]
         with model.disable_adapter():
@@ -121,7 +129,7 @@ def test_loss_and_gradients_are_those_of_trl(loss_type, way, base, tmp_path):
 
     used = mask.bool()
     log_p, reference = (x[used].detach().numpy() for x in (seen[0], inputs["ref_per_token_logps"]))
-    batch = batch_of(options, old)
+    batch = batch_of(options, old, given)
     before = log_p if old is None else np.concatenate(old)
     held = reference if options.beta else None
     got, slopes, _ = policy_loss(log_p, before, batch.samples, options, held)

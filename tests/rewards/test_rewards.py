@@ -318,7 +318,9 @@ def test_weights_times_and_values_that_cannot_be(tmp_path):
         ):
             Rewards([fine], weights=weights)
     with pytest.raises(ConfigError, match=r"--reward-weights: .* for 0: none"):
-        Rewards([])
+        Rewards([], weights=[1])
+    none = Rewards([])
+    assert none.score(["a"], ["b"], {}).shape == (1, 0) and np.isnan(none.totals(np.ones((1, 0))))
     for seconds in (0, -1, math.nan, math.inf):
         with pytest.raises(ConfigError, match=r"--reward-timeout .*: expected seconds"):
             Rewards([fine], timeout=seconds)

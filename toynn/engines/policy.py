@@ -3,9 +3,9 @@
     w = log p - log p_old                       of a token, or the mean over its sample
     L = -min(e^w A, clip(e^w, 1 - epsilon, 1 + epsilon_high) A)  +  beta (e^r - r - 1)
 
-with A the advantage of the sample and r = log p_reference - log p. The reference is the model
-without its adapters. The loss of a few thousand tokens is arithmetic of float64 between the forward
-and the backward pass: a node of NumPy.
+with A the advantage of the sample, or of the token, and r = log p_reference - log p. The reference
+is the model without its adapters. The loss of a few thousand tokens is arithmetic of float64
+between the forward and the backward pass: a node of NumPy.
 Source: Shao et al. 2024, arXiv:2402.03300; names, defaults and reductions are those of TRL.
 """
 
@@ -87,14 +87,15 @@ class PolicyOptions:
 class Sample:
     """A completion to learn from.
 
-    ``share`` is the weight of each of its tokens in the loss. ``sampled`` are the log probabilities
+    ``advantage`` is that of the sample, or of each token. ``share`` is the weight of each of its
+    tokens in the loss. ``sampled`` are the log probabilities
     of its n tokens when they were drawn, ``old`` those by which the ratio is 1; None: those of the
     next forward pass, which stores them.
     """
 
     prompt: Sequence[int]
     tokens: Sequence[int]
-    advantage: float
+    advantage: float | Sequence[float]
     share: float
     sampled: Sequence[float]
     old: list[float] | None = None
@@ -177,10 +178,8 @@ def policy_loss(
     logp, old and reference (n,) are log probabilities of all samples' tokens in turn.
     """
     lengths = [len(each.tokens) for each in samples]
-    A, share, count = (
-        np.repeat([of(each) for each in samples], lengths)
-        for of in (lambda x: x.advantage, lambda x: x.share, lambda x: len(x.tokens))
-    )
+    A = np.concatenate([np.broadcast_to(s.advantage, len(s.tokens)) for s in samples])
+    share, count = np.repeat([each.share for each in samples], lengths), np.repeat(lengths, lengths)
     by_sample = np.repeat(np.arange(len(samples)), lengths)
     whole = options.importance_sampling_level == "sequence"
 

@@ -5,14 +5,14 @@ blocks run over the whole batch, its head over few rows at a time, so logits are
 memory.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn import ops
-from toynn.data.batch import Batch
+from toynn.data.batch import IGNORED, Batch
 from toynn.data.taught import Taught
 from toynn.engines import packed
 from toynn.engines.engine import Inputs, Recorded
@@ -71,6 +71,22 @@ class Teacher:
         Raises ShapeError for a batch that the engine does not take, and what ``check_unchanged``
         of the engine raises.
         """
+        parts = [likeliest(few, self.k)[:3] for few in self._logits(batch)]
+        ids, log_p, log_rest = map(np.concatenate, zip(*parts, strict=True))
+        return Taught(ids, log_p, log_rest, self.weight)
+
+    def log_p(self, batch: Batch) -> NDArray[np.float64]:
+        """Return the log probability (n,) of each label with loss. Raises as a call does."""
+        labels, parts = batch.labels[batch.labels != IGNORED], []
+        for few in self._logits(Batch(*batch)):  # a PolicyBatch has other rows
+            own, labels = labels[: len(few)], labels[len(few) :]
+            few -= few.max(axis=1, keepdims=True)
+            totals = np.exp(few).sum(axis=1, dtype=np.float64)
+            parts.append(few[np.arange(len(few)), own] - np.log(totals))
+        return np.concatenate(parts)
+
+    def _logits(self, batch: Batch) -> Iterator[Floats]:
+        """Yield the logits of the rows with loss, over the temperature, FEW rows at a time."""
         engine = self.engine
         batch = packed.checked(batch, engine.t_seq, engine.context)
         blocks = engine.session.record(
@@ -80,17 +96,14 @@ class Teacher:
         x = engine.compute(blocks, values)[: batch.rows]
         rows = min(len(x), max(1, LOGITS // (4 * engine.vocab)))
         head = engine.session.record(("teacher's head", rows), lambda: self._record_head(rows))
-        parts = []
         for first in range(0, len(x), rows):
             some = x[first : first + rows]
             padded = np.concatenate([some, np.zeros((rows - len(some), x.shape[1]), x.dtype)])
             logits = engine.compute(head, {"x": padded, "count": np.array(len(some))})
             for at in range(0, len(some), FEW):
                 few = logits[at : min(at + FEW, len(some)), : self.vocab]
-                parts.append(likeliest(few / np.float32(self.temperature), self.k)[:3])
+                yield few / np.float32(self.temperature)
         engine.check_unchanged()
-        ids, log_p, log_rest = map(np.concatenate, zip(*parts, strict=True))
-        return Taught(ids, log_p, log_rest, self.weight)
 
     def _record_blocks(self, batch: int) -> Recorded:
         s = self.engine.session

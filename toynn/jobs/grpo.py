@@ -14,16 +14,19 @@ from toynn.data import jsonl
 from toynn.data.bounds import Bounds
 from toynn.data.digest import digest
 from toynn.data.examples import check_not_asked, split_off
+from toynn.data.taught import is_taught
 from toynn.engines import PolicyOptions, SequenceEngine
+from toynn.engines.teacher import Teacher
 from toynn.errors import CheckpointError, ConfigError, DataError
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.completion import prompt_ids
 from toynn.jobs.job import late
 from toynn.jobs.lora import AdapterFields, AdapterJob, BaseFields
 from toynn.jobs.memory import read_by_step
-from toynn.jobs.options import MODEL, OPTIMIZATION, PRECISION, JobOptions, best_by
-from toynn.jobs.paths import data_name, local_data
+from toynn.jobs.options import MODEL, OPTIMIZATION, PRECISION, JobOptions, StrPath, best_by
+from toynn.jobs.paths import data_name, local_data, model_file, model_name
 from toynn.jobs.samples import ROWS, Prompt, Prompts, Rounds, Sampler
+from toynn.jobs.teacher import check_alone, opened
 from toynn.jobs.text import RowOptions, WritingOptions, columns_of
 from toynn.options import Precision, RecipeOptions, option, real, whole
 from toynn.recipes import GRPO
@@ -77,8 +80,10 @@ class GRPOOptions(JobOptions, RowOptions, WritingOptions, AdapterFields, BaseFie
         metavar="PATH",
         once="name one file, or a folder with train.jsonl and valid.jsonl",
     )
-    reward: str | tuple[str, ...] = option(
-        f"reward functions: FILE.py:FUNCTION, or {', '.join(READY.values())}",
+    reward: str | tuple[str, ...] | None = option(
+        f"reward functions: FILE.py:FUNCTION, or {', '.join(READY.values())}; none are needed with "
+        "--teacher",
+        None,
         group=MODEL,
         read=reward_names,
         metavar="NAME",
@@ -105,9 +110,22 @@ class GRPOOptions(JobOptions, RowOptions, WritingOptions, AdapterFields, BaseFie
         group=MODEL,
         compared=False,
     )
+    teacher: StrPath | None = option(
+        "let a larger model with the same tokenizer score the tokens of samples: a GGUF file or "
+        "Hugging Face folder",
+        None,
+        group=MODEL,
+        read=model_name,
+        fetch=model_file,
+        metavar="FILE",
+        hashed=True,
+    )
+    teacher_weight: float = option(
+        "weight of log p_teacher - log p in the advantage of a token", 1.0, read=real(0)
+    )
     batch: int = option("prompts per step; each has --num-generations samples", 4)
     num_generations: int = option(
-        "samples of a prompt, its group; 2 work well on a CPU", 8, read=whole(2, 4096)
+        "samples of a prompt, its group; 2 work well on a CPU", 8, read=whole(1, 4096)
     )
     max_completion_length: int = option("most tokens of a sample", 256, of=PolicyOptions)
     temperature: float = option("temperature of samples", 1.0, of=PolicyOptions)
@@ -156,7 +174,7 @@ class GRPOOptions(JobOptions, RowOptions, WritingOptions, AdapterFields, BaseFie
     eval_every: int = 20
     save_every: int = 20
     precision: Precision = option(PRECISION.help, "auto", words=get_args(Precision))
-    metric: str | Sequence[str] = best_by("reward")
+    metric: str | Sequence[str] = best_by("reward", "reverse-kl")
 
 
 class GRPOJob(AdapterJob):
@@ -171,10 +189,24 @@ class GRPOJob(AdapterJob):
     train: Prompts
     held_out: Prompts
     rewards: Rewards
+    teacher: Teacher | None = None
 
     def __init__(self, typed: Mapping[str, Any], command: str | None = None) -> None:
         """Take the options. Raises ConfigError for contradictory ones."""
         super().__init__(typed, command)
+        options = self.options
+        check_alone(options)
+        if options.reward is None and options.teacher is None:
+            raise ConfigError(
+                "--reward: expected reward functions, a --teacher, or both; got neither"
+            )
+        if options.reward is not None and options.num_generations == 1:
+            raise ConfigError(
+                "--num-generations 1: a reward counts by its difference from others of the same "
+                "prompt: draw at least 2, or use --teacher without --reward"
+            )
+        if options.reward is None and "metric" not in typed:
+            options.metric = "reverse-kl"
         for name, value, instead in (
             ("backend", "metal", "cpu"),
             ("activations", "bfloat16", "float32"),
@@ -224,6 +256,14 @@ class GRPOJob(AdapterJob):
                 "--early-stopping: no prompts are held out: name a file by --valid, or hold some "
                 "out by --holdout"
             )
+        if options.teacher is not None:
+            if is_taught(options.teacher):
+                raise ConfigError(
+                    f"--teacher {options.teacher}: a file of `toynn teach` cannot score samples: "
+                    "name the model"
+                )
+            how = self.all_options(), 1, options.temperature, options.teacher_weight
+            self.teacher = opened(options.teacher, self.tokenizer, *how)
         self._start_rewards()
 
     def _prompts(self, path: Path) -> Prompts:
@@ -255,7 +295,7 @@ class GRPOJob(AdapterJob):
         Raises CheckpointError if a resumed run had others.
         """
         options = self.options
-        specs = (options.reward,) if isinstance(options.reward, str) else options.reward
+        specs = (options.reward,) if isinstance(options.reward, str) else options.reward or ()
         self._functions = _table(identity(specs))
         before = self.before.get("rewards", self._functions)
         same = {name: tuple(each) for name, each in before.items()} == self._functions
@@ -322,9 +362,22 @@ class GRPOJob(AdapterJob):
         asked = (*self.train.prompts, *self.held_out.prompts)
         columns = dict.fromkeys(name for each in asked for name in each.columns)
         self.sampler = Sampler(
-            recipe, self.tokenizer, self.rewards, self.take(PolicyOptions), drawing, columns
+            recipe,
+            self.tokenizer,
+            self.rewards,
+            self.take(PolicyOptions),
+            drawing,
+            columns,
+            self.teacher,
         )
         return recipe
+
+    def announce(self) -> None:
+        """Print the model, and the teacher if there is one."""
+        super().announce()
+        if self.teacher is not None:
+            said = f"{self.teacher.path}; {self.teacher.weight:g} (log p_teacher - log p) is"
+            print(fact("teacher", f"{harmless(said, '')} part of a token's advantage"))
 
     # -- The loop ------------------------------------------------------------------------------
 
@@ -352,9 +405,20 @@ class GRPOJob(AdapterJob):
         return self.held_out.batches(ROWS)
 
     def measure(self, batch: Any) -> Figures:
-        """Return the rewards of greedy samples; a missing one counts as 0."""
-        scored = self.sampler.scored(batch.prompts, greedy=True)
-        return {**scored.figures, "rewards/mean": float(np.nan_to_num(scored.totals).mean())}
+        """Return the rewards of greedy samples; a missing one counts as 0.
+
+        The divergence from a teacher is that of samples drawn, always with the same seed.
+        """
+        figures: Figures = {}
+        if self.rewards.names:
+            scored = self.sampler.scored(batch.prompts, greedy=True)
+            mean = float(np.nan_to_num(scored.totals).mean())
+            figures = {**scored.figures, "rewards/mean": mean}
+        if self.teacher is not None:
+            drawn = self.sampler.scored(batch.prompts)
+            kl = -float(np.concatenate(drawn.taught).mean())
+            figures = {**drawn.figures, **figures, "teacher/reverse_kl": kl}
+        return figures
 
     def sample(self) -> Iterator[str]:
         """Yield greedy samples of the first prompts held out, with their rewards."""
@@ -362,20 +426,22 @@ class GRPOJob(AdapterJob):
         yield "\n".join(self.sampler.scored(shown.prompts, greedy=True).lines(shown.prompts))
 
     def show(self, folder: RunFolder, result: Result) -> str:
-        """Print what the model writes; return its rewards before training, and the best."""
+        """Print what the model writes; return its scores before training, and the best."""
         is_late = late(result)
         text = "" if is_late() else "".join(self.sample())
         folder.write_sample(text)
         print(f"--- greedy samples ---\n{harmless(text)}\n---")
-        rewards = {
-            each.iteration: each.figures["val_rewards/mean"]
-            for each in result.reports
-            if each.figures and "val_rewards/mean" in each.figures
-        }
-        if result.best_iteration not in rewards:
-            return ""
-        first = f", {rewards[0]:.4f} before training" if 0 in rewards else ""
-        return f"held-out reward {rewards[result.best_iteration]:.4f}{first}"
+        told = []
+        for name, what in (("rewards/mean", "reward"), ("teacher/reverse_kl", "reverse KL")):
+            found = {
+                each.iteration: each.figures[f"val_{name}"]
+                for each in result.reports
+                if each.figures and f"val_{name}" in each.figures
+            }
+            if result.best_iteration in found:
+                first = f", {found[0]:.4f} before training" if 0 in found else ""
+                told.append(f"held-out {what} {found[result.best_iteration]:.4f}{first}")
+        return "; ".join(told)
 
     def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
         """Yield commands that use the adapter."""
@@ -386,7 +452,7 @@ class GRPOJob(AdapterJob):
 
 def _table(functions: Sequence[Sequence[str]]) -> dict[str, tuple[str, ...]]:
     """Return config.toml's table of reward functions, from their identity."""
-    paths, hashes = zip(*functions, strict=True)
+    paths, hashes = (tuple(each[k] for each in functions) for k in (0, 1))
     return {"functions": paths, "sha256": hashes}
 
 

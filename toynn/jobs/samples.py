@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from toynn.data.examples import ShuffledExamples
 from toynn.engines import PolicyOptions
 from toynn.engines.policy import PolicyBatch, Sample, Scale, advantages, shares
+from toynn.engines.teacher import Teacher
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation import Rollout, rollouts
 from toynn.rewards import Rewards
@@ -75,13 +76,17 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Scored:
-    """Samples of prompts, with their texts and rewards (n, functions), and the weighted sums."""
+    """Samples of prompts, with their texts and rewards (n, functions), and the weighted sums.
+
+    ``taught`` are log p_teacher - log p of the tokens of each sample, if a teacher scored them.
+    """
 
     found: Sequence[Rollout]
     texts: Sequence[str]
     names: Sequence[str]
     rewards: NDArray[np.float64]
     totals: NDArray[np.float64]
+    taught: Sequence[NDArray[np.float64]] = ()
 
     @cached_property
     def figures(self) -> dict[str, tuple[float, float]]:
@@ -89,9 +94,11 @@ class Scored:
         n, columns = float(len(self.found)), [self.totals, *self.rewards.T]
         names = ["rewards/mean", *(f"reward/{name}" for name in self.names)]
         present = [(float(np.nansum(r)), float((~np.isnan(r)).sum())) for r in columns]
+        kl = -sum(float(each.sum()) for each in self.taught)
         return {
             **{name: each for name, each in zip(names, present, strict=True) if each[1]},
             "rewards/missing": (float(np.isnan(self.rewards).sum()), float(self.rewards.size)),
+            "teacher/reverse_kl": (kl, float(sum(map(len, self.taught)))),
             "samples/length": (float(sum(len(each.tokens) for each in self.found)), n),
             "samples/cut": (float(sum(each.ended == "length" for each in self.found)), n),
         }
@@ -103,7 +110,8 @@ class Scored:
         ):
             said = prompt.text if isinstance(prompt.text, str) else prompt.text[-1]["content"]
             parts = (f"{n} {r:.4g}" for n, r in zip(self.names, rewards, strict=True))
-            yield f"{said}\n> {text}\nreward {total:.4g} ({', '.join(parts)})\n"
+            scores = f"reward {total:.4g} ({', '.join(parts)})\n" if self.names else ""
+            yield f"{said}\n> {text}\n{scores}"
 
 
 @dataclass
@@ -111,7 +119,7 @@ class Sampler:
     """Draws samples of prompts by a model, and scores them.
 
     ``options`` are those of the loss; ``drawing`` are top_k and top_p; ``columns`` are the names of
-    all prompts' columns.
+    all prompts' columns. A ``teacher`` scores tokens, too, but of no greedy samples.
     """
 
     recipe: Any
@@ -120,6 +128,7 @@ class Sampler:
     options: PolicyOptions
     drawing: Mapping[str, Any]
     columns: Collection[str]
+    teacher: Teacher | None = None
 
     def scored(
         self, prompts: Sequence[Prompt], samples: int = 1, *, greedy: bool = False, seed: int = 0
@@ -147,7 +156,22 @@ class Sampler:
         ]
         columns = {name: [each.columns.get(name) for each in asked] for name in self.columns}
         rewards = self.rewards.score([each.text for each in asked], answers, columns)
-        return Scored(found, texts, self.rewards.names, rewards, self.rewards.totals(rewards))
+        taught = [] if self.teacher is None or greedy else self._taught(self.teacher, asked, found)
+        totals = self.rewards.totals(rewards)
+        return Scored(found, texts, self.rewards.names, rewards, totals, taught)
+
+    def _taught(
+        self, teacher: Teacher, asked: Sequence[Prompt], found: Sequence[Rollout]
+    ) -> list[NDArray[np.float64]]:
+        samples = [
+            Sample(prompt.ids, each.tokens, 0, 0, each.log_probabilities.tolist())
+            for prompt, each in zip(asked, found, strict=True)
+        ]
+        parts = _parts(samples, self.recipe.t_batch * self.recipe.t_seq)
+        said = [teacher.log_p(PolicyBatch.with_samples(part, 1.0)) for part in parts]
+        own = np.concatenate([each.log_probabilities for each in found])
+        ends = np.cumsum([len(each.tokens) for each in found])
+        return np.split(np.concatenate(said) - own, ends[:-1])
 
     def _text(self, found: Rollout) -> str:
         stream = self.tokenizer.stream()
@@ -244,17 +268,22 @@ class Rounds(Iterator[Any]):
         scored = sampler.scored(prompts, self.group, seed=(self._seed << 32) + number)
         found = scored.found
         A, stds = advantages(scored.totals, self.group, self._scale)
-        counted = ~np.isnan(scored.totals)
+        each_a, counted = A.tolist(), ~np.isnan(scored.totals)
+        if sampler.teacher is not None:
+            weight = sampler.teacher.weight
+            said = zip(each_a, scored.taught, strict=True)
+            each_a, counted = [(a + weight * d).tolist() for a, d in said], counted | True
         if self._mask:
             counted &= np.array([each.ended == "token" for each in found])
         share, weight = shares([len(each.tokens) for each in found], counted, sampler.options)
         samples = [
             Sample(prompts[each.prompt].ids, each.tokens, a, s, each.log_probabilities.tolist())
-            for each, a, s in zip(found, A.tolist(), share.tolist(), strict=True)
+            for each, a, s in zip(found, each_a, share.tolist(), strict=True)
         ]
-        live = [each for each in samples if each.share and (each.advantage or sampler.options.beta)]
+        beta = sampler.options.beta
+        live = [each for each in samples if each.share and (beta or np.any(each.advantage))]
         entropy = -sum(float(each.log_probabilities.sum()) for each in found)
-        groups = float(len(stds))
+        groups = float(len(stds) if scored.names else 0)
         figures = {
             **scored.figures,
             "rewards/std": (float(stds.sum()), groups),

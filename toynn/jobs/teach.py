@@ -1,6 +1,7 @@
 """Write what a teacher says of data to a file: ``toynn teach``."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,6 @@ from toynn.formats import disk
 from toynn.formats.files import Writer, finish, unwritable
 from toynn.jobs.lora import LoRAJob
 from toynn.jobs.teacher import opened
-from toynn.options import RecipeOptions
 from toynn.system.reading import open_file
 
 __all__ = ["teach"]
@@ -37,10 +37,8 @@ def teach(
         raise ConfigError("--data: expected one source, which one file belongs to; got several")
     options, train, vocab = job.recipe_options(), job.data.train, job.tokenizer.vocab_size
     seq, k = job.t_seq, min(k, vocab)
-    how = {name: getattr(options, name) for name in ("t_batch", "precision", "n_threads")}
-    job.options.teacher, job.options.teacher_top_k = job.options.model, k
-    job.options.teacher_temperature = temperature
-    teacher = opened(job.options, job.tokenizer, RecipeOptions(t_seq=seq, packed=True, **how))
+    student = replace(options, t_seq=seq)
+    teacher = opened(job.options.model, job.tokenizer, student, k, temperature)
     records = int(taught.learned(train).sum())
     facts: dict[str, Any] = {"model": digest(job.options.model)}
     facts |= {"data": taught.data_digest(train)}

@@ -55,10 +55,12 @@ class TeacherOptions:
     )
 
 
-def check_alone(options: TeacherOptions) -> None:
+def check_alone(options: Any) -> None:
     """Raise ConfigError for an option of a teacher where none is named."""
-    for name, each in options_of(TeacherOptions).items():
-        if options.teacher is None and getattr(options, name) != each.default:
+    for name, each in options_of(type(options)).items():
+        if not name.startswith("teacher_") or options.teacher is not None:
+            continue
+        if getattr(options, name) != each.default:
             raise ConfigError(f"{each.flag}: it needs --teacher: name a model")
 
 
@@ -84,13 +86,22 @@ def written(job: TeacherOptions, tokenizer: Tokenizer, data: Any) -> TaughtFile:
     return file
 
 
-def opened(job: TeacherOptions, tokenizer: Tokenizer, options: RecipeOptions) -> Teacher:
-    """Return the model that is the teacher of a job's options; ``options`` realize it.
+def opened(
+    name: StrPath,
+    tokenizer: Tokenizer,
+    student: RecipeOptions,
+    k: int,
+    temperature: float,
+    weight: float = 1.0,
+) -> Teacher:
+    """Return the model of a name as the teacher of a student that has these options.
 
     Raises ConfigError for another tokenizer and for a context that is too short, and the file's
     error for no model.
     """
-    path = text_model(Path(str(job.teacher)), "--teacher")
+    path = text_model(Path(str(name)), "--teacher")
+    same = ("t_seq", "t_batch", "precision", "n_threads")
+    options = RecipeOptions(packed=True, **{each: getattr(student, each) for each in same})
     with bases.open(path, check=False) as file:
         theirs, ours = Tokenizer.for_model(file).tokens, tokenizer.tokens
         if len(theirs) != len(ours):
@@ -106,11 +117,11 @@ def opened(job: TeacherOptions, tokenizer: Tokenizer, options: RecipeOptions) ->
         context = file.require(f"{file.architecture}.context_length", int)
         if options.t_seq > context:
             raise ConfigError(
-                f"--seq {options.t_seq}: the context of --teacher is {context} tokens"
+                f"--teacher {path}: expected room for the {options.t_seq} tokens of a row; the "
+                f"context of --teacher is {context} tokens"
             )
         engine = engines.frozen(file, options=options)
-    how = job.teacher_top_k, job.teacher_temperature, job.teacher_weight
-    return Teacher(engine, len(ours), *how)
+    return Teacher(engine, len(ours), k, temperature, weight)
 
 
 class TaughtBatches(Iterator[Batch]):

@@ -341,10 +341,9 @@ class TextJob(Job):
         if self.options.teacher is not None and is_taught(self.options.teacher):
             self.teacher = written(self.options, self.tokenizer, self.data)
         elif self.options.teacher is not None:
-            ours = self.recipe_options()
-            same = {name: getattr(ours, name) for name in ("t_batch", "precision", "n_threads")}
-            theirs = RecipeOptions(t_seq=self.t_seq, packed=True, **same)
-            self.teacher = opened(self.options, self.tokenizer, theirs)
+            named, ours = self.options, replace(self.recipe_options(), t_seq=self.t_seq)
+            told = named.teacher_top_k, named.teacher_temperature, named.teacher_weight
+            self.teacher = opened(self.options.teacher, self.tokenizer, ours, *told)
 
     def _with_valid(
         self, datasets: Sequence[Dataset | PreferenceData], how: ReadOptions

@@ -81,7 +81,7 @@ class Rewards:
     ) -> None:
         self._weights = np.array([1.0] * len(specs) if weights is None else weights, np.float64)
         fits = self._weights.shape == (len(specs),) and np.isfinite(self._weights).all()
-        if not (specs and fits):
+        if not fits:
             raise ConfigError(
                 "--reward-weights: expected a finite number for each function; got "
                 f"{self._weights.tolist()} for {len(specs)}: {', '.join(specs) or 'none'}"
@@ -91,13 +91,16 @@ class Rewards:
         self._timeout, self._tell, self.missing = timeout, tell, 0
         self._specs, self._returned, self._late = specs, set[int](), [0] * len(specs)
         self._left_out: set[str] = set()
-        functions, self.identity = map(list, zip(*map(_read, specs), strict=True))
+        read = [_read(spec) for spec in specs]
+        functions, self.identity = [each for each, _ in read], [each for _, each in read]
         names = [each["name"] for each in functions]
         counts = [names[:i].count(name) for i, name in enumerate(names)]
         self.names = [
             f"{name}_{n + 1}" if n else name for name, n in zip(names, counts, strict=True)
         ]
-        self._process = _Process(specs, functions, child.Server() if in_process else None)
+        self._process = _Process(
+            specs, functions, child.Server() if in_process or not specs else None
+        )
 
     def score(
         self,

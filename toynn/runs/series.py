@@ -48,6 +48,7 @@ PLAIN = {
     "rewards/std": "standard deviation of rewards in a group",
     "rewards/flat_groups": "share of groups without a signal",
     "rewards/missing": "share of missing rewards",
+    "teacher/reverse_kl": "reverse KL divergence from the teacher, on samples",
     "samples/length": "tokens of a sample",
     "samples/cut": "share of samples cut at their longest",
     "policy/clipped": "share of tokens whose ratio is clipped",

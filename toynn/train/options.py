@@ -17,6 +17,7 @@ METRICS = {
     "kl": ("base/kl", False),
     "margins": ("rewards/margins", True),
     "reward": ("rewards/mean", True),
+    "reverse-kl": ("teacher/reverse_kl", False),
     "macro-f1": ("classes/macro_f1", True),
     "micro-f1": ("classes/micro_f1", True),
     "matthews": ("classes/matthews", True),

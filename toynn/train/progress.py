@@ -40,6 +40,7 @@ def _words(report: Report, unit: str, epochs: float | None, eta: float | None, r
         "val": ("val {:.4f}", report.val_loss),
         "reward": ("reward {:.3f}", figures.get("rewards/mean")),
         "held out": ("val reward {:.3f}", figures.get("val_rewards/mean")),
+        "teacher": ("reverse KL {:.4f}", figures.get("teacher/reverse_kl")),
         "flat": ("flat {:.0%}", figures.get("rewards/flat_groups")),
         "length": ("length {:.0f}", figures.get("samples/length")),
         "stop": ("stop {:.4f}", figures.get("val_stop/loss")),
