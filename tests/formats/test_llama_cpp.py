@@ -81,19 +81,28 @@ LONGROPE = dict(
 
 
 def judge(path, adapter=None, **how):
-    return llama_cpp.Llama(
-        str(path),
-        lora_path=adapter and str(adapter),
-        n_ctx=512,
-        n_threads=1,
-        n_threads_batch=1,
-        logits_all=True,
-        type_k=F32,
-        type_v=F32,
-        flash_attn=False,
-        **how,
-        verbose=False,
-    )
+    default = llama_cpp.llama_model_default_params
+
+    def as_stored():  # llama.cpp's repacked products crash at shapes as small as these (AMX, 0.3.36)
+        parameters = default()
+        parameters.use_extra_bufts = False
+        return parameters
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llama_cpp.llama_cpp, "llama_model_default_params", as_stored)
+        return llama_cpp.Llama(
+            str(path),
+            lora_path=adapter and str(adapter),
+            n_ctx=512,
+            n_threads=1,
+            n_threads_batch=1,
+            logits_all=True,
+            type_k=F32,
+            type_v=F32,
+            flash_attn=False,
+            **how,
+            verbose=False,
+        )
 
 
 def judged_logits(path, ids, adapter=None, **how):
