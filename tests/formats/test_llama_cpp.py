@@ -83,7 +83,7 @@ LONGROPE = dict(
 def judge(path, adapter=None, **how):
     default = llama_cpp.llama_model_default_params
 
-    def as_stored():  # llama.cpp's repacked products crash at shapes as small as these (AMX, 0.3.36)
+    def as_stored():  # on AMX, the repacked products of 0.3.36 crash at shapes as small as these
         parameters = default()
         parameters.use_extra_bufts = False
         return parameters
