@@ -26,23 +26,23 @@ COUNTS = {"prompt": PROMPT, "tokens": NEW, "together": NEW * TOGETHER}
 
 def write(path: Path, type: str) -> None:
     """Write a model whose matrices have a type."""
-    write_file(path, SHAPE, type, tokenizer())
+    write_file(path, SHAPE, type, tokenizer(SHAPE.vocab))
 
 
-def tokenizer() -> dict[str, Any]:
+def tokenizer(vocab: int) -> dict[str, Any]:
     """Return metadata of a byte tokenizer that llama.cpp loads; no text is encoded with it."""
     from toynn.formats.tokenizer import byte_letters
 
     tokens = [*byte_letters(), "ab"]
-    tokens += [f"<unused {n}>" for n in range(SHAPE.vocab - len(tokens))]
+    tokens += [f"<unused {n}>" for n in range(vocab - len(tokens))]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [1] * 257 + [3] * (SHAPE.vocab - 257),
+        "tokenizer.ggml.token_type": [1] * 257 + [3] * (vocab - 257),
         "tokenizer.ggml.merges": ["a b"],
-        "tokenizer.ggml.bos_token_id": SHAPE.vocab - 1,
-        "tokenizer.ggml.eos_token_id": SHAPE.vocab - 1,
+        "tokenizer.ggml.bos_token_id": vocab - 1,
+        "tokenizer.ggml.eos_token_id": vocab - 1,
     }
 
 

@@ -55,23 +55,22 @@ def rollouts(n_threads: int, rounds: int, only: str) -> None:
     """Print tokens per second of rows that generate together, and what bounds them."""
     toynn.set_num_threads(n_threads)
     limits = measure(n_threads)
-    print(f"{'rows':12}{'tokens/s':>12}{'of one':>8}{'bound':>10}", flush=True)
+    print(f"{'rows':12}{'tokens/s':>12}{'of one':>8}{'bound':>10}{'llama.cpp':>12}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name, (shape, type) in rolled.SHAPES.items():
             if only not in name:
                 continue
             print(name)
             path = Path(folder, f"{name}.gguf")
-            write_file(path, shape, type)
+            write_file(path, shape, type, beside_llama_cpp.tokenizer(shape.vocab))
             one = None
-            for rows, step in rolled.steps(path, shape):
-                _, usual = best_and_usual(race({"": step}, rounds, clock_of(n_threads)))
-                rate = max(1, rows) / usual[""]
+            for rows, calls in rolled.steps(path, shape, n_threads):
+                _, usual = best_and_usual(race(calls, rounds, clock_of(n_threads)))
+                rate, *theirs = (max(1, rows) / seconds for seconds in usual.values())
                 one = one or rate
                 bound = rolled.bound(path, shape, max(1, rows), limits)
-                print(
-                    f"{rows or 'alone':>12}{rate:12.0f}{rate / one:8.2f}{bound:10.0f}", flush=True
-                )
+                row = f"{rows or 'alone':>12}{rate:12.0f}{rate / one:8.2f}{bound:10.0f}"
+                print(row + "".join(f"{their:12.0f}" for their in theirs), flush=True)
 
 
 def load(n_threads: int, rounds: int, only: str) -> None:
