@@ -92,6 +92,26 @@ def test_the_first_loss_is_that_of_the_formula(tmp_path):
     assert reports(tmp_path / "run")[1]["train_loss"] == pytest.approx(total / rows, rel=1e-5)
 
 
+def test_the_divergence_from_the_teacher_is_measured(tmp_path):
+    """On the first 16 texts held out, over all tokens; with B = 0, the student is its base."""
+    run = ["train", "lora", "--model", "base.gguf", "--data", "rows.jsonl", "--seq", "16"]
+    run += ["--valid", "rows.jsonl", "--steps", "1", "--precision", "highest"]
+    assert main([*run, "--teacher", "teacher.gguf", "--out", str(tmp_path / "run")]) == 0
+    total, same, rows = 0.0, 0, 0
+    with gguf.open("base.gguf") as base, gguf.open("teacher.gguf") as teacher:
+        student, teacher = engines.frozen(base), engines.frozen(teacher)
+    for row in ROWS[:16]:
+        ids = np.frombuffer((row["prompt"] + row["completion"]).encode(), np.uint8).astype(int)
+        ids, own = ids[:17], slice(len(row["prompt"]) - 1, 16)
+        q, p = (log_p(each.logits(ids[:-1], batch=1)[own]) for each in (student, teacher))
+        total += (np.exp(p) * (p - q)).sum()
+        same, rows = same + (p.argmax(1) == q.argmax(1)).sum(), rows + len(p)
+    first = reports(tmp_path / "run")[0]
+    assert first["val_teacher/forward_kl"] == pytest.approx(total / rows, rel=1e-4)
+    assert first["val_teacher/agreement"] == pytest.approx(same / rows)
+    assert "KL divergence from the teacher" in (tmp_path / "run" / "report.html").read_text()
+
+
 def test_a_resumed_run_continues_with_its_teacher(tmp_path):
     run = ("train", *commands()["gpt2"], "--teacher", "teacher.gguf", "--save-every", "2")
     weights = []

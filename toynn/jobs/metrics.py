@@ -21,6 +21,8 @@ from toynn.generation.drawing import BatchEngine
 __all__ = ["Asked", "Beside", "beside", "measured"]
 
 TEXTS = 16  # held-out texts on which a model and its base are compared
+BASE = "base/kl", "base/same_top"  # the divergence; the share of tokens on which both agree
+TEACHER = "teacher/forward_kl", "teacher/agreement"
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Beside:
-    """A text on which a model's predictions are compared with its base's."""
+    """A text on which a model's predictions are compared with another's: its base, its teacher."""
 
     ids: NDArray[np.int32]
     trained: NDArray[np.bool_]  # whether a row has loss
     base: Causal
+    names: tuple[str, str] = BASE
 
     @property
     def rows(self) -> int:
@@ -53,25 +56,26 @@ class Beside:
 
     def figures(self, engine: Causal) -> Mapping[str, float]:
         """Return the mean KL divergence from the base, and the share of equal top tokens."""
-        logits, base_logits = (read(each, self.ids)[self.trained] for each in (engine, self.base))
-        pairs = zip(log_probabilities(logits), log_probabilities(base_logits), strict=True)
+        both = [read(each, self.ids)[self.trained] for each in (engine, self.base)]
+        vocab = min(each.shape[1] for each in both)  # a model may have more rows than tokens
+        pairs = zip(*(log_probabilities(each[:, :vocab]) for each in both), strict=True)
         divergence, same = 0.0, 0
         for (_, log_q), (_, log_p) in pairs:
             divergence += float((np.exp(log_p) * (log_p - log_q)).sum())
             same += int((log_q.argmax(axis=1) == log_p.argmax(axis=1)).sum())
-        return {"base/kl": divergence / self.rows, "base/same_top": same / self.rows}
+        return dict(zip(self.names, (divergence / self.rows, same / self.rows), strict=True))
 
 
-def beside(valid: Any, seq: int, base: Causal) -> Iterator[Beside]:
+def beside(valid: Any, seq: int, base: Causal, names: tuple[str, str] = BASE) -> Iterator[Beside]:
     """Yield the first held-out texts: examples, or windows of a long text."""
     if isinstance(valid, Examples):
         for k in range(min(TEXTS, len(valid))):
             ids, labels = valid[k]
-            yield Beside(np.asarray(ids, np.int32), labels != IGNORED, base)
+            yield Beside(np.asarray(ids, np.int32), labels != IGNORED, base, names)
         return
     for begin in range(0, min(TEXTS * seq, len(valid) - seq + 1), seq):
         ids = np.asarray(valid[begin : begin + seq], np.int32)
-        yield Beside(ids, np.ones(len(ids), np.bool_), base)
+        yield Beside(ids, np.ones(len(ids), np.bool_), base, names)
 
 
 def measured(item: Any, engine: Any) -> Mapping[str, float] | None:

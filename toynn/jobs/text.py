@@ -33,7 +33,7 @@ from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.generation.drawing import generate
 from toynn.jobs import ends
 from toynn.jobs.job import Job, late
-from toynn.jobs.metrics import Asked, measured
+from toynn.jobs.metrics import TEACHER, Asked, beside, measured
 from toynn.jobs.options import MODEL, SAVING, JobOptions, StrPath, best_by
 from toynn.jobs.paths import data_name, local_data, model_file, model_name
 from toynn.jobs.teacher import TaughtBatches, TeacherOptions, check_alone, opened, written
@@ -433,8 +433,12 @@ class TextJob(Job):
             )
 
     def extras(self) -> Sequence[Any]:
-        """Return what is measured in addition to the held-out data: the questions."""
-        return self.asked
+        """Return what is measured in addition: questions, texts to compare with the teacher on."""
+        if not isinstance(self.teacher, Teacher):  # a file has no probabilities of other texts
+            return self.asked
+        assert isinstance(self.shown, Dataset)  # preferences have no teacher
+        texts = beside(self.shown.valid, self.t_seq, self.teacher.engine, TEACHER)
+        return [*self.asked, *texts]
 
     def measure(self, batch: Any) -> Figures:
         """Return the figures of a batch, or of a question.

@@ -48,6 +48,8 @@ PLAIN = {
     "rewards/std": "standard deviation of rewards in a group",
     "rewards/flat_groups": "share of groups without a signal",
     "rewards/missing": "share of missing rewards",
+    "teacher/forward_kl": "KL divergence from the teacher",
+    "teacher/agreement": "share of tokens on which the teacher agrees",
     "teacher/reverse_kl": "reverse KL divergence from the teacher, on samples",
     "samples/length": "tokens of a sample",
     "samples/cut": "share of samples cut at their longest",

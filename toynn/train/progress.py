@@ -47,7 +47,7 @@ def _words(report: Report, unit: str, epochs: float | None, eta: float | None, r
         "f1": ("F1 {:.3f}", next((figures[each] for each in F1 if each in figures), None)),
         "accuracy": ("accuracy {:.1%}", report.val_accuracy),
         "perplexity": ("perplexity {:.2f}", figures.get("val_text/perplexity")),
-        "kl": ("kl {:.4f}", figures.get("val_base/kl")),
+        "kl": ("kl {:.4f}", figures.get("val_base/kl", figures.get("val_teacher/forward_kl"))),
         "top": ("same top {:.1%}", figures.get("val_base/same_top")),
         "lr": ("lr {:.1e}", report.learning_rate),
         "norm": ("norm {:.2f}", report.grad_norm),
