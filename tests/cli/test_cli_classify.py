@@ -78,6 +78,39 @@ def told(capsys, *words):
 COLUMNS = ("--columns", "text=review,label=kind")
 
 
+@pytest.mark.parametrize("labels", ["cat,dog", "dog,cat"])
+def test_a_teacher_is_a_share_of_the_labels(here, labels):
+    """The loss is (1 - w) CE + w (KL from the teacher + its entropy), in float64."""
+    assert trained(*COLUMNS, "--labels", "cat,dog") == 0
+    more = ["--steps", "1", "--batch", "36", "--lr", "1e-12", "--holdout", "0", "--labels", labels]
+    more += ["--log-every", "1", "--teacher-weight", "0.7", "--precision", "highest"]
+    assert trained(*COLUMNS, *more, "--teacher", "run", out="taught") == 0
+    texts = CATS * 3 + DOGS * 3
+    student, teacher = Classifier.load("taught"), Classifier.load("run")
+    q, p = (each.outputs(texts).astype(float) for each in (student, teacher))
+    q, p = (x - np.log(np.exp(x).sum(1, keepdims=True)) for x in (q, p))
+    assert np.exp(p).max(1).min() > 0.8
+    own = np.array([student.names.index("dog" if "dog" in text else "cat") for text in texts])
+    p = p[:, [teacher.names.index(name) for name in student.names]]
+    wanted = -0.3 * q[np.arange(36), own].mean() - 0.7 * (np.exp(p) * q).sum(1).mean()
+    told = (here / "taught" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(told[-1])["train_loss"] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_teacher_of_other_classes_is_refused(here, capsys):
+    assert trained(*COLUMNS) == 0
+    for words, said in {
+        "--columns text=review,label=number --teacher run": "expected the classes 0, 2; got cat, d",
+        "--columns text=review,label=kind --teacher model": "got no classes of texts",
+        "--columns text=review,label=kind --teacher run --label-smoothing 0.1": "not with --class-",
+        "--columns text=review,label=kind --teacher-weight 0.1": "--teacher-weight: it needs",
+    }.items():
+        assert trained(*words.split(), out="other") == 2
+        assert said in capsys.readouterr().err
+    assert trained("--teacher", "run", data="several.jsonl", out="other") == 2
+    assert "--teacher: it is for classes of texts; labels are several" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("more", [(), ("--method", "lora")])
 def test_classes(more, here, capsys):
     assert trained(*COLUMNS, *more) == 0

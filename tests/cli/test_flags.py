@@ -195,11 +195,14 @@ SEEN = {
     "--seq": "6",
     "--skip-unreadable": ("", {"--data": "folders", "--image-size": "8"}),
     "--steps": "3",
-    "--teacher": "other.gguf",
+    "--teacher": {"classify": "tuned", "": "other.gguf"},
     "--teacher-beta": ("0.5", {"--teacher": "other.gguf"}),
     "--teacher-temperature": ("2", {"--teacher": "other.gguf"}),
     "--teacher-top-k": ("2", {"--teacher": "other.gguf"}),
-    "--teacher-weight": ("0.9", {"--teacher": "other.gguf"}),
+    "--teacher-weight": {
+        "classify": ("0.9", {"--teacher": "tuned"}),
+        "": ("0.9", {"--teacher": "other.gguf"}),
+    },
     "--targets": {"classify": ("q", CRAFTED), "": "q"},
     "--threads": "3",
     "--tokenizer": {
@@ -290,6 +293,7 @@ def files(tmp_path_factory):
     with pytest.MonkeyPatch.context() as context:
         context.chdir(folder)
         assert main(["train", "vit", *words(BASES["vit"] | {"--out": "vit"})]) == 0
+        assert main(["train", "classify", *words(BASES["classify"] | {"--out": "tuned"})]) == 0
     bpe_file(folder / "words.gguf")
     bpe_file(folder / "fewer.gguf", missing=("q",))  # other ids
     size = Tokenizer.of(folder / "words.gguf").vocab_size

@@ -355,6 +355,8 @@ class Encoded:
     table, weights
         Dense labels (K, K) by class, smoothed or weighted, and the weights of the classes (K,);
         None: labels stay numbers.
+    taught, share
+        Of each text, the class probabilities of a teacher (K,), and their share in dense labels.
     """
 
     ids: Sequence[Sequence[int]]
@@ -365,6 +367,8 @@ class Encoded:
     cut: int = 0
     table: NDArray[np.float32] | None = None
     weights: NDArray[Any] | None = None
+    taught: Sequence[NDArray[np.float32]] = ()
+    share: float = 0.0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -379,7 +383,8 @@ class Encoded:
         chosen = list(indices)
         ids, types, labels = ([x[k] for k in chosen] for x in (self.ids, self.types, self.labels))
         first = [self.first[k] for k in chosen] if self.first else ()
-        return replace(self, ids=ids, types=types, labels=labels, first=first)
+        taught = [self.taught[k] for k in chosen] if len(self.taught) else ()
+        return replace(self, ids=ids, types=types, labels=labels, first=first, taught=taught)
 
     def batch(self, indices: Iterable[int], room: int = 0) -> Texts:
         """Return these texts as a batch."""
@@ -390,6 +395,10 @@ class Encoded:
         joined = np.concatenate(labels) if self.first else np.array(labels)
         if self.table is not None and self.weights is not None:  # their mean is 1 in each batch
             joined = self.table[joined] * np.float32(1 / self.weights[joined].mean())
+        if self.share:
+            told = np.array([self.taught[k] for k in chosen], np.float32)
+            own = np.eye(told.shape[1], dtype=np.float32)[joined]
+            joined = np.float32(1 - self.share) * own + np.float32(self.share) * told
         return Texts.pack(ids, joined, types)
 
     def batches(self, size: int) -> list[Texts]:

@@ -5,6 +5,7 @@ from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,9 +18,11 @@ from toynn.errors import ConfigError
 from toynn.jobs.classified import pairs_of
 from toynn.jobs.encoder import EncoderJob, EncoderOptions
 from toynn.jobs.job import late
-from toynn.jobs.options import MODEL
+from toynn.jobs.options import MODEL, StrPath
+from toynn.jobs.paths import model_file, model_name, text_model
+from toynn.jobs.teacher import check_alone
 from toynn.models.encoder import LABELS
-from toynn.options import names_of, option, real
+from toynn.options import RecipeOptions, names_of, option, real
 from toynn.recipes import Classifier
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
@@ -92,6 +95,18 @@ class ClassifyOptions(EncoderOptions):
     label_smoothing: float = option(
         "spread this share of each label over all classes", 0.0, read=real(0, 0.99)
     )
+    teacher: StrPath | None = option(
+        "also learn from a larger classifier with the same classes: a folder, run folder or GGUF "
+        "file",
+        None,
+        read=model_name,
+        fetch=model_file,
+        metavar="FILE",
+        hashed=True,
+    )
+    teacher_weight: float = option(
+        "share of the teacher's probabilities in the labels", 0.5, read=real(0, 1)
+    )
 
 
 class ClassifyJob(EncoderJob):
@@ -149,7 +164,14 @@ class ClassifyJob(EncoderJob):
     def _check_loss(self) -> None:
         """Raise ConfigError for options that the loss has not."""
         options = self.options
+        check_alone(options)
         weighted, smoothed = options.class_weights is not None, options.label_smoothing > 0
+        if options.teacher is not None and self.problem != "classes":
+            raise ConfigError(f"--teacher: it is for classes of texts; labels are {self.problem}")
+        if options.teacher is not None and (weighted or smoothed or options.too_long == "drop"):
+            raise ConfigError(
+                "--teacher: not with --class-weights, --label-smoothing or --too-long drop"
+            )
         if self.problem in ("number", "tokens") and (weighted or smoothed):
             flag = "--class-weights" if weighted else "--label-smoothing"
             raise ConfigError(f"{flag}: it is for classes of texts; labels are {self.problem}")
@@ -175,7 +197,23 @@ class ClassifyJob(EncoderJob):
             for part in self.texts
         )
         assert train is not None
-        return train, valid
+        return (train if self.options.teacher is None else self._taught(train)), valid
+
+    def _taught(self, train: Encoded) -> Encoded:
+        """Return texts with a teacher's probabilities. Raises ConfigError for other classes."""
+        path = text_model(Path(str(self.options.teacher)), "--teacher")
+        options, same = self.recipe_options(), ("precision", "n_threads")
+        how = RecipeOptions(**{name: getattr(options, name) for name in same})
+        engine = Classifier.load(path, options=how, backend=self.options.backend)
+        names = engine.names if engine.task.kind == "sequence" else ()
+        if sorted(names) != sorted(self.classes) or engine.problem != "classes":
+            said = ", ".join(names[:SHOWN]) or "no classes of texts"
+            raise ConfigError(
+                f"--teacher {path}: expected the classes {', '.join(self.classes[:SHOWN])}; got "
+                f"{harmless(said, '')}"
+            )
+        told = engine.probabilities([row.text for row in self.texts[0].rows])
+        return replace(train, taught=list(told[:, [names.index(name) for name in self.classes]]))
 
     @property
     def weights(self) -> np.ndarray:
@@ -196,7 +234,9 @@ class ClassifyJob(EncoderJob):
     def batches(self) -> Any:
         """Return the training texts in random order; labels may be weighted and smoothed."""
         share, texts = self.options.label_smoothing, self.train
-        if self._is_dense:
+        if self.options.teacher is not None:
+            texts = replace(texts, share=self.options.teacher_weight)
+        elif self._is_dense:
             count, w = len(self.classes), self.weights
             table = (1 - share) * np.diag(w) + share / count * w
             texts = replace(texts, table=table.astype(np.float32), weights=w)
@@ -208,7 +248,8 @@ class ClassifyJob(EncoderJob):
     @property
     def _is_dense(self) -> bool:
         options = self.options
-        return self.problem == "classes" and bool(options.class_weights or options.label_smoothing)
+        shared = options.class_weights or options.label_smoothing or options.teacher
+        return self.problem == "classes" and bool(shared)
 
     def prepare(self, engine: Encoder) -> None:
         """Say whether labels are dense, and weigh labels that hold."""
@@ -231,6 +272,9 @@ class ClassifyJob(EncoderJob):
         lines.append(fact("classes", harmless(f"{', '.join(said)}{more}", "")))
         if all(map(_FRACTION.fullmatch, self.classes)) and any("." in c for c in self.classes):
             lines.append(fact("", "they are numbers; to learn numbers: --problem number"))
+        if self.options.teacher is not None:
+            share = f"{self.options.teacher_weight:g} of the labels"
+            lines.append(fact("teacher", harmless(f"{self.options.teacher}: {share}", "")))
         return lines
 
     def tables(self) -> dict[str, Mapping[str, Value]]:
