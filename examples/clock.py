@@ -148,6 +148,7 @@ def once(record, text, out, seed, budget):
     """Let a record train, in this process; write its CPU-seconds next to `out`."""
     for name in ("toynn.cli.train", "toynn.cli.tokenizer", "toynn.jobs", "tokenizers"):
         import_module(name)
+    sys.path.insert(0, str(record.parent))  # a record may import another
     spec = spec_from_file_location("record", record)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -190,9 +190,9 @@ class Road:
         self.stage(number, name, lambda: ready() and self.bits(name))
 
     def answer(self, model, question):
-        """Return what a model answers."""
+        """Return what a model answers, without the last line, which tells its speed."""
         words = ("generate", "--model", str(model), "--chat", "--temp", "0", "-n", "60")
-        return self.toynn("samples", *words, "--prompt", question).strip()
+        return self.toynn("samples", *words, "--prompt", question).strip().rpartition("\n")[0]
 
     def page(self):
         """Write index.html: what each stage gave, the runs' own pages, samples."""

@@ -2,7 +2,7 @@
 
 from toynn.cli import main
 
-STEPS = {3: 3050, 30: 30500}  # by minutes of one core
+STEPS = {1: 900, 3: 3050, 30: 30500}  # by minutes of one core
 
 
 def train(text, out, seed, budget):

@@ -6,14 +6,21 @@ In a short time a model sees little of the text, so the tokenizer reads a part o
 from toynn.cli import main
 
 STEPS, SHARE = {1: 650, 3: 2000, 30: 20000}, {1: 6, 3: 3, 30: 1}  # by minutes of one core
+OPTIMIZER = "--optimizer muon --lr 0.012"
+
+
+def tokenized(text, out, budget):
+    """Return a part of the text, and a tokenizer of it."""
+    part, made = (out.with_name(out.name + more) for more in (".txt", "-tokenizer"))
+    part.write_bytes(b"\n\n".join(text.read_bytes().split(b"\n\n")[:: SHARE[budget]]))
+    assert main(f"tokenizer train --data {part} --vocab-size 2048 --out {made}".split()) == 0
+    return part, made
 
 
 def train(text, out, seed, budget):
     """Train the tokenizer and the model; return the run's folder."""
-    part, made = (out.with_name(out.name + more) for more in (".txt", "-tokenizer"))
-    part.write_bytes(b"\n\n".join(text.read_bytes().split(b"\n\n")[:: SHARE[budget]]))
-    assert main(f"tokenizer train --data {part} --vocab-size 2048 --out {made}".split()) == 0
+    part, made = tokenized(text, out, budget)
     words = f"train gpt2 --data {part} --tokenizer {made} --holdout 0 --threads 1 --save-every 0"
-    words += f" --out {out} --optimizer muon --lr 0.012 --steps {STEPS[budget]} --seed {seed}"
+    words += f" --out {out} {OPTIMIZER} --steps {STEPS[budget]} --seed {seed}"
     assert main(words.split()) == 0
     return out

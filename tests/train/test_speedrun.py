@@ -85,6 +85,8 @@ def test_a_road_leads_to_a_chat_and_is_walked_once(road, capsys, monkeypatch):
     page = (road.out / "index.html").read_text()
     assert 'href="pretrain/report.html"' in page and "What does it do?" in page
     assert (road.out / "pretrain" / "report.html").exists()
+    assert "tokens read in" in (road.out / "log" / "samples.txt").read_text()
+    assert "tokens read in" not in page and "tokens read in" not in said
     assert Tokenizer.of(road.out / "chat" / "model.gguf").vocab_size == 300
     monkeypatch.setattr(speedrun.subprocess, "Popen", None)  # nothing is run again
     again(road).go()
