@@ -75,6 +75,15 @@ def test_a_model_learns_with_it_and_has_it_in_its_file(here):
     assert stored.eog == Tokenizer.of("made").eog
 
 
+def test_the_smallest_is_bytes_and_an_end_and_a_model_learns_with_it(here):
+    assert train("--data", "text.txt", size=260) == 0
+    tokenizer = Tokenizer.of("made")
+    assert tokenizer.encode(OTHER) == list(OTHER.encode())
+    words = "train gpt2 --data text.txt --tokenizer made --out run --steps 1 --seq 8 --batch 1"
+    assert main([*words.split(), "--d-model", "8", "--layers", "1", "--heads", "1"]) == 0
+    assert Tokenizer.of("run/model.gguf").encode(OTHER) == tokenizer.encode(OTHER)
+
+
 def test_tokens_of_another_tokenizer_are_refused(here, capsys):
     assert train("--data", "text.txt") == 0
     Path("other.txt").write_text(TEXT.upper())
@@ -106,7 +115,7 @@ def test_rows_give_what_is_trained(here, name):
 @pytest.mark.parametrize(
     ("words", "size", "message"),
     [
-        ([], 258, "at least 259 tokens, 256 bytes and <|endoftext|>"),
+        ([], 259, "at least 260 tokens, 256 bytes, a merge and <|endoftext|>"),
         (["--data", "text.txt"], 5000, "the texts are too short for 5,000 tokens: their pairs"),
         (["--data", "none.txt"], 300, "none.txt: cannot read"),
         (["--data", "ids.bin"], 300, "ids.bin: it holds tokens already"),

@@ -2,7 +2,8 @@
 
 The tokens are the 256 bytes, then merges, then special tokens. Starting from bytes, the most
 frequent adjacent pair of tokens becomes a token, again and again; a pair that occurs once does not.
-Texts are cut into words first, as Qwen2 does: a merge crosses no cut.
+Texts are cut into words first, as Qwen2 does: a merge crosses no cut. Of the least size, tokens are
+bytes: files need a merge, and that one is of two bytes that no text has.
 
 Source: Sennrich et al. 2016, arXiv:1508.07909, algorithm 1.
 """
@@ -25,7 +26,7 @@ from toynn.formats.tokenizer.vocab import TokenType, Vocab, byte_letters
 __all__ = ["LEAST", "train_tokenizer"]
 
 END, *TURN = SPECIAL = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-LEAST = 256 + len(SPECIAL)
+LEAST = 257 + len(SPECIAL)
 CUT = KINDS["qwen2"]
 #: ChatML, with the tokens of TURN around each message.
 TEMPLATE = (
@@ -44,8 +45,8 @@ def train_tokenizer(texts: Iterable[str], size: int, folder: Path) -> None:
     """
     if size < LEAST:
         raise ConfigError(
-            f"a tokenizer has at least {LEAST} tokens, 256 bytes and {', '.join(SPECIAL)}; "
-            f"got {size:,}"
+            f"a tokenizer has at least {LEAST} tokens, 256 bytes, a merge and "
+            f"{', '.join(SPECIAL)}; got {size:,}"
         )
     library, letters = needed("tokenizers"), byte_letters()
     tokenizer = steps_of({"pre_tokenizer": cuts(CUT)})
@@ -59,6 +60,9 @@ def train_tokenizer(texts: Iterable[str], size: int, folder: Path) -> None:
         tokenizer.train_from_iterator(texts, trainer)
     model = json.loads(tokenizer.to_str())["model"]
     tokens = [*sorted(model["vocab"], key=model["vocab"].__getitem__), *SPECIAL]
+    if size == LEAST:
+        model["merges"] = [letters[-2:]]
+        tokens = [*letters, "".join(letters[-2:]), *SPECIAL]
     if len(tokens) < size:
         raise DataError(
             f"the texts are too short for {size:,} tokens: their pairs that occur twice give "
