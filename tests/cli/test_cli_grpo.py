@@ -85,6 +85,17 @@ def test_a_run_learns_what_is_rewarded(files, capsys):
     said = capsys.readouterr().out
     assert "samples trained" in said and "  reward 0." in said and "(the best by reward" in said
     assert "reward      runs" in said and "before training" in said
+    assert "the tokenizer has no stop token: a sample always has 8 tokens" in said
+
+
+def test_the_page_shows_samples_with_rewards_side_by_side_over_time(files):
+    assert train("--out", "run", "--holdout", "4", "--report", "html", steps=40) == 0
+    rows = [json.loads(each) for each in (files / "run" / "samples.jsonl").read_text().splitlines()]
+    assert [each["iteration"] for each in rows] == [20, 40]
+    assert all(each["text"].count("\nreward ") == 3 for each in rows)
+    page = (files / "run" / "report.html").read_text()
+    beside = page.partition('<div class="charts"><div><h3>step 20</h3>')[2].partition("</section>")
+    assert "</div><div><h3>step 40</h3>" in beside[0]
 
 
 def test_what_a_reward_gets(files):

@@ -23,7 +23,7 @@ from toynn.generation.completion import prompt_ids
 from toynn.jobs.job import late
 from toynn.jobs.lora import AdapterFields, AdapterJob, BaseFields
 from toynn.jobs.memory import read_by_step
-from toynn.jobs.options import MODEL, OPTIMIZATION, PRECISION, JobOptions, StrPath, best_by
+from toynn.jobs.options import MODEL, OPTIMIZATION, PRECISION, SAVING, JobOptions, StrPath, best_by
 from toynn.jobs.paths import data_name, local_data, model_file, model_name
 from toynn.jobs.samples import ROWS, Prompt, Prompts, Rounds, Sampler
 from toynn.jobs.teacher import check_alone, opened
@@ -33,6 +33,7 @@ from toynn.recipes import GRPO
 from toynn.rewards import READY, Rewards, identity
 from toynn.system.printing import counted, fact, harmless, print_line
 from toynn.train.folder import RunFolder, Value
+from toynn.train.options import LoopOptions
 from toynn.train.state import Figures, Result
 
 __all__ = ["GRPOJob", "GRPOOptions"]
@@ -173,6 +174,12 @@ class GRPOOptions(JobOptions, RowOptions, WritingOptions, AdapterFields, BaseFie
     log_every: int = 1
     eval_every: int = 20
     save_every: int = 20
+    sample_every: int = option(
+        "steps between greedy samples of held-out prompts, with rewards; 0: at the end only",
+        20,
+        group=SAVING,
+        of=LoopOptions,
+    )
     precision: Precision = option(PRECISION.help, "auto", words=get_args(Precision))
     metric: str | Sequence[str] = best_by("reward", "reverse-kl")
 
@@ -264,6 +271,9 @@ class GRPOJob(AdapterJob):
                 )
             how = self.all_options(), 1, options.temperature, options.teacher_weight
             self.teacher = opened(options.teacher, self.tokenizer, *how)
+        if not self.tokenizer.eog:
+            length = f"a sample always has {options.max_completion_length:,} tokens"
+            self.say("model", f"the tokenizer has no stop token: {length}")
         self._start_rewards()
 
     def _prompts(self, path: Path) -> Prompts:

@@ -173,8 +173,12 @@ def _written(record: Record) -> Markup | None:
         parts.append(tag("h3", prompt["prompt"]))
         rows = [(name, tag("pre", prompt[name])) for name in ("expected", "before", "after")]
         parts.append(table((), rows, words=2))
-    for step, written in record.samples:
-        parts += [tag("h3", f"step {step:,}"), tag("pre", written)]
+    beside = [
+        tag("div", tag("h3", f"step {step:,}"), tag("pre", written))
+        for step, written in record.samples
+    ]
+    if beside:
+        parts.append(tag("div", *beside, class_="charts"))
     if record.sample and "prompts" not in record.notes:
         parts += [tag("h3", "the best weights, at the end"), tag("pre", record.sample)]
     if parts and not record.samples and "sample_every" in record.table("train"):
