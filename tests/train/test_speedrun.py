@@ -53,6 +53,24 @@ def test_a_leak_is_an_error_and_the_parts_have_none():
         clock.check_apart(valid, train + first[-70:])
 
 
+def test_a_record_runs_with_each_seed_and_may_import_another(tmp_path, capsys):
+    (tmp_path / "text").mkdir()
+    for name, k in (("train", 0), ("valid", 1)):
+        (tmp_path / "text" / f"{name}.txt").write_text(source(k))
+    words = "--holdout 0 --steps 2 --seq 16 --batch 1 --d-model 8 --layers 1 --heads 1"
+    (tmp_path / "small.py").write_text(f"WORDS = {words.split()}\n")
+    (tmp_path / "record.py").write_text(
+        "from small import WORDS\nfrom toynn.cli import main\n\n\n"
+        "def train(text, out, seed, budget):\n"
+        "    words = ['--data', str(text), '--seed', str(seed), '--out', str(out), *WORDS]\n"
+        "    assert main(['train', 'gpt2', *words]) == 0 and budget == 7\n"
+    )
+    clock.run(tmp_path / "record.py", tmp_path / "text", tmp_path / "out", [3, 4], 7, None)
+    lines = capsys.readouterr().out.split("\n")
+    assert [line[:8] for line in lines] == ["seed 3: ", "seed 4: ", "mean of ", ""]
+    assert json.loads((tmp_path / "out" / "seed-3.json").read_text())["seconds"] > 0
+
+
 @pytest.mark.parametrize(("t", "n", "p"), [(6.965, 3, 0.01), (3.365, 6, 0.01), (0, 4, 0.5)])
 def test_a_record_is_tested_as_a_table_of_student_says(t, n, p):
     values = np.random.default_rng(0).standard_normal(n)
