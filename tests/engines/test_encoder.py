@@ -220,6 +220,26 @@ def test_a_number_of_a_pooling_that_no_one_has_is_refused(tmp_path, monkeypatch)
         Encoder.load(tmp_path / "a.gguf")
 
 
+def test_a_head_of_modern_bert_says_what_it_reads(tmp_path, monkeypatch):
+    """By llama.cpp's number in a file, by a word in config.json."""
+    encoder = Encoder.load(
+        written(tmp_path / "m", "modern-bert", pooling="mean"), Task("sequence", 2)
+    )
+    encoder.export_gguf(tmp_path / "m.gguf")
+    assert Encoder.load(tmp_path / "m.gguf").config.pooling == "mean"
+    told = {"classifier.pooling_type": 3, "head": ""}
+    monkeypatch.setattr(Encoder, "told", lambda self, *, folder=False: {} if folder else told)
+    encoder.export_gguf(tmp_path / "b.gguf")
+    with pytest.raises(
+        GGUFError, match=r"b\.gguf: .*classifier.pooling_type must be 1 or 2; got 3"
+    ):
+        Encoder.load(tmp_path / "b.gguf")
+    config = tmp_path / "m" / "config.json"
+    config.write_text(config.read_text().replace('"mean"', '"max"'))
+    with pytest.raises(DataError, match="classifier_pooling must be cls or mean; got 'max'"):
+        Encoder.load(tmp_path / "m")
+
+
 def test_a_context_of_few_tokens_cuts(tmp_path):
     encoder = Encoder.load(written(tmp_path / "a", "roberta", context=8))
     long = encoder.encode([[3] * 20])

@@ -22,7 +22,7 @@ from toynn.formats.hf.name_mapping import Folder
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive, check_sizes
 from toynn.models.encoder import EPS, STD, TYPES, Encoder, EncoderConfig, head_rows
-from toynn.models.hyper import Hyper
+from toynn.models.hyper import Hyper, refuse
 from toynn.models.registry import register
 from toynn.models.rope import plain
 from toynn.models.table import Sizes, matrix, norm, table
@@ -35,6 +35,7 @@ Floats = NDArray[np.float32]
 
 _WINDOW, _EVERY = "attention.sliding_window", "attention.sliding_window_pattern"
 _BASE, _LOCAL = "rope.freq_base", "rope.freq_base_swa"
+_POOLING = "classifier.pooling_type"  # 1 mean, 2 cls; llama.cpp reads a mean where it is missing
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _USUAL = {_BASE: 160000.0, _LOCAL: 10000.0}
 _LAYER = "model.layers.{n}"
@@ -135,26 +136,22 @@ class ModernBert(Encoder):
     def sized(self, hyper: Hyper) -> dict[str, Any]:
         """Return the window, the blocks that have none, and RoPE's bases."""
         hyper.expect("rope.scaling.type", "none")
-        base = hyper.real(_BASE, _USUAL[_BASE])
+        base, pooling = hyper.real(_BASE, _USUAL[_BASE]), hyper.whole(_POOLING, 1)
+        if pooling > 2:
+            refuse(hyper.file, f"{hyper.prefix}{_POOLING} must be 1 or 2; got {pooling}")
         return {
             "window": hyper.whole(_WINDOW, 128),
             "every": hyper.whole(_EVERY, 3),
             "rope_base": base,
             "local_base": hyper.real(_LOCAL, base),
-            "pooling": hyper.word("classifier_pooling", "cls"),
+            "pooling": "mean" if pooling == 1 else "cls",
         }
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         written = {_WINDOW: cfg.window, _EVERY: cfg.every, _BASE: float(cfg.rope_base)}
-        written |= {_LOCAL: float(cfg.local_base), "classifier_pooling": cfg.pooling}
+        written |= {_LOCAL: float(cfg.local_base), _POOLING: 1 if cfg.pooling == "mean" else 2}
         return {k: v for k, v in super().write(cfg).items() if k != TYPES} | written
-
-    def check_gguf(self, cfg: Any) -> None:
-        """Refuse a head that reads a mean. Raises ConfigError."""
-        super().check_gguf(cfg)
-        if cfg.head and cfg.pooling != "cls":
-            raise ConfigError("export: llama.cpp's heads read the first token, not the mean")
 
     def unlike(self, cfg: EncoderConfig) -> list[str]:
         """Return how llama.cpp's results differ for a file that it reads."""
@@ -188,7 +185,10 @@ class ModernBert(Encoder):
         fits = isinstance(kinds, list) and len(kinds) == count
         if kinds is not None and (not fits or kinds != _kinds(len(kinds), hyper[_EVERY])):
             config.refuse(f"layer_types must have {_FULL} in every n-th block; got {kinds!r:.200}")
-        hyper["classifier_pooling"] = config.get("classifier_pooling", "cls")
+        pooling = config.get("classifier_pooling", "cls")
+        if pooling not in ("mean", "cls"):
+            config.refuse(f"classifier_pooling must be cls or mean; got {pooling!r}")
+        hyper[_POOLING] = 1 if pooling == "mean" else 2
         return super().complete(config, hyper)
 
     def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class ModernBert(Encoder):
             "local_rope_theta": hyper[_LOCAL],
             "global_attn_every_n_layers": hyper[_EVERY],
             "layer_types": _kinds(hyper["block_count"], hyper[_EVERY]),
-            "classifier_pooling": hyper["classifier_pooling"],
+            "classifier_pooling": "mean" if hyper[_POOLING] == 1 else "cls",
         }
 
     # -- Forward -------------------------------------------------------------------------------
