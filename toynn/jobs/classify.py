@@ -189,7 +189,7 @@ class ClassifyJob(EncoderJob):
             )
 
     def encoded(self, engine: Encoder) -> tuple[Encoded, Encoded | None]:
-        """Return the rows as tokens."""
+        """Return the rows as tokens. Raises ConfigError for a teacher of other classes."""
         encode, fit = engine.tokenizer.encode_many, engine.fitted
         how = encode, fit, engine.longest, self.options.too_long
         train, valid = (
