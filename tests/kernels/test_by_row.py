@@ -30,6 +30,7 @@ def matrix(rng, rows, columns, type):
 @pytest.mark.parametrize(
     ("type", "K"),
     [
+        ("F32", 8),  # an adapter's second product
         ("F32", 77),
         ("F32", 1500),
         ("Q8_0", 576),

@@ -21,6 +21,7 @@ cdef extern from "gemv.h" nogil:
         const float** w, Py_ssize_t n,
     ) noexcept
     float sum_lanes "tn_sum_lanes" (const float* sums) noexcept
+    void sum_rows "tn_sum_rows" (float* y, const float* sums) noexcept
 
 cdef enum:
     OUTPUTS = 16  # columns of y per task of GEMV
@@ -87,14 +88,14 @@ cdef inline void _dot_rows(
     """Columns n0 .. n1 - 1 of M rows.
 
     Several rows of w are dequantized and multiplied side by side, a stretch of each at a time.
-    For a few rows of x, rows of floats are read one by one: reading them takes longer than
+    For a few rows of x, long rows of floats are read one by one: reading them takes longer than
     multiplying.
     """
     cdef float buffer[TOGETHER * TERMS + LINE]
     cdef float sums[MOST][TOGETHER * LANES]
     cdef const float* w[TOGETHER]
     cdef Py_ssize_t m, n = n0, t, k, kc, N = p.b.size
-    cdef bint alone = is_floats(&p.b) and M <= GEMV_ROWS
+    cdef bint alone = is_floats(&p.b) and M <= GEMV_ROWS and p.K > LANES
     cdef int j, rows
     while n < n1:
         rows = 1 if alone or n + TOGETHER > n1 else TOGETHER
@@ -114,8 +115,10 @@ cdef inline void _dot_rows(
             for m in range(M):
                 add_products(sums[m], x + m * p.K + k, w[0], kc)
         for m in range(M):
-            for j in range(rows):
-                c[m * N + n + j] = sum_lanes(sums[m] + j * LANES)
+            if rows > 1:
+                sum_rows(c + m * N + n, sums[m])
+            else:
+                c[m * N + n] = sum_lanes(sums[m])
         n += rows
 
 

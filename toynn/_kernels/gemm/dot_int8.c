@@ -52,6 +52,7 @@ static void tn_round_row(float* row, const float* x, ptrdiff_t n) {
     int8_t* q = (int8_t*)row;
     float* scale = row + n / 4;
     float* sum = scale + tn_scales(n);
+    int* less = (int*)sum + tn_scales(n);
     const __m256i size = _mm256_set1_epi32(0x7FFFFFFF);
     memset(scale, 0, 2 * tn_scales(n) * sizeof *scale);
     for (ptrdiff_t b = 0; b < n / TN_RUN; b++, x += TN_RUN, q += TN_RUN) {
@@ -75,7 +76,8 @@ static void tn_round_row(float* row, const float* x, ptrdiff_t n) {
         const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         _mm256_storeu_si256((__m256i*)q, _mm256_permutevar8x32_epi32(bytes, order));
         scale[b] = most <= least ? 0 : none ? __builtin_nanf("") : most / 127;
-        sum[b] = scale[b] * (float)tn_total(total);
+        less[b] = -tn_total(total);
+        sum[b] = scale[b] * -(float)less[b];
     }
 }
 

@@ -10,10 +10,11 @@
    block of x with NaN or infinity gives NaN. A rounded row of n terms, n a multiple of 32, is an
    array of floats:
 
-       | q[0] .. q[n-1]    | s[0] .. s[n/32-1]  0 ..  | s[b] times the sum of block b's q  0 ..  |
+       | q[0] .. q[n-1]    | s[0] .. s[n/32-1]  0 ..  | s[b] times the sum of block b's q  0 ..  | .. |
          n int8: n/4 floats  tn_scales(n) floats        tn_scales(n) floats
 
-   Zeros pad the scales and the sums to whole groups of 8 blocks.
+   Zeros pad the scales and the sums to whole groups of 8 blocks. On x86-64 tn_scales(n) integers
+   follow: minus the sum of each block's q.
 
    On x86-64, up to 8 blocks of 32 codes are taken at a time. Their factors d fill a register, and
    one or two instructions multiply each block. dot_int8.c includes dot_int8_rows.h twice: with
@@ -70,7 +71,7 @@ static inline ptrdiff_t tn_scales(ptrdiff_t n) {
 }
 
 /* Floats of a rounded row. */
-static inline ptrdiff_t tn_int8_floats(ptrdiff_t n) { return n / 4 + 2 * tn_scales(n); }
+static inline ptrdiff_t tn_int8_floats(ptrdiff_t n) { return n / 4 + 3 * tn_scales(n); }
 
 /* A block of each type, as in _blocks.pxd and _superblocks.pxd, and the types' GGUF numbers. */
 typedef struct { uint8_t d[2], low[16]; } tn_q4_0;                              /* w = d c - 8 d */

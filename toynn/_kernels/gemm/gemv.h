@@ -13,6 +13,9 @@
 #include <stddef.h>
 
 #include "gemm.h"
+#if TN_GNU && defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 #define TN_LANES 16
 
@@ -22,6 +25,30 @@
 #else
 #define TN_TOGETHER 2
 #endif
+
+#if TN_GNU
+typedef float tn_four __attribute__((vector_size(16)));
+typedef float tn_four_u __attribute__((vector_size(16), aligned(4), may_alias));
+#endif
+
+/* Terms c .. n - 1, fewer than TN_LANES, of R rows of x; c is a multiple of TN_LANES. */
+TN_INLINE void tn_add_last(int R, float* sums, ptrdiff_t sums_row, const float* x, ptrdiff_t x_row,
+                           const float* const* w, ptrdiff_t c, ptrdiff_t n) {
+    int lane = 0;
+#if TN_GNU
+    for (; c + 4 <= n; c += 4, lane += 4)
+        TN_UNROLL for (int r = 0; r < R; r++) {
+            const tn_four v = *(const tn_four_u*)(x + r * x_row + c);
+            TN_UNROLL for (int j = 0; j < TN_TOGETHER; j++)
+                *(tn_four_u*)(sums + r * sums_row + j * TN_LANES + lane) +=
+                    v * *(const tn_four_u*)(w[j] + c);
+        }
+#endif
+    for (; c < n; c++, lane++)
+        for (int r = 0; r < R; r++)
+            for (int j = 0; j < TN_TOGETHER; j++)
+                sums[r * sums_row + j * TN_LANES + lane] += x[r * x_row + c] * w[j][c];
+}
 
 TN_INLINE void tn_add_products(float* sums, const float* x, const float* const* w, ptrdiff_t n) {
     ptrdiff_t c = 0;
@@ -42,8 +69,7 @@ TN_INLINE void tn_add_products(float* sums, const float* x, const float* const* 
     TN_UNROLL for (int j = 0; j < TN_TOGETHER; j++)
         TN_UNROLL for (int p = 0; p < PARTS; p++) tn_store(sums + j * TN_LANES + p * TN_V, s[j][p]);
 #endif
-    for (; c < n; c++)
-        for (int j = 0; j < TN_TOGETHER; j++) sums[j * TN_LANES + c % TN_LANES] += x[c] * w[j][c];
+    tn_add_last(1, sums, 0, x, 0, w, c, n);
 }
 
 /* Rows of x that share each row of w: as many as the registers hold sums of. */
@@ -71,10 +97,7 @@ TN_INLINE void tn_add_down(int R, float* sums, ptrdiff_t sums_row, const float* 
                 tn_store(sums + r * sums_row + j * TN_LANES + p, s[r][j]);
     }
 #endif
-    for (; c < n; c++)
-        for (int r = 0; r < R; r++)
-            for (int j = 0; j < TN_TOGETHER; j++)
-                sums[r * sums_row + j * TN_LANES + c % TN_LANES] += x[r * x_row + c] * w[j][c];
+    tn_add_last(R, sums, sums_row, x, x_row, w, c, n);
 }
 
 #define TN_DOWN_CASE(R) case R: if (R <= TN_DOWN) tn_add_down(R, at, sums_row, row, x_row, w, n); break;
@@ -94,19 +117,36 @@ TN_INLINE void tn_add_rows(float* sums, ptrdiff_t sums_row, const float* x, ptrd
     }
 }
 
+#if TN_GNU
+/* What is left of 16 lanes: four sums, whose total is (s[0] + s[2]) + (s[1] + s[3]). */
+TN_INLINE tn_four tn_sum_fours(const float* sums) {
+    const tn_four_u* x = (const tn_four_u*)sums;
+    return (x[0] + x[2]) + (x[1] + x[3]);
+}
+#endif
+
 /* sum_lanes of _common.pxd. */
 TN_INLINE float tn_sum_lanes(const float* sums) {
     float s[4];
 #if TN_GNU
-    typedef float four __attribute__((vector_size(16)));
-    typedef float four_u __attribute__((vector_size(16), aligned(4), may_alias));
-    const four_u* x = (const four_u*)sums;
-    const four t = (x[0] + x[2]) + (x[1] + x[3]);
+    const tn_four t = tn_sum_fours(sums);
     for (int k = 0; k < 4; k++) s[k] = t[k];
 #else
     for (int k = 0; k < 4; k++) s[k] = (sums[k] + sums[k + 8]) + (sums[k + 4] + sums[k + 12]);
 #endif
     return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+/* The same for TN_TOGETHER sums that follow each other. */
+TN_INLINE void tn_sum_rows(float* y, const float* sums) {
+#if TN_GNU && defined(__AVX__)
+    __m128 s[4];
+    TN_UNROLL for (int j = 0; j < 4; j++) s[j] = (__m128)tn_sum_fours(sums + j * TN_LANES);
+    _MM_TRANSPOSE4_PS(s[0], s[1], s[2], s[3]);
+    _mm_storeu_ps(y, (s[0] + s[2]) + (s[1] + s[3]));
+#else
+    for (int j = 0; j < TN_TOGETHER; j++) y[j] = tn_sum_lanes(sums + j * TN_LANES);
+#endif
 }
 
 #endif
