@@ -121,9 +121,10 @@ class Sampling:
         if 0 < self.top_k < len(logits):
             ids = np.flatnonzero(logits >= np.partition(logits, -self.top_k)[-self.top_k])
             logits = logits[ids]
-        scores = logits.astype(np.float64)
         with np.errstate(over="ignore", under="ignore"):  # e^-infinity is 0
-            p = np.exp((scores - scores.max()) / self.temperature)
+            # Exponentials of float32 are ten times as fast, and right to 1e-5.
+            scores = (logits - logits.max()) / np.float32(max(self.temperature, 1e-30))
+            p = np.exp(scores).astype(np.float64)
         p /= p.sum()
         if self.top_p < 1:
             # Tokens below this bound have less than 1 - top_p in all, so they need no sorting.
