@@ -299,6 +299,33 @@ def test_what_cannot_be_trained_is_refused(words, message, here, capsys):
     assert not (here / "run").exists()
 
 
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_decoder_takes_a_head(method, here, capsys):
+    """Its run is read by eval, predict, convert; not by what continues texts."""
+    cfg = toynn.LlamaConfig(256, 32, 2, 2, 48, 2, 64)
+    engine = toynn.LlamaSeqEngine()
+    engine.realize_for_random_init(cfg, toynn.RecipeOptions(t_seq=64))
+    engine.export_gguf("base.gguf", "f32" if method == "full" else "q8_0")
+    words = ("--model", "base.gguf", "--method", method, *COLUMNS)
+    assert trained(*words) == 0
+    assert figures(capsys, "--data", "kinds.csv", *COLUMNS)["accuracy"] == 1
+    (row,) = told(capsys, "--text", CATS[0])
+    assert row["classes"][0]["class"] == "cat"
+    assert main(["convert", "run", "--out", "run.gguf", "--outtype", "f32"]) == 0
+    assert "llama.cpp has such a head for qwen3 alone" in capsys.readouterr().out
+    one, other = (Classifier.load(path) for path in ("run", "run.gguf"))
+    assert one.names == other.names == ("cat", "dog")
+    assert one.outputs(CATS).tobytes() == other.outputs(CATS).tobytes()
+    for path in ("run", "run.gguf"):
+        capsys.readouterr()
+        assert main(["generate", "--model", path, "--prompt", "a"]) == 2
+        assert "it is a classifier of texts" in capsys.readouterr().err
+    assert main(["info", "run.gguf"]) == 0
+    assert "not possible" not in capsys.readouterr().out
+    assert trained("--model", "base.gguf", data="words.jsonl", out="tags") == 2
+    assert "llama is a decoder, whose rows do not see what comes after" in capsys.readouterr().err
+
+
 def test_numbers_as_classes_are_pointed_out(here, capsys):
     for number, labels in enumerate((("4.5", "-3"), ("4", "3"), ("4.5", "x"))):
         lines("numbers.jsonl", [{"text": "a cat", "label": label} for label in labels * 4])

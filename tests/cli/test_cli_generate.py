@@ -317,7 +317,8 @@ def test_an_architecture_that_is_not_here(architecture, tensor, message, model, 
     with gguf.open(model) as file:
         metadata = {key: (value, file.types[key]) for key, value in file.metadata.items()}
         metadata |= {"general.architecture": architecture, "mamba.vocab_size": 256}
-        weights = {tensor: (np.ones((1, 2), np.float32), "F32")}
+        weights = {name: (np.array(file[name]), "F32") for name in file}
+        weights |= {tensor: (np.ones((1, 2), np.float32), "F32")}
         gguf.write(tmp_path / "other.gguf", metadata, weights)
     assert run(tmp_path / "other.gguf") == 2
     assert message in error_line(capsys)
@@ -325,6 +326,8 @@ def test_an_architecture_that_is_not_here(architecture, tensor, message, model, 
     for words in (["train", "lora", "--model"], ["eval", "--model"], ["check", "--model"]):
         if words[0] == "check" and architecture == "mamba":
             continue  # its tokenizer is all that is needed
+        if words[0] != "train" and architecture == "llama":
+            continue  # they read classifiers
         assert (
             main([*words, str(tmp_path / "other.gguf"), "--data", str(tmp_path / "d.jsonl")]) == 2
         )

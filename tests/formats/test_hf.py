@@ -155,10 +155,10 @@ REFUSED = {
     "encoder": (dict(model_type="electra"), {}, "'electra': it is an encoder; .*limits.md"),
     "T5": (dict(model_type="mt5"), {}, "'mt5': it is an encoder-decoder; toynn trains models that"),
     "speech": (dict(model_type="whisper"), {}, "'whisper': it is a model of speech; toynn"),
-    "classifier": (
-        dict(architectures=["LlamaForSequenceClassification"], id2label={"0": "good"}),
+    "classes": (
+        dict(architectures=["LlamaForSequenceClassification"], id2label={"1": "good"}),
         {},
-        "'LlamaForSequenceClassification': it is a classifier of texts; .*docs/limits.md says",
+        "id2label must name classes 0, 1, ...; got",
     ),
     "tagger": (
         dict(model_type="electra", architectures=["ElectraForTokenClassification"]),

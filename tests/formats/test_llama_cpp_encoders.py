@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from small_encoders import WORDS, with_words
 
+import toynn
 from toynn.engines.encoder import Encoder, Task
 from toynn.formats.sentences import Sentences
 
@@ -24,7 +25,8 @@ def judged(path, texts, width):
     options = llama_cpp.llama_context_default_params()
     options.n_ctx = options.n_batch = options.n_ubatch = 64
     options.n_threads = options.n_threads_batch = 1
-    options.embeddings = True
+    options.embeddings, options.flash_attn_type = True, llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    options.type_k = options.type_v = 0  # float32
     context, found = llama_cpp.llama_init_from_model(model, options), []
     for ids in texts:
         batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
@@ -32,9 +34,11 @@ def judged(path, texts, width):
         for k, id in enumerate(ids):
             batch.token[k], batch.pos[k], batch.logits[k] = id, k, True
             batch.n_seq_id[k], batch.seq_id[k][0] = 1, 0
-        assert llama_cpp.llama_encode(context, batch) == 0
+        assert llama_cpp.llama_decode(context, batch) == 0
         found.append(np.array(llama_cpp.llama_get_embeddings_seq(context, 0)[:width], np.float64))
         llama_cpp.llama_batch_free(batch)
+        if memory := llama_cpp.llama_get_memory(context):  # of a decoder
+            llama_cpp.llama_memory_clear(memory, True)
     llama_cpp.llama_free(context)
     llama_cpp.llama_model_free(model)
     return np.array(found)
@@ -73,3 +77,22 @@ def test_scores_of_a_reranker(arch, more, tmp_path):
     encoder.export_gguf(tmp_path / "a.gguf")
     expected = judged(tmp_path / "a.gguf", texts(), 1)
     np.testing.assert_allclose(encoder.outputs(texts()).reshape(-1, 1), expected, atol=1e-4)
+
+
+def test_a_decoder_s_last_row_and_its_head(tmp_path):
+    """llama.cpp gives a Qwen3's probabilities, not its scores."""
+    cfg = toynn.LlamaConfig(256, 64, 4, 2, 96, 2, 64, arch="qwen3")
+    engine = toynn.LlamaSeqEngine()
+    engine.realize_for_random_init(cfg, toynn.RecipeOptions(t_seq=64))
+    engine.export_gguf(tmp_path / "base.gguf")
+    encoder = Encoder.load(tmp_path / "base.gguf")
+    assert encoder.sentences.pooling == "last"
+    encoder.export_gguf(tmp_path / "a.gguf")
+    expected = judged(tmp_path / "a.gguf", texts(), 64)
+    assert cosines(encoder.encode(texts()), expected).min() > 0.9999
+    task = Task("sequence", 3, names=("a", "b", "c"))
+    encoder = Encoder.load(tmp_path / "base.gguf", task)
+    encoder.export_gguf(tmp_path / "b.gguf")
+    p = np.exp(encoder.outputs(texts()))
+    expected = judged(tmp_path / "b.gguf", texts(), 3)
+    np.testing.assert_allclose(p / p.sum(1, keepdims=True), expected, atol=1e-5)

@@ -236,6 +236,42 @@ def test_qwen3_embedding_is_the_last_token(tmp_path):
     alike(encoder.encode(texts()), expected.detach().numpy())
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2", "GPT2"])
+def test_a_decoder_with_a_head_of_classes(family, tied, tmp_path):
+    """It reads the last row; theirs, ours, and theirs again from our folder."""
+    shape = SHAPE | {"head_dim": 8, "num_key_value_heads": 2, "tie_word_embeddings": tied}
+    shape |= {"query_pre_attn_scalar": 8} if family == "Gemma2" else {}
+    if family == "GPT2":
+        shape = {"vocab_size": V, "n_embd": C, "n_layer": 3, "n_head": 4, "n_positions": 204}
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{family}Config")(**shape, num_labels=3, pad_token_id=0)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
+    model.save_pretrained(tmp_path / "theirs")
+    encoder = Encoder.load(tmp_path / "theirs", Task("sequence", 3), options())
+    assert not encoder.new_weights
+    labels = torch.tensor([0, 2, 1, 1, 0])
+    model.double()
+    logits = torch.cat([model(torch.tensor([ids])).logits for ids in texts()])
+    alike(encoder.outputs(texts()), logits.detach().numpy())
+    loss = torch.nn.functional.cross_entropy(logits, labels)
+    loss.backward()
+    got = encoder.train(Texts.pack(texts(), labels.numpy()), HP, True)
+    assert got == pytest.approx(loss.item(), rel=1e-5)
+    alike(encoder.gradients()["cls.output.weight"], model.score.weight.grad.numpy(), 1e-4)
+    table = next(model.base_model.parameters())
+    alike(encoder.gradients()["token_embd.weight"], table.grad.numpy(), 1e-4)
+    expected = encoder.outputs(texts())
+    encoder.export_hf(tmp_path / "ours")
+    auto = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours")
+    assert type(auto) is type(model)
+    logits = torch.cat([auto.double().eval()(torch.tensor([ids])).logits for ids in texts()])
+    alike(expected, logits.detach().numpy())
+    encoder.export_gguf(tmp_path / "a.gguf")
+    assert Encoder.load(tmp_path / "a.gguf").outputs(texts()).tobytes() == expected.tobytes()
+
+
 def test_the_head_alone_is_trained(tmp_path):
     theirs("bert").save_pretrained(tmp_path / "theirs")
     task = Task("sequence", 2, head_only=True)

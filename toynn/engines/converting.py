@@ -24,6 +24,7 @@ from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused, fuse
 from toynn.formats.gguf import OUTTYPES, Deferred, stored_as
 from toynn.formats.hf import HFModel
+from toynn.formats.hf.config import CLASSES
 from toynn.formats.sentences import POOLINGS
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.models import HEAD, TABLE, architecture
@@ -141,7 +142,11 @@ def unlike(path: str | os.PathLike[str]) -> list[str]:
     """
     with gguf.open(path, check=False) as file:
         cfg, _ = config_of(file, (file.architecture,), "convert")
-        return [f"llama.cpp {what}" for what in architecture(file.architecture).unlike(cfg)]
+        model = architecture(file.architecture)
+        differences = model.unlike(cfg)
+        if CLASSES in file.tensors and not model.encodes:
+            differences += ["has such a head for qwen3 alone, and gives its probabilities"]
+        return [f"llama.cpp {what}" for what in differences]
 
 
 def _most(folder: HFModel) -> str:
@@ -157,14 +162,16 @@ def _metadata(
 ) -> dict[str, Any]:
     """Return the metadata of a file: the model's, and that of ``tokenizer`` or its own."""
     described = architecture(model.architecture)
+    if CLASSES in model.tensors and not described.encodes:
+        described = described.classifying(model.tensors[CLASSES].shape[0])
     cfg, options = config_of(model, (model.architecture,), "convert")
     check_tensors(model, described, cfg, RecipeOptions(**options))
     more: dict[str, Any] = {"general.name": model.path.resolve().name}
     if tokenizer is not None or has_tokenizer(model.path):
         more |= tokenizer_of(tokenizer or model.path, cfg.vocab)
     metadata = metadata_of(described, cfg, outtype, more)
-    if described.encodes:
-        pooling = "rank" if cfg.head else sentences.read(model.path).pooling
+    if described.encodes or described.classes:
+        pooling = "rank" if described.classes or cfg.head else sentences.read(model.path).pooling
         name, stored = metadata["general.architecture"], model.metadata
         metadata[f"{name}.pooling_type"] = POOLINGS.index(pooling)
         of_head = (key for key in (LABELS, PROBLEM) if f"{model.architecture}.{key}" in stored)

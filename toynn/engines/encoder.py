@@ -37,13 +37,22 @@ from toynn.formats import adapters, bases, hf, safetensors, sentences
 from toynn.formats.adapters import Adapter
 from toynn.formats.files import write_atomically
 from toynn.formats.gguf import Strings
+from toynn.formats.hf.config import CLASSES
 from toynn.formats.safetensors import SafeTensors
 from toynn.formats.sentences import POOLINGS, Sentences
 from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.graph.tape import Tensor
-from toynn.models import ARCHITECTURES, ENCODERS, Source, architecture, check_tensors, refuse
-from toynn.models import Encoder as Model
+from toynn.models import (
+    ARCHITECTURES,
+    ENCODERS,
+    HEAD,
+    SequenceModel,
+    Source,
+    architecture,
+    check_tensors,
+    refuse,
+)
 from toynn.models.encoder import LABELS, PROBLEM
 from toynn.models.table import Weight
 from toynn.nn import Dropout, Layers
@@ -151,6 +160,13 @@ class Encoder(SequenceEngine[Any]):
     def architectures(self) -> tuple[str, ...]:  # type: ignore[override]
         """Values of general.architecture that it reads."""
         return (*ENCODERS, *ARCHITECTURES)
+
+    @property
+    def model(self) -> SequenceModel[Any]:
+        """The architecture of the configuration; of a decoder perhaps with a head of classes."""
+        model = super().model
+        classifies = not model.encodes and self.task.kind == "sequence"
+        return model.classifying(self.task.labels) if classifies else model
 
     # -- The model -----------------------------------------------------------------------------
 
@@ -267,33 +283,40 @@ class Encoder(SequenceEngine[Any]):
         shapes = self.model.shapes(self.config, self.options)
         shapes |= {name: array.shape for name, array in self.model.beside(self.config).items()}
         stored = {name: shape for name, shape in shapes.items() if name not in self.new_weights}
-        check_tensors(file, stored, [name for name in file.tensors if name.startswith("cls")])
+        spare = [name for name in file.tensors if name.startswith("cls")]
+        check_tensors(file, stored, [*spare, HEAD] if self.task.kind == "sequence" else spare)
 
     def _suited(self, file: Source, cfg: Any) -> Any:
         """Return the configuration with the head of the task, by default the file's own."""
-        encodes = file.architecture in ENCODERS
+        encodes, stored = file.architecture in ENCODERS, 0
+        if not encodes and CLASSES in file.tensors:
+            stored = file.tensors[CLASSES].shape[0]
+        head, stored = (cfg.head, cfg.labels) if encodes else ("sequence" * bool(stored), stored)
         if self._asked is None:
-            kind: Any = (cfg.head if encodes else "") or "vectors"
+            kind: Any = head or "vectors"
             said = str(file.metadata.get(f"{file.architecture}.{PROBLEM}", ""))
             loss = PROBLEMS.get(said, "") if kind == "sequence" else ""
-            self.task = Task(kind, cfg.labels if encodes else 0, loss)
+            self.task = Task(kind, stored, loss)
         else:
             self.task = self._asked
         if self.task.kind == "vectors":
             return replace(cfg, head="", labels=0, pooler=False) if encodes else cfg
-        if not encodes:
+        if self.task.kind == "tokens" and not encodes:
             raise ConfigError(
-                f"{file.path}: {file.architecture} is a decoder: toynn has no head of classes for "
-                "it yet; use an encoder, or its vectors"
+                f"{file.path}: {file.architecture} is a decoder, whose rows do not see what comes "
+                "after a token; for classes of tokens use an encoder"
             )
-        labels = self.task.labels or cfg.labels
+        labels = self.task.labels or stored
         if not labels:
             raise ConfigError(f"{file.path}: it has no head: give Task(labels=)")
         self.task = replace(self.task, labels=labels)
-        same = (cfg.head, cfg.labels) == (self.task.kind, labels)
+        same = (head, stored) == (self.task.kind, labels)
         same = same and self.task.names in ((), self.class_names)
         if self.task.names or len(self.class_names) != labels:
             self.class_names = self.task.names
+        if not encodes:
+            self.new_weights = () if same else (CLASSES,)
+            return cfg
         # A head of tokens has cls only where the architecture has it with a norm.
         dense = any(row.name == "cls.norm" for row in architecture(cfg.arch).table)
         pooler = cfg.pooler if same else self.task.kind == "sequence" or dense
@@ -342,6 +365,13 @@ class Encoder(SequenceEngine[Any]):
         texts = self.task.mini_batch or self.texts or texts
         return self.t_batch * self.t_seq, texts, self.dense, self.columns
 
+    @property
+    def _pooling(self) -> str:
+        """How rows become what a loss of vectors or a head of sequences reads."""
+        if self.task.kind == "vectors":
+            return self.sentences.pooling
+        return self.model.pooling(self.config)
+
     def _record_rows(self, size: int, texts: int, *, train: bool) -> tuple[Layers, Tensor]:
         """Record what a head or a loss reads: a row (S, C) for each text, or all rows (N, C)."""
         s, dropout = self.session, None
@@ -352,24 +382,21 @@ class Encoder(SequenceEngine[Any]):
             s.input("types", (size,), "i32", inputs["count"])
         types = inputs.get("types")
         layers = self.layers(1, dropout=dropout, segments=inputs["segments"], types=types)
-        kind, pooling = self.task.kind, self.sentences.pooling
-        if kind == "sequence":
-            pooling = cast(Model, self.model).pooling(self.config)
-        if kind == "tokens":
+        if self.task.kind == "tokens":
             return layers, self.final(layers, None)
-        if pooling == "mean":
+        if self._pooling == "mean":
             bounds = s.input("bounds", (texts + 1,), "i32")
             x = ops.pooling(s, self.final(layers, None), bounds)
         else:
             x = self.final(layers, s.input("ends", (texts,), "i32"))
-        if kind == "vectors" and self.sentences.normalize:
+        if self.task.kind == "vectors" and self.sentences.normalize:
             x = ops.rmsnorm(s, x, self._gains[x.shape[1]], 1e-30)
         return layers, x
 
     def _record_outputs(self, size: int, texts: int) -> Recorded:
         layers, x = self._record_rows(size, texts, train=False)
         if self.task.kind != "vectors":
-            x = cast(Model, self.model).outputs(layers, self.config, x)
+            x = self.model.outputs(layers, self.config, x)
         return Recorded(tape=self.session.tape, logits=self.session.output(x))
 
     def _record_loss(self, *kind: Any, **_: Any) -> Recorded:
@@ -384,7 +411,7 @@ class Encoder(SequenceEngine[Any]):
         elif task.kind == "vectors":
             loss = record_loss(s, x, columns, task, self._gains)
         else:
-            logits = cast(Model, self.model).outputs(layers, self.config, x)
+            logits = self.model.outputs(layers, self.config, x)
             rows = size if task.kind == "tokens" else texts
             loss = self._record_classes(logits, rows, dense=dense)
         s.set_loss(loss)
@@ -481,8 +508,7 @@ class Encoder(SequenceEngine[Any]):
             more = tensors["bounds"].shape[0] - len(bounds)
             inputs["bounds"] = np.append(bounds, np.full(more, size)).astype(np.int32)
         if "ends" in tensors:
-            pooling = self.sentences.pooling if self.task.kind == "vectors" else "cls"
-            ends = bounds[1:] - 1 if pooling == "last" else bounds[:-1]
+            ends = bounds[1:] - 1 if self._pooling == "last" else bounds[:-1]
             more = tensors["ends"].shape[0] - len(ends)
             inputs["ends"] = np.append(ends, np.zeros(more, np.int32))
         return inputs

@@ -10,6 +10,7 @@ from toynn.formats import gguf, hf
 from toynn.formats.foreign import foreign
 from toynn.formats.gguf import GGUFFile
 from toynn.formats.hf import HFModel
+from toynn.formats.hf.config import CLASSES
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
 __all__ = ["Base", "context_length", "open", "opened"]
@@ -28,7 +29,7 @@ def open(path: str | os.PathLike[str], *, check: bool | None = None) -> Base:
         return hf.open(path, check=check)
     file = gguf.open(path, check=check)
     architecture = file.metadata.get("general.architecture")
-    heads = [name for name in file.tensors if name.startswith("cls.")]
+    heads = [name for name in file.tensors if name.startswith("cls.") and name != CLASSES]
     mapping = NAME_MAPPINGS.get(str(architecture))
     encodes = mapping is not None and mapping.encodes
     if other := foreign(() if encodes else [architecture, *heads]):

@@ -10,6 +10,7 @@ from toynn.engines import AdapterOptions, LlamaConfig, SequenceEngine
 from toynn.engines.encoder import Encoder, Task
 from toynn.engines.plans import LEVELS, OPTIONS, PREPACK, Level, Plan, every_plan, plans
 from toynn.errors import ConfigError
+from toynn.formats.hf.config import CLASSES
 from toynn.jobs.job import Job
 from toynn.jobs.models import WarmStartOptions, default_d_ff
 from toynn.models import ENCODERS, Source
@@ -45,8 +46,8 @@ def plans_of_all_weights(file: Source, options: RecipeOptions) -> list[Plan]:
 
 
 def _declared(file: Source, options: RecipeOptions, lora: AdapterOptions | None = None) -> Any:
-    """Return an engine of a file's model, declared only; of an encoder, with two classes."""
-    if file.architecture in ENCODERS:
+    """Return an engine of a file's model, declared only; one of texts has two classes."""
+    if file.architecture in ENCODERS or CLASSES in file.tensors:
         encoder = Encoder()
         if lora is None:
             encoder.declare_from(file, options, Task("sequence", 2))

@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
-from toynn.formats.hf.config import Config
+from toynn.formats.hf.config import (
+    CLASSIFIES,
+    LABELS,
+    PROBLEM,
+    Config,
+    class_of,
+    keys_of_classes,
+    read_classes,
+)
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive, check_sizes
 from toynn.models.hyper import Hyper, refuse
@@ -42,20 +50,16 @@ __all__ = [
 Floats = NDArray[np.float32]
 
 HEADS = ("", "sequence", "tokens")
-#: Keys: norms' epsilon, the number of token types, the names of classes.
+#: Keys: norms' epsilon, the number of token types.
 EPS, TYPES = "attention.layer_norm_epsilon", "tokenizer.ggml.token_type_count"
-LABELS = "classifier.output_labels"
-#: Hugging Face's problem_type: what the outputs of a head of sequences are.
-PROBLEM = "classifier.problem_type"
 STD = 0.02
-_MOST = 1 << 20  # classes that a config.json may name
 #: Keys of config.json that act in training only, or say what the weights say.
 _UNUSED = (
     *("attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout", "dropout"),
-    *("qa_dropout", "seq_classif_dropout", "gradient_checkpointing", "num_labels"),
-    *("label2id", "finetuning_task", "output_past", "directionality", "layer_norm_eps"),
+    *("qa_dropout", "seq_classif_dropout", "gradient_checkpointing"),
+    *("finetuning_task", "output_past", "directionality", "layer_norm_eps"),
     *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_type"),
-    *("pooler_size_per_head", "sinusoidal_pos_embds", "tie_weights_", "sentence_transformers"),
+    *("pooler_size_per_head", "sinusoidal_pos_embds", "tie_weights_"),
 )
 
 
@@ -180,38 +184,18 @@ class Encoder(SequenceModel[EncoderConfig]):
         """Read the head's kind, and the names of its classes."""
         for key in _UNUSED:
             config.get(key)
-        classes = config.get("architectures") or [""]
-        named = str(classes[0]) if isinstance(classes, list) else ""
-        ends = {"ForSequenceClassification": "sequence", "ForTokenClassification": "tokens"}
+        read_classes(config, hyper)
+        named = class_of(config)
+        ends = {CLASSIFIES: "sequence", "ForTokenClassification": "tokens"}
         hyper["head"] = next((kind for end, kind in ends.items() if named.endswith(end)), "")
-        labels = config.get("id2label")
-        if labels:
-            count = len(labels) if isinstance(labels, dict) else 0
-            names = [labels.get(str(n)) for n in range(count if count < _MOST else 0)]
-            if not names or not all(isinstance(name, str) for name in names):
-                config.refuse(f"id2label must name classes 0, 1, ...; got {labels!r:.80}")
-            hyper[LABELS] = names
-        if isinstance(problem := config.get("problem_type"), str):
-            hyper[PROBLEM] = problem
         return {}
 
     def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for the head."""
-        end = {"sequence": "ForSequenceClassification", "tokens": "ForTokenClassification"}
+        end = {"sequence": CLASSIFIES, "tokens": "ForTokenClassification"}
         kind = end.get(hyper.get("head", ""), "Model")
         keys: dict[str, Any] = {"architectures": [f"{self.title}{kind}"], "pad_token_id": 0}
-        names = hyper.get(LABELS)
-        if not names and "cls.output.bias" in tensors:  # without names, there are two for readers
-            names = [f"LABEL_{n}" for n in range(len(tensors["cls.output.bias"]))]
-        if names:
-            keys["id2label"] = {str(n): name for n, name in enumerate(names)}
-            keys["label2id"] = {name: n for n, name in enumerate(names)}
-        if problem := hyper.get(PROBLEM):
-            keys["problem_type"] = problem
-        if problem and names and len(names) == 1:  # what sentence-transformers makes of the output
-            shown = "linear.Identity" if problem == "regression" else "activation.Sigmoid"
-            keys["sentence_transformers"] = {"activation_fn": f"torch.nn.modules.{shown}"}
-        return keys
+        return keys | keys_of_classes(hyper, len(tensors.get("cls.output.bias", ())))
 
     # -- Forward -------------------------------------------------------------------------------
 

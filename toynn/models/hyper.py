@@ -8,7 +8,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from toynn.formats.bases import Base
+from toynn.formats.foreign import foreign
 from toynn.formats.gguf import Strings
+from toynn.formats.hf.config import CLASSES, LABELS, PROBLEM
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
 __all__ = ["EPS", "KV", "Hyper", "Source", "check_tensors", "refuse", "shape_of", "sizes_of"]
@@ -26,6 +28,8 @@ _NEUTRAL = {
     "expert_count": 0,
     "expert_used_count": 0,
     "pooling_type": None,
+    LABELS: None,
+    PROBLEM: None,
 }
 
 
@@ -273,6 +277,8 @@ def check_tensors(
     A file with a tied head may still have output.weight, if it equals token_embd.weight; and
     tensors that its architecture does not read.
     """
+    if CLASSES in file.tensors.keys() - shapes.keys() - set(spare):
+        refuse(file, foreign([CLASSES]))
     for name, shape in shapes.items():
         if name not in file.tensors:
             refuse(file, f"tensor {name} is missing")

@@ -10,11 +10,12 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.formats.hf.config import Config
+from toynn.formats.hf.config import CLASSES, Config
 from toynn.formats.hf.name_mapping import Folder, NameMapping, module_of
 from toynn.graph.tape import Tensor
 from toynn.models.hyper import Hyper
 from toynn.models.model import Blocks, Model
+from toynn.models.table import Weight, matrix
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -41,6 +42,8 @@ class SequenceConfig(Blocks, Protocol):
 
 S = TypeVar("S", bound=SequenceConfig)
 TABLE, HEAD = "token_embd.weight", "output.weight"
+#: A decoder's head of classes, and its name at Hugging Face.
+_CLASSES = matrix(CLASSES.removesuffix(".weight"), "K C", "score", std=0.02)
 
 
 class SequenceModel(Model[S]):
@@ -61,6 +64,8 @@ class SequenceModel(Model[S]):
     needs_head: bool = False
     #: Whether it is an encoder, whose rows say what a text is and not what comes next.
     encodes: bool = False
+    #: Classes of a decoder's head that reads a text's last row; 0: it predicts tokens.
+    classes: int = 0
     #: Modules of ``beside`` that ``folder`` writes.
     config_says: frozenset[str] = frozenset()
 
@@ -139,6 +144,21 @@ class SequenceModel(Model[S]):
         model.interleaved = False
         return model
 
+    def classifying(self, classes: int) -> Self:
+        """Return a decoder with a head of classes instead of its own."""
+        model = copy(self)
+        model.classes = classes
+        return model
+
+    def weights(self, cfg: S, opts: RecipeOptions) -> dict[str, Weight]:
+        """Return all weights by name, in the order of the optimizer."""
+        weights = super().weights(cfg, opts)
+        if self.classes:
+            weights.pop(HEAD, None)
+            shape = self.classes, weights[TABLE].shape[1]
+            weights[CLASSES] = Weight(CLASSES, shape, _CLASSES, False, False)
+        return weights
+
     def name_mapping(self) -> NameMapping:
         """Return the name mapping between GGUF and Hugging Face."""
         rows = [row for row in self.table if row.elsewhere]
@@ -146,7 +166,8 @@ class SequenceModel(Model[S]):
             self.architecture,
             self,
             **vars(self.hf),
-            modules={row.name: row.elsewhere for row in rows},
+            modules={row.name: row.elsewhere for row in rows}
+            | ({} if self.encodes else {_CLASSES.name: _CLASSES.elsewhere}),
             transposed=frozenset(row.name for row in rows if row.transposed),
             pairs={row.name: row.pairs for row in rows if row.pairs and self.interleaved},
             spread=frozenset(row.name for row in rows if row.spread),
@@ -220,6 +241,14 @@ class SequenceModel(Model[S]):
     def logits(self, layers: Layers, cfg: S, opts: RecipeOptions, x: Tensor) -> Tensor:
         """Record the logits (N, V) of ``last``'s result x (N, C)."""
         return layers.softcap(layers.linear(x, self.head(cfg, opts)), self.cap(cfg))
+
+    def pooling(self, cfg: S) -> str:
+        """Return which row of a text a head of classes reads: "last", "cls" or "mean"."""
+        return "last"
+
+    def outputs(self, layers: Layers, cfg: S, x: Tensor) -> Tensor:
+        """Record the logits (N, K) of a head of classes from x (N, C)."""
+        return layers.linear(x, _CLASSES.name)
 
     def cap(self, cfg: S) -> float:
         """Return the bound of logits, which are cap tanh(logits / cap); 0 means none."""

@@ -22,7 +22,15 @@ from toynn.formats import quants
 from toynn.formats.foreign import foreign
 from toynn.formats.gguf.finite import E8M0_LIMIT, find_nonfinite
 from toynn.formats.gguf.tensors import TensorInfo
-from toynn.formats.hf.config import CONFIG, WEIGHTS, Config
+from toynn.formats.hf.config import (
+    CLASSES,
+    CLASSIFIES,
+    CONFIG,
+    WEIGHTS,
+    Config,
+    class_of,
+    read_classes,
+)
 from toynn.formats.hf.mxfp4 import BLOCKS, BYTES, ELEMENTS, SCALES, interleaved
 from toynn.formats.hf.name_mapping import (
     NAME_MAPPINGS,
@@ -258,6 +266,8 @@ class HFModel(Opened):
         self._further = config.number(_FURTHER, further, real=False, least=0)
         hyper = config.numbers(mapping.keys, mapping.real)
         self._added |= mapping.rules.complete(config, hyper)
+        if not mapping.encodes and class_of(config).endswith(CLASSIFIES):
+            read_classes(config, hyper)
         for key, values in mapping.fixed.items():
             config.expect(key, values)
         for key in mapping.biases:  # see _check_biases
@@ -306,7 +316,7 @@ class HFModel(Opened):
             if head and table and not self._are_alike(head, table):
                 where = self._stored.path_of(head)
                 raise DataError(f"{where}: {head} is tied, and differs from {table}")
-        elif "output.weight" not in sources:
+        elif not sources.keys() & {"output.weight", CLASSES}:
             raise DataError(f"{self.path}: tensor lm_head.weight is missing")
         return sources
 
@@ -427,7 +437,7 @@ def _name_mapping_for(whole: Config) -> NameMapping | None:
     config, _ = whole.of_text()
     mapping, classes = name_mapping_for(config), whole.get("architectures")
     named = list(classes) if isinstance(classes, list) else []
-    fits = mapping is not None and mapping.encodes
+    fits = mapping is not None and (mapping.encodes or class_of(config).endswith(CLASSIFIES))
     if other := foreign(() if fits else named if mapping else [*named, config.get("model_type")]):
         whole.refuse(other)
     return mapping

@@ -7,10 +7,27 @@ from typing import Any, NoReturn
 
 from toynn.errors import DataError
 
-__all__ = ["CONFIG", "WEIGHTS", "Config"]
+__all__ = [
+    "CLASSES",
+    "CLASSIFIES",
+    "CONFIG",
+    "LABELS",
+    "PROBLEM",
+    "WEIGHTS",
+    "Config",
+    "class_of",
+    "keys_of_classes",
+    "read_classes",
+]
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_WHOLE, MAX_REAL = 1 << 63, 1e38
+#: Of a head of classes: its matrix, the key of the classes' names, and the key of Hugging Face's
+#: problem_type: what the outputs of a head of sequences are.
+CLASSES = "cls.output.weight"
+LABELS, PROBLEM = "classifier.output_labels", "classifier.problem_type"
+CLASSIFIES = "ForSequenceClassification"  # the end of the name of a model with such a head
+_MOST = 1 << 20  # classes that a config.json may name
 
 #: Keys of config.json that do not change what toynn computes.
 IGNORED_KEYS = frozenset(
@@ -155,3 +172,41 @@ class Config:
             f"quantization_config: this folder is quantized ({method or settings!s:.80}): use the "
             "original model"
         )
+
+
+def class_of(config: Config) -> str:
+    """Return the name of a folder's class at Hugging Face, or ""."""
+    classes = config.get("architectures")
+    return str(classes[0]) if isinstance(classes, list) and classes else ""
+
+
+def read_classes(config: Config, hyper: dict[str, Any]) -> None:
+    """Add the names of a head's classes and their kind to ``hyper``.
+
+    Raises DataError for classes that are not numbered 0, 1, ...
+    """
+    config.ignore("num_labels", "label2id", "sentence_transformers")
+    labels = config.get("id2label")
+    if labels:
+        count = len(labels) if isinstance(labels, dict) else 0
+        names = [labels.get(str(n)) for n in range(count if count < _MOST else 0)]
+        if not names or not all(isinstance(name, str) for name in names):
+            config.refuse(f"id2label must name classes 0, 1, ...; got {labels!r:.80}")
+        hyper[LABELS] = names
+    if isinstance(problem := config.get("problem_type"), str):
+        hyper[PROBLEM] = problem
+
+
+def keys_of_classes(hyper: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return config.json's keys for a head of ``count`` classes; 0: no head."""
+    keys: dict[str, Any] = {}
+    names = hyper.get(LABELS) or [f"LABEL_{n}" for n in range(count)]  # without, readers have two
+    if names:
+        keys["id2label"] = {str(n): name for n, name in enumerate(names)}
+        keys["label2id"] = {name: n for n, name in enumerate(names)}
+    if problem := hyper.get(PROBLEM):
+        keys["problem_type"] = problem
+    if problem and names and len(names) == 1:  # what sentence-transformers makes of the output
+        shown = "linear.Identity" if problem == "regression" else "activation.Sigmoid"
+        keys["sentence_transformers"] = {"activation_fn": f"torch.nn.modules.{shown}"}
+    return keys

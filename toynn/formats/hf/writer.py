@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from toynn.errors import DataError
 from toynn.formats import safetensors
 from toynn.formats.files import Content
 from toynn.formats.folders import new_folder
-from toynn.formats.hf.config import CONFIG, WEIGHTS
+from toynn.formats.hf.config import CLASSES, CLASSIFIES, CONFIG, WEIGHTS, keys_of_classes
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS, module_of, pairs_apart
 from toynn.formats.hf.pieces import cut, is_cut, joined
 
@@ -67,7 +68,7 @@ def contents(
     """
     path, mapping = Path(path), NAME_MAPPINGS[architecture]
     hf_keys = {key: hf_key for key, hf_key in mapping.keys.items() if key in hyper}
-    config = {
+    config: dict[str, Any] = {
         "model_type": mapping.model_types[0],
         **mapping.shown,
         "torch_dtype": "float32",
@@ -127,6 +128,10 @@ def contents(
     for hf_name, whole in how.items():
         inside = [values for (name, _), values in sorted(parts.items()) if name == hf_name]
         arrays[mapping.bare_name(hf_name)] = joined(whole, inside)
+    if CLASSES in tensors and not mapping.encodes:
+        config |= keys_of_classes(hyper, len(tensors[CLASSES]))
+        title = re.sub(r"For\w+$|LMHeadModel$", CLASSIFIES, config["architectures"][0])
+        config |= {"architectures": [title], "pad_token_id": config["eos_token_id"]}
     if mapping.encodes:
         head = str(hyper.get("head", ""))
         arrays = {mapping.headed(name, head): values for name, values in arrays.items()}
