@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from small_encoders import written
 
 from toynn.data.texts import Texts
@@ -238,6 +239,17 @@ def test_a_head_of_modern_bert_says_what_it_reads(tmp_path, monkeypatch):
     config.write_text(config.read_text().replace('"mean"', '"max"'))
     with pytest.raises(DataError, match="classifier_pooling must be cls or mean; got 'max'"):
         Encoder.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", ["classifier.weight", "embeddings.word_embeddings.weight"])
+def test_a_weight_that_is_one_number_is_refused(name, tmp_path):
+    Encoder.load(written(tmp_path / "m"), Task("sequence", 2)).export_hf(tmp_path / "a")
+    path = tmp_path / "a" / "model.safetensors"
+    weights = load_file(path)
+    (name,) = (each for each in weights if each.endswith(name))
+    save_file(weights | {name: np.array(1, np.float32)}, path)
+    with pytest.raises(DataError, match=r"tensor \S+ has no rows: it is one number"):
+        Encoder.load(tmp_path / "a")
 
 
 def test_a_context_of_few_tokens_cuts(tmp_path):

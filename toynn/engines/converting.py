@@ -163,7 +163,7 @@ def _metadata(
     """Return the metadata of a file: the model's, and that of ``tokenizer`` or its own."""
     described = architecture(model.architecture)
     if CLASSES in model.tensors and not described.encodes:
-        described = described.classifying(model.tensors[CLASSES].shape[0])
+        described = described.classifying(next(iter(model.tensors[CLASSES].shape), 0))
     cfg, options = config_of(model, (model.architecture,), "convert")
     check_tensors(model, described, cfg, RecipeOptions(**options))
     more: dict[str, Any] = {"general.name": model.path.resolve().name}

@@ -290,7 +290,7 @@ class Encoder(SequenceEngine[Any]):
         """Return the configuration with the head of the task, by default the file's own."""
         encodes, stored = file.architecture in ENCODERS, 0
         if not encodes and CLASSES in file.tensors:
-            stored = file.tensors[CLASSES].shape[0]
+            stored = next(iter(file.tensors[CLASSES].shape), 0)
         head, stored = (cfg.head, cfg.labels) if encodes else ("sequence" * bool(stored), stored)
         if self._asked is None:
             kind: Any = head or "vectors"

@@ -132,6 +132,8 @@ class Hyper:
         """Return the number of rows of a tensor."""
         if name not in self.tensors:
             refuse(self.file, f"tensor {name} is missing")
+        if not self.tensors[name].shape:
+            refuse(self.file, f"tensor {name} has no rows: it is one number")
         return self.tensors[name].shape[0]
 
     def whole(self, key: str, default: int | None = None) -> int:
