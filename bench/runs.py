@@ -189,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("models", nargs="+", choices=MODELS)
-    parser.add_argument("--seq", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--seq", type=int, nargs="+", default=smallest([512, 2048], [512]))
     known = [*lora_precisions(), PEFT]
     parser.add_argument("--precision", nargs="+", choices=known, default=known)
     parser.add_argument("--steps", type=int, default=smallest(20, 1))
