@@ -246,7 +246,7 @@ def test_a_teacher_that_cannot_score_is_refused(files, capsys):
         "": "--reward: expected reward functions, a --teacher, or both; got neither",
         "--teacher x.taught": "x.taught: a file of `toynn teach` cannot score samples: name the",
         "--teacher words.gguf": "words.gguf: it has 658 tokens, the model to train has 256",
-        "--teacher short.gguf": "tokens of a row; the context of --teacher is 8 tokens",
+        "--teacher short.gguf": "tokens of a row; its context is 8 tokens",
         "--teacher-weight 2 --reward exact": "--teacher-weight: it needs --teacher: name a model",
         "--teacher base.gguf --reward-weights 1": "for each function; got [1.0] for 0: none",
         "--teacher base.gguf --metric reward": "an evaluation has no rewards/mean; it has",

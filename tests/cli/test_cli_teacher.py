@@ -135,7 +135,7 @@ def test_a_resumed_run_continues_with_its_teacher(tmp_path):
         (("--teacher", "text.txt"), "text.txt"),
         (("--teacher", "teacher.gguf", "--teacher-beta", "2"), "at most 1"),
         (("--teacher", "teacher.gguf", "--teacher-top-k", "0"), "from 1"),
-        (("--teacher", "teacher.gguf", "--seq", "80"), "the context of --teacher is 64 tokens"),
+        (("--teacher", "teacher.gguf", "--seq", "80"), "tokens of a row; its context is 64 tokens"),
     ],
 )
 def test_what_is_refused(more, said, tmp_path, capsys):

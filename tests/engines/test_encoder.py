@@ -241,6 +241,17 @@ def test_a_head_of_modern_bert_says_what_it_reads(tmp_path, monkeypatch):
         Encoder.load(tmp_path / "m")
 
 
+def test_an_unknown_weight_is_refused_also_under_a_head(tmp_path):
+    Encoder.load(written(tmp_path / "m")).export_gguf(tmp_path / "a.gguf")
+    with gguf.open(tmp_path / "a.gguf") as file:
+        metadata = {key: (value, file.types[key]) for key, value in file.metadata.items()}
+        weights = {name: (np.array(file[name]), "F32") for name in file}
+        weights["output.weight"] = np.ones((32, 16), np.float32), "F32"
+        gguf.write(tmp_path / "b.gguf", metadata, weights)
+    with pytest.raises(GGUFError, match=r"output\.weight"):
+        Encoder.load(tmp_path / "b.gguf", Task("sequence", 2))
+
+
 @pytest.mark.parametrize("name", ["classifier.weight", "embeddings.word_embeddings.weight"])
 def test_a_weight_that_is_one_number_is_refused(name, tmp_path):
     Encoder.load(written(tmp_path / "m"), Task("sequence", 2)).export_hf(tmp_path / "a")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.engines.files import check_tensors, config_of, metadata_of, tokenizer_of
+from toynn.engines.files import check_tensors, classes_of, config_of, metadata_of, tokenizer_of
 from toynn.errors import ConfigError
 from toynn.formats import gguf, hf, mixes, sentences
 from toynn.formats.adapters import Adapter
@@ -24,7 +24,6 @@ from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused, fuse
 from toynn.formats.gguf import OUTTYPES, Deferred, stored_as
 from toynn.formats.hf import HFModel
-from toynn.formats.hf.config import CLASSES
 from toynn.formats.sentences import POOLINGS
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.models import HEAD, TABLE, architecture
@@ -142,9 +141,8 @@ def unlike(path: str | os.PathLike[str]) -> list[str]:
     """
     with gguf.open(path, check=False) as file:
         cfg, _ = config_of(file, (file.architecture,), "convert")
-        model = architecture(file.architecture)
-        differences = model.unlike(cfg)
-        if CLASSES in file.tensors and not model.encodes:
+        differences = architecture(file.architecture).unlike(cfg)
+        if classes_of(file):
             differences += ["has such a head for qwen3 alone, and gives its probabilities"]
         return [f"llama.cpp {what}" for what in differences]
 
@@ -161,9 +159,7 @@ def _metadata(
     model: HFModel, outtype: str, tokenizer: str | os.PathLike[str] | None
 ) -> dict[str, Any]:
     """Return the metadata of a file: the model's, and that of ``tokenizer`` or its own."""
-    described = architecture(model.architecture)
-    if CLASSES in model.tensors and not described.encodes:
-        described = described.classifying(next(iter(model.tensors[CLASSES].shape), 0))
+    described = architecture(model.architecture).classifying(classes_of(model))
     cfg, options = config_of(model, (model.architecture,), "convert")
     check_tensors(model, described, cfg, RecipeOptions(**options))
     more: dict[str, Any] = {"general.name": model.path.resolve().name}

@@ -284,14 +284,14 @@ class Encoder(SequenceEngine[Any]):
         shapes |= {name: array.shape for name, array in self.model.beside(self.config).items()}
         stored = {name: shape for name, shape in shapes.items() if name not in self.new_weights}
         spare = [name for name in file.tensors if name.startswith("cls")]
-        check_tensors(file, stored, [*spare, HEAD] if self.task.kind == "sequence" else spare)
+        spare += [HEAD] * bool(self.model.classes)  # which that of classes replaces
+        check_tensors(file, stored, spare)
 
     def _suited(self, file: Source, cfg: Any) -> Any:
         """Return the configuration with the head of the task, by default the file's own."""
-        encodes, stored = file.architecture in ENCODERS, 0
-        if not encodes and CLASSES in file.tensors:
-            stored = next(iter(file.tensors[CLASSES].shape), 0)
-        head, stored = (cfg.head, cfg.labels) if encodes else ("sequence" * bool(stored), stored)
+        encodes = file.architecture in ENCODERS
+        stored = cfg.labels if encodes else files.classes_of(file)
+        head = cfg.head if encodes else "sequence" if stored else ""
         if self._asked is None:
             kind: Any = head or "vectors"
             said = str(file.metadata.get(f"{file.architecture}.{PROBLEM}", ""))

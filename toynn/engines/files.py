@@ -16,6 +16,7 @@ from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import gguf, hf, mixes
 from toynn.formats.foreign import foreign
 from toynn.formats.gguf import OUTTYPES, stored_as
+from toynn.formats.hf.config import CLASSES
 from toynn.formats.hf.name_mapping import module_of
 from toynn.formats.tokenizer import ByteTokenizer, Given, Tokenizer, TokenType
 from toynn.formats.tokenizer.folder import FolderKeys
@@ -131,6 +132,12 @@ def config_of(
         refuse(file, str(error))
     keys.refuse_others()
     return cfg, options
+
+
+def classes_of(file: Source) -> int:
+    """Return the number of classes of a decoder's head; 0: it has none."""
+    is_decoder = CLASSES in file.tensors and file.architecture in ARCHITECTURES
+    return next(iter(file.tensors[CLASSES].shape), 0) if is_decoder else 0
 
 
 def check_tensors(file: Source, model: SequenceModel[Any], cfg: Any, opts: RecipeOptions) -> None:

@@ -19,8 +19,8 @@ from toynn.jobs.classified import pairs_of
 from toynn.jobs.encoder import EncoderJob, EncoderOptions
 from toynn.jobs.job import late
 from toynn.jobs.options import MODEL, StrPath
-from toynn.jobs.paths import model_file, model_name, text_model
-from toynn.jobs.teacher import check_alone
+from toynn.jobs.paths import text_model
+from toynn.jobs.teacher import NAMED, check_alone
 from toynn.models.encoder import LABELS
 from toynn.options import RecipeOptions, names_of, option, real
 from toynn.recipes import Classifier
@@ -99,10 +99,7 @@ class ClassifyOptions(EncoderOptions):
         "also learn from a larger classifier with the same classes: a folder, run folder or GGUF "
         "file",
         None,
-        read=model_name,
-        fetch=model_file,
-        metavar="FILE",
-        hashed=True,
+        **NAMED,
     )
     teacher_weight: float = option(
         "share of the teacher's probabilities in the labels", 0.5, read=real(0, 1)

@@ -24,9 +24,9 @@ from toynn.jobs.job import late
 from toynn.jobs.lora import AdapterFields, AdapterJob, BaseFields
 from toynn.jobs.memory import read_by_step
 from toynn.jobs.options import MODEL, OPTIMIZATION, PRECISION, SAVING, JobOptions, StrPath, best_by
-from toynn.jobs.paths import data_name, local_data, model_file, model_name
+from toynn.jobs.paths import data_name, local_data
 from toynn.jobs.samples import ROWS, Prompt, Prompts, Rounds, Sampler
-from toynn.jobs.teacher import check_alone, opened
+from toynn.jobs.teacher import NAMED, check_alone, opened
 from toynn.jobs.text import RowOptions, WritingOptions, columns_of
 from toynn.options import Precision, RecipeOptions, option, real, whole
 from toynn.recipes import GRPO
@@ -116,10 +116,7 @@ class GRPOOptions(JobOptions, RowOptions, WritingOptions, AdapterFields, BaseFie
         "Hugging Face folder",
         None,
         group=MODEL,
-        read=model_name,
-        fetch=model_file,
-        metavar="FILE",
-        hashed=True,
+        **NAMED,
     )
     teacher_weight: float = option(
         "weight of log p_teacher - log p in the advantage of a token", 1.0, read=real(0)

@@ -272,7 +272,7 @@ class Rounds(Iterator[Any]):
         if sampler.teacher is not None:
             weight = sampler.teacher.weight
             said = zip(each_a, scored.taught, strict=True)
-            each_a, counted = [(a + weight * d).tolist() for a, d in said], counted | True
+            each_a, counted = [(a + weight * d).tolist() for a, d in said], np.ones_like(counted)
         if self._mask:
             counted &= np.array([each.ended == "token" for each in found])
         share, weight = shares([len(each.tokens) for each in found], counted, sampler.options)

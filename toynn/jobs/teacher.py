@@ -18,7 +18,11 @@ from toynn.jobs.paths import model_file, model_name, text_model
 from toynn.options import RecipeOptions, option, options_of, real, whole
 from toynn.system.printing import harmless
 
-__all__ = ["TaughtBatches", "TeacherOptions", "check_alone", "opened", "written"]
+__all__ = ["NAMED", "TaughtBatches", "TeacherOptions", "check_alone", "opened", "written"]
+
+
+#: How an option that names a teacher is read.
+NAMED: Any = {"read": model_name, "fetch": model_file, "metavar": "FILE", "hashed": True}
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -31,10 +35,7 @@ class TeacherOptions:
         "also learn from a larger model with the same tokenizer: a GGUF file, Hugging Face folder, "
         "or file of `toynn teach`",
         None,
-        read=model_name,
-        fetch=model_file,
-        metavar="FILE",
-        hashed=True,
+        **NAMED,
     )
     teacher_weight: float = option(
         "share of the divergence from the teacher in the loss; labels have the rest",
@@ -117,8 +118,8 @@ def opened(
         context = file.require(f"{file.architecture}.context_length", int)
         if options.t_seq > context:
             raise ConfigError(
-                f"--teacher {path}: expected room for the {options.t_seq} tokens of a row; the "
-                f"context of --teacher is {context} tokens"
+                f"--teacher {path}: expected room for the {options.t_seq} tokens of a row; its "
+                f"context is {context} tokens"
             )
         engine = engines.frozen(file, options=options)
     return Teacher(engine, len(ours), k, temperature, weight)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.formats.hf.name_mapping import Folder
+from toynn.formats.sentences import POOLINGS
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive, check_sizes
 from toynn.models.encoder import EPS, STD, TYPES, Encoder, EncoderConfig, head_rows
@@ -35,7 +36,7 @@ Floats = NDArray[np.float32]
 
 _WINDOW, _EVERY = "attention.sliding_window", "attention.sliding_window_pattern"
 _BASE, _LOCAL = "rope.freq_base", "rope.freq_base_swa"
-_POOLING = "classifier.pooling_type"  # 1 mean, 2 cls; llama.cpp reads a mean where it is missing
+_POOLING = "classifier.pooling_type"  # llama.cpp reads a mean where it is missing
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _USUAL = {_BASE: 160000.0, _LOCAL: 10000.0}
 _LAYER = "model.layers.{n}"
@@ -144,13 +145,13 @@ class ModernBert(Encoder):
             "every": hyper.whole(_EVERY, 3),
             "rope_base": base,
             "local_base": hyper.real(_LOCAL, base),
-            "pooling": "mean" if pooling == 1 else "cls",
+            "pooling": POOLINGS[pooling],
         }
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         written = {_WINDOW: cfg.window, _EVERY: cfg.every, _BASE: float(cfg.rope_base)}
-        written |= {_LOCAL: float(cfg.local_base), _POOLING: 1 if cfg.pooling == "mean" else 2}
+        written |= {_LOCAL: float(cfg.local_base), _POOLING: POOLINGS.index(cfg.pooling)}
         return {k: v for k, v in super().write(cfg).items() if k != TYPES} | written
 
     def unlike(self, cfg: EncoderConfig) -> list[str]:
@@ -188,7 +189,7 @@ class ModernBert(Encoder):
         pooling = config.get("classifier_pooling", "cls")
         if pooling not in ("mean", "cls"):
             config.refuse(f"classifier_pooling must be cls or mean; got {pooling!r}")
-        hyper[_POOLING] = 1 if pooling == "mean" else 2
+        hyper[_POOLING] = POOLINGS.index(pooling)
         return super().complete(config, hyper)
 
     def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
@@ -203,7 +204,7 @@ class ModernBert(Encoder):
             "local_rope_theta": hyper[_LOCAL],
             "global_attn_every_n_layers": hyper[_EVERY],
             "layer_types": _kinds(hyper["block_count"], hyper[_EVERY]),
-            "classifier_pooling": "mean" if hyper[_POOLING] == 1 else "cls",
+            "classifier_pooling": POOLINGS[hyper[_POOLING]],
         }
 
     # -- Forward -------------------------------------------------------------------------------
