@@ -8,12 +8,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from small_encoders import written
 
+import toynn
 from toynn.data.texts import Texts
 from toynn.engines import converting
 from toynn.engines.encoder import Encoder, Task
 from toynn.engines.targets import AdapterOptions
 from toynn.errors import ConfigError, DataError, GGUFError, LifecycleError, ShapeError
-from toynn.formats import bases, gguf
+from toynn.formats import bases, gguf, hf
 from toynn.formats.sentences import Sentences
 from toynn.models import ARCHITECTURES, ENCODERS
 from toynn.options import RecipeOptions
@@ -239,6 +240,19 @@ def test_a_head_of_modern_bert_says_what_it_reads(tmp_path, monkeypatch):
     config.write_text(config.read_text().replace('"mean"', '"max"'))
     with pytest.raises(DataError, match="classifier_pooling must be cls or mean; got 'max'"):
         Encoder.load(tmp_path / "m")
+
+
+def test_a_decoder_s_folder_names_its_class_and_pads_with_its_end(tmp_path):
+    base = toynn.LlamaSeqEngine()
+    base.realize_for_random_init(toynn.LlamaConfig(40, 16, 2, 2, 24, 1, 32), OPTIONS)
+    base.export_gguf(tmp_path / "base.gguf")
+    encoder = Encoder.load(tmp_path / "base.gguf", Task("sequence", 2, names=("a", "b")))
+    keys = encoder.model.write(encoder.config) | encoder.told(folder=True)
+    ends = {"bos_token_id": 1, "eos_token_id": 2}
+    config = hf.contents("new", "llama", keys, encoder.weights(), named=ends)["config.json"]
+    config = json.loads(config)
+    assert config["architectures"] == ["LlamaForSequenceClassification"]
+    assert config["pad_token_id"] == 2 and config["id2label"] == {"0": "a", "1": "b"}
 
 
 def test_an_unknown_weight_is_refused_also_under_a_head(tmp_path):
