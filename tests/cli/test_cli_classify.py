@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -324,6 +326,20 @@ def test_a_decoder_takes_a_head(method, here, capsys):
     assert "not possible" not in capsys.readouterr().out
     assert trained("--model", "base.gguf", data="words.jsonl", out="tags") == 2
     assert "llama is a decoder, whose rows do not see what comes after" in capsys.readouterr().err
+
+
+def test_a_run_whose_folder_would_lack_its_tokenizer_ends_before_training(
+    here, monkeypatch, capsys
+):
+    engine = toynn.LlamaSeqEngine()
+    options = toynn.RecipeOptions(t_seq=64)
+    engine.realize_for_random_init(toynn.LlamaConfig(256, 32, 2, 2, 48, 2, 64), options)
+    engine.export_gguf("base.gguf")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert trained("--model", "base.gguf", *COLUMNS) == 2
+    said = "base.gguf: the run's folder would have no tokenizer: this needs the tokenizers library"
+    assert said in capsys.readouterr().err
+    assert not Path("run").exists()
 
 
 def test_numbers_as_classes_are_pointed_out(here, capsys):

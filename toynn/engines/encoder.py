@@ -726,6 +726,12 @@ class Encoder(SequenceEngine[Any]):
         folder = self._source
         return folder if folder is not None and has_tokenizer(folder) else None
 
+    def check_has_tokenizer(self) -> None:
+        """Raise ConfigError if a folder of the model would have none, and could not be read."""
+        *_, why = files.tokenizer_files(self, self._tokenizer)
+        if why:
+            raise ConfigError(f"{self._source}: the run's folder would have no tokenizer: {why}")
+
     def whole_weights(self) -> dict[str, Floats]:
         """Return the weights in float32, the adapters merged into those of the mapped file."""
         if self.file is None:

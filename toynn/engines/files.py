@@ -42,9 +42,11 @@ __all__ = [
     "check_model",
     "check_options",
     "check_tensors",
+    "classes_of",
     "config_of",
     "metadata_of",
     "passed_on",
+    "tokenizer_files",
     "tokenizer_of",
     "write_gguf",
     "write_hf",
@@ -218,14 +220,14 @@ def write_hf(
     if unsaid := {name for name in beside if module_of(name) not in model.config_says}:
         raise ConfigError(f"export_hf: config.json has no place for {', '.join(sorted(unsaid))}")
     keys = model.write(cfg) | {"vocab_size": cfg.vocab} | engine.told(folder=True)
-    files, named, why = _tokenizer_files(engine, tokenizer)
+    files, named, why = tokenizer_files(engine, tokenizer)
     tensors = model.exported(cfg, engine.whole_weights())
     files |= engine.files_beside()
     write(path, model.architecture, keys, tensors, beside, files=files, named=named)
     return why
 
 
-def _tokenizer_files(
+def tokenizer_files(
     engine: Any, named: StrPath | None
 ) -> tuple[dict[str, bytes], dict[str, int | None], str]:
     """Return a tokenizer's files by name and its BOS and EOS ids; or why there is none."""

@@ -232,10 +232,11 @@ class EncoderJob(Job):
         return engine, engine.t_batch * engine.t_seq
 
     def realize(self) -> Encoder:
-        """Return the recipe, ready to step."""
+        """Return the recipe, ready to step. Raises ConfigError if its run could not be read."""
         engine = self._new()
         adapters = self.take(AdapterOptions) if self.options.method == "lora" else None
         engine.realize(self.file, self.all_options(), self.task, adapters)
+        engine.check_has_tokenizer()
         return self._suited(engine)
 
     def announce(self) -> None:
