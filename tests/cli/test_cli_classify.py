@@ -328,9 +328,7 @@ def test_a_decoder_takes_a_head(method, here, capsys):
     assert "llama is a decoder, whose rows do not see what comes after" in capsys.readouterr().err
 
 
-def test_a_run_whose_folder_would_lack_its_tokenizer_ends_before_training(
-    here, monkeypatch, capsys
-):
+def test_a_run_that_would_lack_its_tokenizer_does_not_begin(here, monkeypatch, capsys):
     engine = toynn.LlamaSeqEngine()
     options = toynn.RecipeOptions(t_seq=64)
     engine.realize_for_random_init(toynn.LlamaConfig(256, 32, 2, 2, 48, 2, 64), options)

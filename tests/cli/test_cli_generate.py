@@ -310,7 +310,11 @@ def test_errors_are_one_line(model, folder, tmp_path, capsys, monkeypatch):
         ("mamba", "w", "its architecture is 'mamba'; toynn has llama"),
         ("nomic-bert", "w", "'nomic-bert': it is an encoder; toynn trains models that predict"),
         ("clip", "w", "'clip': it is a model of pictures; toynn trains models that predict"),
-        ("llama", "cls.output.weight", "'cls.output.weight': it is a classifier of texts; toynn"),
+        (
+            "llama",
+            "cls.output.weight",
+            "it is a classifier of texts, for `toynn predict`, eval and",
+        ),
     ],
 )
 def test_an_architecture_that_is_not_here(architecture, tensor, message, model, tmp_path, capsys):

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import numpy as np
 
 from toynn.formats.bases import Base
-from toynn.formats.foreign import foreign
 from toynn.formats.gguf import Strings
 from toynn.formats.hf.config import CLASSES, LABELS, PROBLEM
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
@@ -280,7 +279,7 @@ def check_tensors(
     tensors that its architecture does not read.
     """
     if CLASSES in file.tensors.keys() - shapes.keys() - set(spare):
-        refuse(file, foreign([CLASSES]))
+        refuse(file, "it is a classifier of texts, for `toynn predict`, eval and train classify")
     for name, shape in shapes.items():
         if name not in file.tensors:
             refuse(file, f"tensor {name} is missing")
