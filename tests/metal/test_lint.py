@@ -105,6 +105,14 @@ def test_lines_and_heads(name):
         assert re.search("(?:Sources?|Formulas): ", head) or name in NOBODYS, "where is it from?"
 
 
+def test_a_kernel_has_the_parameters_of_its_entry():
+    assert FUNCTIONS
+    for function, (op, declared) in FUNCTIONS.items():
+        entry = max((e for e in arguments.entries(op) if function.startswith(f"{op}_{e}")), key=len)
+        assert declared.split(",")[0].strip() == f"{op}_{entry}".upper(), function
+        assert "buffer(" not in declared, function
+
+
 @cache
 def arrays_of(op, entry):
     """Return an array for each tensor of an entry: its case has calls with all of them."""
@@ -117,33 +125,27 @@ def arrays_of(op, entry):
     return arrays
 
 
-def test_arguments_are_those_of_the_signatures():
-    """Each buffer is of the function's entry, and has its name, type and direction there."""
-    assert FUNCTIONS
-    for function, (op, declared) in FUNCTIONS.items():
-        entry = max((e for e in arguments.entries(op) if function.startswith(f"{op}_{e}")), key=len)
-        signature = arguments.entries(op)[entry]
-        arrays, struct = arrays_of(op, entry), arguments.struct_name(op, entry)
-        assert len(BUFFER.findall(declared)) == declared.count("buffer(")
-        for type_, name, scope, number in BUFFER.findall(declared):
-            kind = " ".join(type_.split())
-            assert (scope, number) == (struct, name), function
-            if name == "args":
-                assert kind == f"constant {struct}&"
-            elif name == "scratch":
-                assert f"{op}.{entry}" in grids.SCRATCH
+def test_parameters_are_of_the_types_of_the_arrays():
+    """Each is of its entry, and has its name, type and direction there; its number by the names."""
+    for kernel in ops.TABLE:
+        op, _, entry = kernel.partition(".")
+        signature, struct = arguments.entries(op)[entry], arguments.struct_name(op, entry)
+        declared = arguments.declaration(op, entry).partition(
+            f"#define {op.upper()}_{entry.upper()}"
+        )[2]
+        found = BUFFER.findall(declared)
+        names = [name.removesuffix("_") for _, name, _, _ in found]
+        assert names == [*signature.tensors, "args", *["scratch"] * (kernel in grids.SCRATCH)]
+        for type_, name, scope, number in found:
+            assert (scope, number) == (struct, name), kernel
+            spec = signature[name.removesuffix("_")] if name not in ("args", "scratch") else None
+            if spec is None:
+                expected = {"args": f"constant {struct}&", "scratch": "device float*"}[name]
             else:
-                tensor = name.rstrip("_")
-                assert signature[tensor].written or kind.startswith("device const"), (
-                    function,
-                    name,
-                )
-                of = (
-                    "uchar"
-                    if signature[tensor].kind == "type"
-                    else KINDS[arrays[tensor].dtype.name]
-                )
-                assert kind.split()[-1] == f"{of}*", (function, name)
+                kind = arrays_of(op, entry)[spec.name].dtype.name
+                of = "uchar" if spec.kind == "type" else KINDS[kind]
+                expected = f"device {'' if spec.written else 'const '}{of}*"
+            assert type_.strip() == expected, (kernel, name)
 
 
 def test_each_function_is_run_by_some_pass():

@@ -467,8 +467,8 @@ FAULTS = {
     "positions of two widths": (
         "matmul",
         0,
-        "uint  tid  [[thread_index_in_threadgroup]]",
-        "uint  tid  [[thread_position_in_threadgroup]]",
+        "uint tid [[thread_index_in_threadgroup]]",
+        "uint tid [[thread_position_in_threadgroup]]",
     ),
 }
 #: Calls at more elements than this are left out, so that all faults take little time.

@@ -2,9 +2,12 @@
 
     struct RmsnormForward { uint N; uint C; float eps; uint accumulate;
                             enum { y, r, x, w, args, scratch }; };
+    #define RMSNORM_FORWARD device float* y [[buffer(RmsnormForward::y)]], ..., \
+                            constant RmsnormForward& args [[buffer(RmsnormForward::args)]]
 
-A shader says ``[[buffer(RmsnormForward::x)]]``: the enumerators number the buffers of the entry.
-They are its tensors in the order of the signature, then the struct itself, then scratch memory.
+A shader begins with ``kernel void rmsnorm_forward(RMSNORM_FORWARD, ...)``. So its parameters are
+the entry's tensors, by their names in the signature, then ``args``, then scratch memory if it has
+any. The enumerators number them in this order.
 
 A struct holds, in this order:
 
@@ -24,6 +27,7 @@ from typing import NamedTuple
 
 import toynn._kernels as kernels
 from toynn._kernels.base.signature import Signature
+from toynn.backends.metal.grids import SCRATCH
 
 __all__ = [
     "Member",
@@ -35,6 +39,9 @@ __all__ = [
     "pack",
     "struct_name",
 ]
+
+#: Types of elements in shaders. Weights, whose type is a size, are bytes.
+_TYPES = {"f32": "float", "i32": "int", "u8": "uchar", "u16": "ushort"}
 
 
 class Member(NamedTuple):
@@ -70,10 +77,19 @@ def members(signature: Signature) -> list[Member]:
     ]
 
 
-def buffers(signature: Signature) -> list[str]:
-    """Return the names of an entry's buffers in shaders, in order; ``do`` is called ``do_``."""
-    tensors = ("do_" if name == "do" else name for name in signature.tensors)
-    return [*tensors, "args", "scratch"]
+def buffers(op: str, entry: str) -> dict[str, str]:
+    """Return the types of an entry's buffers in shaders, by name, in order.
+
+    ``do`` is called ``do_``.
+    """
+    tensors = {
+        "do_" if spec.name == "do" else spec.name: (
+            f"device {'' if spec.written else 'const '}{_TYPES.get(spec.kind, 'uchar')}*"
+        )
+        for spec in entries(op)[entry].specs
+    }
+    scratch = {"scratch": "device float*"} if f"{op}.{entry}" in SCRATCH else {}
+    return {**tensors, "args": f"constant {struct_name(op, entry)}&", **scratch}
 
 
 def struct_name(op: str, entry: str) -> str:
@@ -82,11 +98,14 @@ def struct_name(op: str, entry: str) -> str:
 
 
 def declaration(op: str, entry: str) -> str:
-    """Return the declaration of an entry's struct for shaders, with the numbers of its buffers."""
-    signature = entries(op)[entry]
-    inner = " ".join(f"{m.type} {m.name};" for m in members(signature))
-    numbers = ", ".join(buffers(signature))
-    return f"struct {struct_name(op, entry)} {{ {inner} enum {{ {numbers} }}; }};\n"
+    """Return the declaration of an entry's struct for shaders, and of its kernels' parameters."""
+    struct, types = struct_name(op, entry), buffers(op, entry)
+    inner = " ".join(f"{m.type} {m.name};" for m in members(entries(op)[entry]))
+    parameters = (f"{type_} {name} [[buffer({struct}::{name})]]" for name, type_ in types.items())
+    return (
+        f"struct {struct} {{ {inner} enum {{ {', '.join(types)} }}; }};\n"
+        f"#define {op.upper()}_{entry.upper()} {', '.join(parameters)}\n"
+    )
 
 
 def pack(signature: Signature, values: Mapping[str, float]) -> bytes:

@@ -129,7 +129,7 @@ class MetalProgram:
         if launch.limit is not None:
             self._limit(one, first, later)
         places = [launch.tensors[name] for name in one.signature.tensors]
-        # In the order of arguments.buffers().
+        # In the order of the kernel's parameters (arguments.buffers).
         memories = [self._memory(place.buffer if place else None) for place in places]
         offsets = [place.offset if place else 0 for place in places]
         for i, memory in enumerate(memories):

@@ -9,15 +9,7 @@
 // and v stay untouched. n elements, one thread each; w, m and v are updated in place.
 // Source: Loshchilov & Hutter 2019, arXiv:1711.05101, algorithm 2.
 
-kernel void adamw_step(
-    device float*        w     [[buffer(AdamwStep::w)]],
-    device float*        m     [[buffer(AdamwStep::m)]],
-    device float*        v     [[buffer(AdamwStep::v)]],
-    device const float*  g     [[buffer(AdamwStep::g)]],
-    device const float*  hp    [[buffer(AdamwStep::hp)]],
-    device const float*  scale [[buffer(AdamwStep::scale)]],
-    constant AdamwStep&  args  [[buffer(AdamwStep::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void adamw_step(ADAMW_STEP, uint i [[thread_position_in_grid]])
 {
     const float factor = *scale;
     if (i >= args.n || isnan(factor) || isinf(factor)) return;

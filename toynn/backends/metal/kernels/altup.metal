@@ -17,12 +17,7 @@
 // A thread for each number, of da for a column of all streams; a line of threads for each dw; a group for each row
 // that is scaled. Outputs are overwritten. Source: Baykal et al. 2023, arXiv:2301.13310, algorithm 1.
 
-kernel void altup_predict(
-    device float*           y    [[buffer(AltupPredict::y)]],
-    device const float*     x    [[buffer(AltupPredict::x)]],
-    device const float*     w    [[buffer(AltupPredict::w)]],
-    constant AltupPredict&  args [[buffer(AltupPredict::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void altup_predict(ALTUP_PREDICT, uint at [[thread_position_in_grid]])
 {
     const uint A = args.A, C = args.C;
     if (at >= args.N * A * C) return;
@@ -32,12 +27,7 @@ kernel void altup_predict(
     y[at] = sum;
 }
 
-kernel void altup_predict_backward_x(
-    device float*                   dx   [[buffer(AltupPredictBackward::dx)]],
-    device const float*             dy   [[buffer(AltupPredictBackward::dy)]],
-    device const float*             w    [[buffer(AltupPredictBackward::w)]],
-    constant AltupPredictBackward&  args [[buffer(AltupPredictBackward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void altup_predict_backward_x(ALTUP_PREDICT_BACKWARD, uint at [[thread_position_in_grid]])
 {
     const uint A = args.A, C = args.C;
     if (at >= args.N * A * C) return;
@@ -48,12 +38,7 @@ kernel void altup_predict_backward_x(
 }
 
 kernel void altup_predict_backward_w(
-    device float*                   dw   [[buffer(AltupPredictBackward::dw)]],
-    device const float*             dy   [[buffer(AltupPredictBackward::dy)]],
-    device const float*             x    [[buffer(AltupPredictBackward::x)]],
-    constant AltupPredictBackward&  args [[buffer(AltupPredictBackward::args)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint tid   [[thread_index_in_threadgroup]])
+    ALTUP_PREDICT_BACKWARD, uint group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint A = args.A, C = args.C, at = group * (GROUP / LINE) + tid / LINE;
@@ -67,14 +52,7 @@ kernel void altup_predict_backward_w(
     if (own && tid % LINE == 0) dw[at] = sum;
 }
 
-kernel void altup_correct(
-    device float*           y    [[buffer(AltupCorrect::y)]],
-    device const float*     p    [[buffer(AltupCorrect::p)]],
-    device const float*     a    [[buffer(AltupCorrect::a)]],
-    device const float*     w    [[buffer(AltupCorrect::w)]],
-    device const float*     f    [[buffer(AltupCorrect::f)]],
-    constant AltupCorrect&  args [[buffer(AltupCorrect::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void altup_correct(ALTUP_CORRECT, uint at [[thread_position_in_grid]])
 {
     const uint A = args.A, C = args.C;
     if (at >= args.N * A * C) return;
@@ -83,14 +61,7 @@ kernel void altup_correct(
     y[at] = args.has_f && row % A > 0 ? sum + f[n * C + c] : sum;
 }
 
-kernel void altup_correct_backward_x(
-    device float*                   dp   [[buffer(AltupCorrectBackward::dp)]],
-    device float*                   da   [[buffer(AltupCorrectBackward::da)]],
-    device float*                   df   [[buffer(AltupCorrectBackward::df)]],
-    device const float*             dy   [[buffer(AltupCorrectBackward::dy)]],
-    device const float*             w    [[buffer(AltupCorrectBackward::w)]],
-    constant AltupCorrectBackward&  args [[buffer(AltupCorrectBackward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void altup_correct_backward_x(ALTUP_CORRECT_BACKWARD, uint at [[thread_position_in_grid]])
 {
     const uint A = args.A, C = args.C;
     if (at >= args.N * C) return;
@@ -108,13 +79,7 @@ kernel void altup_correct_backward_x(
 }
 
 kernel void altup_correct_backward_w(
-    device float*                   dw   [[buffer(AltupCorrectBackward::dw)]],
-    device const float*             dy   [[buffer(AltupCorrectBackward::dy)]],
-    device const float*             p    [[buffer(AltupCorrectBackward::p)]],
-    device const float*             a    [[buffer(AltupCorrectBackward::a)]],
-    constant AltupCorrectBackward&  args [[buffer(AltupCorrectBackward::args)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint tid   [[thread_index_in_threadgroup]])
+    ALTUP_CORRECT_BACKWARD, uint group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint A = args.A, C = args.C, row = group * (GROUP / LINE) + tid / LINE;
@@ -131,12 +96,7 @@ kernel void altup_correct_backward_w(
 }
 
 kernel void altup_rescale(
-    device float*           y    [[buffer(AltupRescale::y)]],
-    device const float*     z    [[buffer(AltupRescale::z)]],
-    device const float*     x    [[buffer(AltupRescale::x)]],
-    constant AltupRescale&  args [[buffer(AltupRescale::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    ALTUP_RESCALE, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint C = args.C;
@@ -155,14 +115,7 @@ kernel void altup_rescale(
 }
 
 kernel void altup_rescale_backward(
-    device float*                   dz   [[buffer(AltupRescaleBackward::dz)]],
-    device float*                   dx   [[buffer(AltupRescaleBackward::dx)]],
-    device const float*             dy   [[buffer(AltupRescaleBackward::dy)]],
-    device const float*             z    [[buffer(AltupRescaleBackward::z)]],
-    device const float*             x    [[buffer(AltupRescaleBackward::x)]],
-    constant AltupRescaleBackward&  args [[buffer(AltupRescaleBackward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    ALTUP_RESCALE_BACKWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint C = args.C;

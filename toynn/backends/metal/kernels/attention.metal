@@ -39,16 +39,7 @@ static inline uint keys_end(uint start, uint T, bool causal, uint window) {
 
 [[max_total_threads_per_threadgroup(GROUP)]]
 kernel void attention_forward(
-    device float*               o     [[buffer(AttentionForward::o)]],
-    device float*               lse   [[buffer(AttentionForward::lse)]],
-    device const float*         q     [[buffer(AttentionForward::q)]],
-    device const float*         k     [[buffer(AttentionForward::k)]],
-    device const float*         v     [[buffer(AttentionForward::v)]],
-    device const int*           first [[buffer(AttentionForward::first)]],
-    device const float*         sinks [[buffer(AttentionForward::sinks)]],
-    constant AttentionForward&  args  [[buffer(AttentionForward::args)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint  tid   [[thread_index_in_threadgroup]])
+    ATTENTION_FORWARD, uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float Q[LINE * SPAN], K[LINE * SPAN], P[LINE * SPAN], part[GROUP];
     const uint T = args.T, D = args.D, E = args.E, H = args.H, start = group.x * LINE;
@@ -114,12 +105,7 @@ kernel void attention_forward(
 }
 
 kernel void attention_backward_delta(
-    device float*                delta [[buffer(AttentionBackward::delta)]],
-    device const float*          do_   [[buffer(AttentionBackward::do_)]],
-    device const float*          o     [[buffer(AttentionBackward::o)]],
-    constant AttentionBackward&  args  [[buffer(AttentionBackward::args)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint tid   [[thread_index_in_threadgroup]])
+    ATTENTION_BACKWARD, uint group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint T = args.T, E = args.E, H = args.H, at = group * LINES + tid / LINE;
@@ -136,17 +122,7 @@ kernel void attention_backward_delta(
 
 [[max_total_threads_per_threadgroup(GROUP)]]
 kernel void attention_backward_q(
-    device float*                dq    [[buffer(AttentionBackward::dq)]],
-    device const float*          delta [[buffer(AttentionBackward::delta)]],
-    device const float*          do_   [[buffer(AttentionBackward::do_)]],
-    device const float*          lse   [[buffer(AttentionBackward::lse)]],
-    device const float*          q     [[buffer(AttentionBackward::q)]],
-    device const float*          k     [[buffer(AttentionBackward::k)]],
-    device const float*          v     [[buffer(AttentionBackward::v)]],
-    device const int*            first [[buffer(AttentionBackward::first)]],
-    constant AttentionBackward&  args  [[buffer(AttentionBackward::args)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint  tid   [[thread_index_in_threadgroup]])
+    ATTENTION_BACKWARD, uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float Q[LINE * SPAN], K[LINE * SPAN], O[LINE * SPAN], V[LINE * SPAN], P[LINE * SPAN];
     const uint T = args.T, D = args.D, E = args.E, H = args.H, start = group.x * LINE;
@@ -211,18 +187,7 @@ kernel void attention_backward_q(
 
 [[max_total_threads_per_threadgroup(GROUP)]]
 kernel void attention_backward_kv(
-    device float*                dk    [[buffer(AttentionBackward::dk)]],
-    device float*                dv    [[buffer(AttentionBackward::dv)]],
-    device const float*          delta [[buffer(AttentionBackward::delta)]],
-    device const float*          do_   [[buffer(AttentionBackward::do_)]],
-    device const float*          lse   [[buffer(AttentionBackward::lse)]],
-    device const float*          q     [[buffer(AttentionBackward::q)]],
-    device const float*          k     [[buffer(AttentionBackward::k)]],
-    device const float*          v     [[buffer(AttentionBackward::v)]],
-    device const int*            first [[buffer(AttentionBackward::first)]],
-    constant AttentionBackward&  args  [[buffer(AttentionBackward::args)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint  tid   [[thread_index_in_threadgroup]])
+    ATTENTION_BACKWARD, uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float Q[LINE * SPAN], K[LINE * SPAN], O[LINE * SPAN], V[LINE * SPAN], P[LINE * SPAN];
     threadgroup float S[LINE * SPAN];
@@ -296,14 +261,7 @@ kernel void attention_backward_kv(
 }
 
 kernel void attention_backward_sinks(
-    device float*                     dsinks [[buffer(AttentionBackwardSinks::dsinks)]],
-    device const float*               do_    [[buffer(AttentionBackwardSinks::do_)]],
-    device const float*               o      [[buffer(AttentionBackwardSinks::o)]],
-    device const float*               lse    [[buffer(AttentionBackwardSinks::lse)]],
-    device const float*               sinks  [[buffer(AttentionBackwardSinks::sinks)]],
-    constant AttentionBackwardSinks&  args   [[buffer(AttentionBackwardSinks::args)]],
-    uint h   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    ATTENTION_BACKWARD_SINKS, uint h [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint T = args.T, E = args.E, H = args.H;

@@ -24,14 +24,7 @@
 constant constexpr uint KEYS = 1024;  // grids.py knows it too
 constant constexpr uint DEEP = 16;    // columns of GROUP keys at a time
 
-kernel void cached_attention_forward_store(
-    device float*                     kc   [[buffer(CachedAttentionForward::kc)]],
-    device float*                     vc   [[buffer(CachedAttentionForward::vc)]],
-    device const float*               k    [[buffer(CachedAttentionForward::k)]],
-    device const float*               v    [[buffer(CachedAttentionForward::v)]],
-    device const int*                 past [[buffer(CachedAttentionForward::past)]],
-    constant CachedAttentionForward&  args [[buffer(CachedAttentionForward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void cached_attention_forward_store(CACHED_ATTENTION_FORWARD, uint at [[thread_position_in_grid]])
 {
     const uint T = args.T, KV = args.KV, D = args.D, E = args.E, most = max(D, E);
     if (at >= args.B * T * KV * most) return;
@@ -101,15 +94,7 @@ static inline Seen attend(device const float* q, device const float* K, device c
 
 [[max_total_threads_per_threadgroup(GROUP)]]
 kernel void cached_attention_forward(
-    device float*                     o     [[buffer(CachedAttentionForward::o)]],
-    device const float*               kc    [[buffer(CachedAttentionForward::kc)]],
-    device const float*               vc    [[buffer(CachedAttentionForward::vc)]],
-    device const float*               q     [[buffer(CachedAttentionForward::q)]],
-    device const int*                 past  [[buffer(CachedAttentionForward::past)]],
-    device const float*               sinks [[buffer(CachedAttentionForward::sinks)]],
-    constant CachedAttentionForward&  args  [[buffer(CachedAttentionForward::args)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint  tid   [[thread_index_in_threadgroup]])
+    CACHED_ATTENTION_FORWARD, uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float tile[GROUP * (DEEP + 1)], P[GROUP], part[GROUP];
     const uint T = args.T, H = args.H, D = args.D, E = args.E, t = group.x, h = group.y % H, b = group.y / H;
@@ -127,14 +112,7 @@ kernel void cached_attention_forward(
 
 [[max_total_threads_per_threadgroup(GROUP)]]
 kernel void cached_attention_forward_spans(
-    device const float*               kc      [[buffer(CachedAttentionForward::kc)]],
-    device const float*               vc      [[buffer(CachedAttentionForward::vc)]],
-    device const float*               q       [[buffer(CachedAttentionForward::q)]],
-    device const int*                 past    [[buffer(CachedAttentionForward::past)]],
-    constant CachedAttentionForward&  args    [[buffer(CachedAttentionForward::args)]],
-    device float*                     scratch [[buffer(CachedAttentionForward::scratch)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint  tid   [[thread_index_in_threadgroup]])
+    CACHED_ATTENTION_FORWARD, uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float tile[GROUP * (DEEP + 1)], P[GROUP], part[GROUP];
     const uint T = args.T, H = args.H, D = args.D, E = args.E, spans = (args.S + KEYS - 1) / KEYS;
@@ -157,13 +135,7 @@ kernel void cached_attention_forward_spans(
     }
 }
 
-kernel void cached_attention_forward_merge(
-    device float*                     o       [[buffer(CachedAttentionForward::o)]],
-    device const int*                 past    [[buffer(CachedAttentionForward::past)]],
-    device const float*               sinks   [[buffer(CachedAttentionForward::sinks)]],
-    constant CachedAttentionForward&  args    [[buffer(CachedAttentionForward::args)]],
-    device const float*               scratch [[buffer(CachedAttentionForward::scratch)]],
-    uint at [[thread_position_in_grid]])
+kernel void cached_attention_forward_merge(CACHED_ATTENTION_FORWARD, uint at [[thread_position_in_grid]])
 {
     const uint T = args.T, H = args.H, E = args.E, spans = (args.S + KEYS - 1) / KEYS;
     if (at >= args.B * T * H * E) return;

@@ -10,11 +10,7 @@
 // Sources: those of cross_entropy.metal; chunks: Hsu et al. 2024, Liger Kernel, arXiv:2410.10989, section 3.2.
 #include "logits.metal"
 
-kernel void chunked_cross_entropy_count(
-    device float*                        rows   [[buffer(ChunkedCrossEntropyCount::rows)]],
-    device const int*                    labels [[buffer(ChunkedCrossEntropyCount::labels)]],
-    constant ChunkedCrossEntropyCount&   args   [[buffer(ChunkedCrossEntropyCount::args)]],
-    uint tid [[thread_index_in_threadgroup]])
+kernel void chunked_cross_entropy_count(CHUNKED_CROSS_ENTROPY_COUNT, uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const float found = counting(labels, args.N, args.V, part, tid);
@@ -22,12 +18,7 @@ kernel void chunked_cross_entropy_count(
 }
 
 kernel void chunked_cross_entropy_forward(
-    device float*                         losses [[buffer(ChunkedCrossEntropyForward::losses)]],
-    device const float*                   logits [[buffer(ChunkedCrossEntropyForward::logits)]],
-    device const int*                     labels [[buffer(ChunkedCrossEntropyForward::labels)]],
-    constant ChunkedCrossEntropyForward&  args   [[buffer(ChunkedCrossEntropyForward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    CHUNKED_CROSS_ENTROPY_FORWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -40,15 +31,7 @@ kernel void chunked_cross_entropy_forward(
 }
 
 kernel void chunked_cross_entropy_backward(
-    device float*                          dlogits [[buffer(ChunkedCrossEntropyBackward::dlogits)]],
-    device float*                          losses  [[buffer(ChunkedCrossEntropyBackward::losses)]],
-    device const float*                    dloss   [[buffer(ChunkedCrossEntropyBackward::dloss)]],
-    device const float*                    logits  [[buffer(ChunkedCrossEntropyBackward::logits)]],
-    device const int*                      labels  [[buffer(ChunkedCrossEntropyBackward::labels)]],
-    device const float*                    rows    [[buffer(ChunkedCrossEntropyBackward::rows)]],
-    constant ChunkedCrossEntropyBackward&  args    [[buffer(ChunkedCrossEntropyBackward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    CHUNKED_CROSS_ENTROPY_BACKWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -69,12 +52,7 @@ kernel void chunked_cross_entropy_backward(
     if (tid == 0) losses[n] = counting ? (most - own) + precise::log(sum) : 0.0f;
 }
 
-kernel void chunked_cross_entropy_mean(
-    device float*                      loss   [[buffer(ChunkedCrossEntropyMean::loss)]],
-    device const float*                losses [[buffer(ChunkedCrossEntropyMean::losses)]],
-    device const float*                rows   [[buffer(ChunkedCrossEntropyMean::rows)]],
-    constant ChunkedCrossEntropyMean&  args   [[buffer(ChunkedCrossEntropyMean::args)]],
-    uint tid [[thread_index_in_threadgroup]])
+kernel void chunked_cross_entropy_mean(CHUNKED_CROSS_ENTROPY_MEAN, uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const float sum = careful_sum(losses, args.N, 1, part, tid);
@@ -82,13 +60,7 @@ kernel void chunked_cross_entropy_mean(
 }
 
 kernel void chunked_cross_entropy_each(
-    device float*                      dlogits [[buffer(ChunkedCrossEntropyEach::dlogits)]],
-    device const float*                dlosses [[buffer(ChunkedCrossEntropyEach::dlosses)]],
-    device const float*                logits  [[buffer(ChunkedCrossEntropyEach::logits)]],
-    device const int*                  labels  [[buffer(ChunkedCrossEntropyEach::labels)]],
-    constant ChunkedCrossEntropyEach&  args    [[buffer(ChunkedCrossEntropyEach::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    CHUNKED_CROSS_ENTROPY_EACH, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;

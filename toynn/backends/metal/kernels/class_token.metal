@@ -10,13 +10,7 @@
 // and dpos are overwritten, or added to.
 // Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, arXiv:2010.11929, equation 1.
 
-kernel void class_token_forward(
-    device float*                y    [[buffer(ClassTokenForward::y)]],
-    device const float*          x    [[buffer(ClassTokenForward::x)]],
-    device const float*          cls  [[buffer(ClassTokenForward::cls)]],
-    device const float*          pos  [[buffer(ClassTokenForward::pos)]],
-    constant ClassTokenForward&  args [[buffer(ClassTokenForward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void class_token_forward(CLASS_TOKEN_FORWARD, uint i [[thread_position_in_grid]])
 {
     const uint T = args.T, C = args.C;
     if (i >= args.B * T * C) return;
@@ -24,11 +18,7 @@ kernel void class_token_forward(
     y[i] = (t == 0 ? cls[c] : x[(b * (T - 1) + t - 1) * C + c]) + pos[t * C + c];
 }
 
-kernel void class_token_backward_x(
-    device float*                 dx   [[buffer(ClassTokenBackward::dx)]],
-    device const float*           dy   [[buffer(ClassTokenBackward::dy)]],
-    constant ClassTokenBackward&  args [[buffer(ClassTokenBackward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void class_token_backward_x(CLASS_TOKEN_BACKWARD, uint i [[thread_position_in_grid]])
 {
     const uint T = args.T, C = args.C;
     if (i >= args.B * (T - 1) * C) return;
@@ -36,12 +26,7 @@ kernel void class_token_backward_x(
     dx[i] = dy[(b * T + t) * C + c];
 }
 
-kernel void class_token_backward_w(
-    device float*                 dcls [[buffer(ClassTokenBackward::dcls)]],
-    device float*                 dpos [[buffer(ClassTokenBackward::dpos)]],
-    device const float*           dy   [[buffer(ClassTokenBackward::dy)]],
-    constant ClassTokenBackward&  args [[buffer(ClassTokenBackward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void class_token_backward_w(CLASS_TOKEN_BACKWARD, uint i [[thread_position_in_grid]])
 {
     const uint each = args.T * args.C;
     if (i >= each) return;

@@ -7,21 +7,13 @@
 // N rows of X columns, of which C from column K on are copied; a thread for each element of y, or of dx.
 // Formulas: columns.pyx.
 
-kernel void columns_forward(
-    device float*             y    [[buffer(ColumnsForward::y)]],
-    device const float*       x    [[buffer(ColumnsForward::x)]],
-    constant ColumnsForward&  args [[buffer(ColumnsForward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void columns_forward(COLUMNS_FORWARD, uint at [[thread_position_in_grid]])
 {
     if (at >= args.N * args.C) return;
     y[at] = x[at / args.C * args.X + args.K + at % args.C];
 }
 
-kernel void columns_backward(
-    device float*              dx   [[buffer(ColumnsBackward::dx)]],
-    device const float*        dy   [[buffer(ColumnsBackward::dy)]],
-    constant ColumnsBackward&  args [[buffer(ColumnsBackward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void columns_backward(COLUMNS_BACKWARD, uint at [[thread_position_in_grid]])
 {
     if (at >= args.N * args.X) return;
     const uint n = at / args.X, c = at % args.X;
@@ -30,11 +22,7 @@ kernel void columns_backward(
     if (mine || !args.accumulate) dx[at] = args.accumulate ? dx[at] + d : d;
 }
 
-kernel void columns_place(
-    device float*           y    [[buffer(ColumnsPlace::y)]],
-    device const float*     x    [[buffer(ColumnsPlace::x)]],
-    constant ColumnsPlace&  args [[buffer(ColumnsPlace::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void columns_place(COLUMNS_PLACE, uint at [[thread_position_in_grid]])
 {
     const uint n = at / args.X, c = at % args.X;
     if (n < args.N && c >= args.K && c < args.K + args.C) y[at] = x[n * args.C + c - args.K];

@@ -12,13 +12,7 @@
 #include "logits.metal"
 
 kernel void cross_entropy_forward_rows(
-    device float*                  lse     [[buffer(CrossEntropyForward::lse)]],
-    device const float*            logits  [[buffer(CrossEntropyForward::logits)]],
-    device const int*              labels  [[buffer(CrossEntropyForward::labels)]],
-    constant CrossEntropyForward&  args    [[buffer(CrossEntropyForward::args)]],
-    device float*                  scratch [[buffer(CrossEntropyForward::scratch)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    CROSS_ENTROPY_FORWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -31,13 +25,7 @@ kernel void cross_entropy_forward_rows(
     scratch[n] = counts(labels[n], V) ? (most - x[labels[n]]) + log_sum : 0.0f;
 }
 
-kernel void cross_entropy_forward(
-    device float*                  loss    [[buffer(CrossEntropyForward::loss)]],
-    device float*                  rows    [[buffer(CrossEntropyForward::rows)]],
-    device const int*              labels  [[buffer(CrossEntropyForward::labels)]],
-    constant CrossEntropyForward&  args    [[buffer(CrossEntropyForward::args)]],
-    device const float*            scratch [[buffer(CrossEntropyForward::scratch)]],
-    uint tid [[thread_index_in_threadgroup]])
+kernel void cross_entropy_forward(CROSS_ENTROPY_FORWARD, uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const float found = counting(labels, args.N, args.V, part, tid);
@@ -48,15 +36,7 @@ kernel void cross_entropy_forward(
 }
 
 kernel void cross_entropy_backward(
-    device float*                   dlogits [[buffer(CrossEntropyBackward::dlogits)]],
-    device const float*             dloss   [[buffer(CrossEntropyBackward::dloss)]],
-    device const float*             logits  [[buffer(CrossEntropyBackward::logits)]],
-    device const int*               labels  [[buffer(CrossEntropyBackward::labels)]],
-    device const float*             lse     [[buffer(CrossEntropyBackward::lse)]],
-    device const float*             rows    [[buffer(CrossEntropyBackward::rows)]],
-    constant CrossEntropyBackward&  args    [[buffer(CrossEntropyBackward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    CROSS_ENTROPY_BACKWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     if (n >= args.N) return;
     const uint V = args.V;
@@ -70,13 +50,7 @@ kernel void cross_entropy_backward(
 }
 
 kernel void cross_entropy_forward_dense_rows(
-    device float*                       lse     [[buffer(CrossEntropyForwardDense::lse)]],
-    device const float*                 logits  [[buffer(CrossEntropyForwardDense::logits)]],
-    device const float*                 labels  [[buffer(CrossEntropyForwardDense::labels)]],
-    constant CrossEntropyForwardDense&  args    [[buffer(CrossEntropyForwardDense::args)]],
-    device float*                       scratch [[buffer(CrossEntropyForwardDense::scratch)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    CROSS_ENTROPY_FORWARD_DENSE, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -98,12 +72,7 @@ kernel void cross_entropy_forward_dense_rows(
     scratch[2 * n + 1] = any;
 }
 
-kernel void cross_entropy_forward_dense(
-    device float*                       loss    [[buffer(CrossEntropyForwardDense::loss)]],
-    device float*                       rows    [[buffer(CrossEntropyForwardDense::rows)]],
-    constant CrossEntropyForwardDense&  args    [[buffer(CrossEntropyForwardDense::args)]],
-    device const float*                 scratch [[buffer(CrossEntropyForwardDense::scratch)]],
-    uint tid [[thread_index_in_threadgroup]])
+kernel void cross_entropy_forward_dense(CROSS_ENTROPY_FORWARD_DENSE, uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const float sum = careful_sum(scratch, args.N, 2, part, tid);
@@ -114,15 +83,7 @@ kernel void cross_entropy_forward_dense(
 }
 
 kernel void cross_entropy_backward_dense(
-    device float*                        dlogits [[buffer(CrossEntropyBackwardDense::dlogits)]],
-    device const float*                  dloss   [[buffer(CrossEntropyBackwardDense::dloss)]],
-    device const float*                  logits  [[buffer(CrossEntropyBackwardDense::logits)]],
-    device const float*                  labels  [[buffer(CrossEntropyBackwardDense::labels)]],
-    device const float*                  lse     [[buffer(CrossEntropyBackwardDense::lse)]],
-    device const float*                  rows    [[buffer(CrossEntropyBackwardDense::rows)]],
-    constant CrossEntropyBackwardDense&  args    [[buffer(CrossEntropyBackwardDense::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    CROSS_ENTROPY_BACKWARD_DENSE, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;

@@ -15,42 +15,21 @@ static inline float softplus(float x) {
     return x > 0.0f ? x + rest : rest;
 }
 
-kernel void decay_forward(
-    device float*           y    [[buffer(DecayForward::y)]],
-    device const float*     x    [[buffer(DecayForward::x)]],
-    device const float*     w    [[buffer(DecayForward::w)]],
-    device const float*     b    [[buffer(DecayForward::b)]],
-    constant DecayForward&  args [[buffer(DecayForward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void decay_forward(DECAY_FORWARD, uint at [[thread_position_in_grid]])
 {
     if (at >= args.N * args.V) return;
     const uint v = at % args.V;
     y[at] = w[v] * softplus(x[at] + b[v]);
 }
 
-kernel void decay_backward_x(
-    device float*            dx   [[buffer(DecayBackward::dx)]],
-    device const float*      dy   [[buffer(DecayBackward::dy)]],
-    device const float*      x    [[buffer(DecayBackward::x)]],
-    device const float*      w    [[buffer(DecayBackward::w)]],
-    device const float*      b    [[buffer(DecayBackward::b)]],
-    constant DecayBackward&  args [[buffer(DecayBackward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void decay_backward_x(DECAY_BACKWARD, uint at [[thread_position_in_grid]])
 {
     if (at >= args.N * args.V) return;
     const uint v = at % args.V;
     dx[at] = dy[at] * w[v] * sigmoid(x[at] + b[v]);
 }
 
-kernel void decay_backward_w(
-    device const float*      dx   [[buffer(DecayBackward::dx)]],
-    device float*            dw   [[buffer(DecayBackward::dw)]],
-    device float*            db   [[buffer(DecayBackward::db)]],
-    device const float*      dy   [[buffer(DecayBackward::dy)]],
-    device const float*      x    [[buffer(DecayBackward::x)]],
-    device const float*      b    [[buffer(DecayBackward::b)]],
-    constant DecayBackward&  args [[buffer(DecayBackward::args)]],
-    uint v [[thread_position_in_grid]])
+kernel void decay_backward_w(DECAY_BACKWARD, uint v [[thread_position_in_grid]])
 {
     if (v >= args.V) return;
     float of_w = args.has_dw && args.accumulate ? dw[v] : 0.0f;

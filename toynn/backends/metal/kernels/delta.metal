@@ -56,16 +56,7 @@ static inline float advance(device float* after, device const float* before, boo
     return y;
 }
 
-kernel void delta_forward(
-    device float*           y       [[buffer(DeltaForward::y)]],
-    device float*           states  [[buffer(DeltaForward::states)]],
-    device const float*     x       [[buffer(DeltaForward::x)]],
-    device const float*     g       [[buffer(DeltaForward::g)]],
-    device const float*     c       [[buffer(DeltaForward::c)]],
-    device const int*       first   [[buffer(DeltaForward::first)]],
-    constant DeltaForward&  args    [[buffer(DeltaForward::args)]],
-    device float*           scratch [[buffer(DeltaForward::scratch)]],
-    uint at [[thread_position_in_grid]])
+kernel void delta_forward(DELTA_FORWARD, uint at [[thread_position_in_grid]])
 {
     const uint T = args.T, K = args.K, V = args.V, D = args.D, E = args.E, L = args.L;
     if (at >= args.B * V * E) return;
@@ -84,16 +75,7 @@ kernel void delta_forward(
     }
 }
 
-kernel void delta_cached(
-    device float*          y     [[buffer(DeltaCached::y)]],
-    device float*          state [[buffer(DeltaCached::state)]],
-    device const float*    x     [[buffer(DeltaCached::x)]],
-    device const float*    g     [[buffer(DeltaCached::g)]],
-    device const float*    c     [[buffer(DeltaCached::c)]],
-    device const int*      past  [[buffer(DeltaCached::past)]],
-    device const int*      count [[buffer(DeltaCached::count)]],
-    constant DeltaCached&  args  [[buffer(DeltaCached::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void delta_cached(DELTA_CACHED, uint at [[thread_position_in_grid]])
 {
     const uint T = args.T, K = args.K, V = args.V, D = args.D, E = args.E;
     if (at >= args.B * V * E) return;
@@ -122,19 +104,7 @@ static inline void normalised_backward(device float* d, device const float* x, u
 }
 
 kernel void delta_backward(
-    device float*            dx      [[buffer(DeltaBackward::dx)]],
-    device float*            dg      [[buffer(DeltaBackward::dg)]],
-    device float*            dc      [[buffer(DeltaBackward::dc)]],
-    device const float*      dy      [[buffer(DeltaBackward::dy)]],
-    device const float*      x       [[buffer(DeltaBackward::x)]],
-    device const float*      g       [[buffer(DeltaBackward::g)]],
-    device const float*      c       [[buffer(DeltaBackward::c)]],
-    device const float*      states  [[buffer(DeltaBackward::states)]],
-    device const int*        first   [[buffer(DeltaBackward::first)]],
-    constant DeltaBackward&  args    [[buffer(DeltaBackward::args)]],
-    device float*            scratch [[buffer(DeltaBackward::scratch)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint tid   [[thread_index_in_threadgroup]])
+    DELTA_BACKWARD, uint group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP], q[GROUP], k[GROUP];
     const uint T = args.T, K = args.K, V = args.V, D = args.D, E = args.E, L = args.L, X = args.X;

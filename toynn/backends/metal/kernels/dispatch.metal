@@ -9,12 +9,7 @@
 // N rows of C channels, K copies of each. A thread for each output; in weigh_backward a group for each copy.
 // Source: Lepikhin et al. 2020, GShard, arXiv:2006.16668, section 3.2.
 
-kernel void dispatch_forward(
-    device float*              y     [[buffer(DispatchForward::y)]],
-    device const float*        x     [[buffer(DispatchForward::x)]],
-    device const int*          slots [[buffer(DispatchForward::slots)]],
-    constant DispatchForward&  args  [[buffer(DispatchForward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void dispatch_forward(DISPATCH_FORWARD, uint at [[thread_position_in_grid]])
 {
     const uint C = args.C;
     if (at >= args.N * args.K * C) return;
@@ -22,12 +17,7 @@ kernel void dispatch_forward(
     y[uint(slots[copy]) * C + c] = x[copy / args.K * C + c];
 }
 
-kernel void dispatch_combine(
-    device float*              y     [[buffer(DispatchCombine::y)]],
-    device const float*        x     [[buffer(DispatchCombine::x)]],
-    device const int*          slots [[buffer(DispatchCombine::slots)]],
-    constant DispatchCombine&  args  [[buffer(DispatchCombine::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void dispatch_combine(DISPATCH_COMBINE, uint at [[thread_position_in_grid]])
 {
     const uint C = args.C, K = args.K;
     if (at >= args.N * C) return;
@@ -37,13 +27,7 @@ kernel void dispatch_combine(
     y[at] = sum;
 }
 
-kernel void dispatch_weigh(
-    device float*            y     [[buffer(DispatchWeigh::y)]],
-    device const float*      x     [[buffer(DispatchWeigh::x)]],
-    device const float*      w     [[buffer(DispatchWeigh::w)]],
-    device const int*        slots [[buffer(DispatchWeigh::slots)]],
-    constant DispatchWeigh&  args  [[buffer(DispatchWeigh::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void dispatch_weigh(DISPATCH_WEIGH, uint at [[thread_position_in_grid]])
 {
     const uint C = args.C;
     if (at >= args.N * args.K * C) return;
@@ -52,15 +36,7 @@ kernel void dispatch_weigh(
 }
 
 kernel void dispatch_weigh_backward(
-    device float*                    dx    [[buffer(DispatchWeighBackward::dx)]],
-    device float*                    dw    [[buffer(DispatchWeighBackward::dw)]],
-    device const float*              dy    [[buffer(DispatchWeighBackward::dy)]],
-    device const float*              x     [[buffer(DispatchWeighBackward::x)]],
-    device const float*              w     [[buffer(DispatchWeighBackward::w)]],
-    device const int*                slots [[buffer(DispatchWeighBackward::slots)]],
-    constant DispatchWeighBackward&  args  [[buffer(DispatchWeighBackward::args)]],
-    uint copy [[threadgroup_position_in_grid]],
-    uint tid  [[thread_index_in_threadgroup]])
+    DISPATCH_WEIGH_BACKWARD, uint copy [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint C = args.C;

@@ -77,16 +77,7 @@ static inline float row_of(
 }
 
 kernel void distillation_forward(
-    device float*                 losses   [[buffer(DistillationForward::losses)]],
-    device const float*           logits   [[buffer(DistillationForward::logits)]],
-    device const int*             labels   [[buffer(DistillationForward::labels)]],
-    device const int*             ids      [[buffer(DistillationForward::ids)]],
-    device const float*           log_p    [[buffer(DistillationForward::log_p)]],
-    device const float*           log_rest [[buffer(DistillationForward::log_rest)]],
-    device const float*           weight   [[buffer(DistillationForward::weight)]],
-    constant DistillationForward& args     [[buffer(DistillationForward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    DISTILLATION_FORWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -97,19 +88,7 @@ kernel void distillation_forward(
 }
 
 kernel void distillation_backward(
-    device float*                  dlogits  [[buffer(DistillationBackward::dlogits)]],
-    device float*                  losses   [[buffer(DistillationBackward::losses)]],
-    device const float*            dloss    [[buffer(DistillationBackward::dloss)]],
-    device const float*            logits   [[buffer(DistillationBackward::logits)]],
-    device const int*              labels   [[buffer(DistillationBackward::labels)]],
-    device const int*              ids      [[buffer(DistillationBackward::ids)]],
-    device const float*            log_p    [[buffer(DistillationBackward::log_p)]],
-    device const float*            log_rest [[buffer(DistillationBackward::log_rest)]],
-    device const float*            weight   [[buffer(DistillationBackward::weight)]],
-    device const float*            rows     [[buffer(DistillationBackward::rows)]],
-    constant DistillationBackward& args     [[buffer(DistillationBackward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    DISTILLATION_BACKWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;

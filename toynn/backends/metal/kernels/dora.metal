@@ -8,14 +8,7 @@
 // A norm of 0 gives r = 0. dx is overwritten; dm is overwritten, or added to.
 // Source: Liu et al. 2024, DoRA, arXiv:2402.09353, equations 5 and 11.
 
-kernel void dora_norms(
-    device float*       r       [[buffer(DoraNorms::r)]],
-    device const float* squares [[buffer(DoraNorms::squares)]],
-    device const float* p       [[buffer(DoraNorms::p)]],
-    device const float* g       [[buffer(DoraNorms::g)]],
-    device const float* b       [[buffer(DoraNorms::b)]],
-    constant DoraNorms& args    [[buffer(DoraNorms::args)]],
-    uint c [[thread_position_in_grid]])
+kernel void dora_norms(DORA_NORMS, uint c [[thread_position_in_grid]])
 {
     if (c >= args.C) return;
     b += c * args.R;
@@ -30,14 +23,7 @@ kernel void dora_norms(
     r[c] = norm <= 0.0f ? 0.0f : 1.0f / precise::sqrt(norm);
 }
 
-kernel void dora_forward(
-    device float*         y    [[buffer(DoraForward::y)]],
-    device const float*   x    [[buffer(DoraForward::x)]],
-    device const float*   m    [[buffer(DoraForward::m)]],
-    device const float*   r    [[buffer(DoraForward::r)]],
-    device const float*   bias [[buffer(DoraForward::bias)]],
-    constant DoraForward& args [[buffer(DoraForward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void dora_forward(DORA_FORWARD, uint i [[thread_position_in_grid]])
 {
     if (i >= args.N * args.C) return;
     const uint c = i % args.C;
@@ -45,13 +31,7 @@ kernel void dora_forward(
     y[i] = args.has_bias ? scaled + bias[c] : scaled;
 }
 
-kernel void dora_backward_x(
-    device float*          dx   [[buffer(DoraBackward::dx)]],
-    device const float*    dy   [[buffer(DoraBackward::dy)]],
-    device const float*    m    [[buffer(DoraBackward::m)]],
-    device const float*    r    [[buffer(DoraBackward::r)]],
-    constant DoraBackward& args [[buffer(DoraBackward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void dora_backward_x(DORA_BACKWARD, uint i [[thread_position_in_grid]])
 {
     if (i >= args.N * args.C) return;
     const uint c = i % args.C;
@@ -59,13 +39,7 @@ kernel void dora_backward_x(
 }
 
 kernel void dora_backward_m(
-    device float*          dm   [[buffer(DoraBackward::dm)]],
-    device const float*    dy   [[buffer(DoraBackward::dy)]],
-    device const float*    x    [[buffer(DoraBackward::x)]],
-    device const float*    r    [[buffer(DoraBackward::r)]],
-    constant DoraBackward& args [[buffer(DoraBackward::args)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint tid   [[thread_index_in_threadgroup]])
+    DORA_BACKWARD, uint group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint c = group * LINE + tid % LINE;

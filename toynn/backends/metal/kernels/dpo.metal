@@ -6,13 +6,7 @@ static inline float margin(device const float* sums, device const float* referen
     return beta * (chosen - (completion(sums, 2 * i + 1) - reference[2 * i + 1]));
 }
 
-kernel void dpo_forward(
-    device float*        loss      [[buffer(DpoForward::loss)]],
-    device const float*  sums      [[buffer(DpoForward::sums)]],
-    device const float*  reference [[buffer(DpoForward::reference)]],
-    device const int*    count     [[buffer(DpoForward::count)]],
-    constant DpoForward& args      [[buffer(DpoForward::args)]],
-    uint tid [[thread_index_in_threadgroup]])
+kernel void dpo_forward(DPO_FORWARD, uint tid [[thread_index_in_threadgroup]])
 {
     if (tid != 0) return;
     const uint pairs = min(uint(*count), uint(args.S)) / 2;
@@ -24,14 +18,7 @@ kernel void dpo_forward(
     *loss = total / float(pairs);
 }
 
-kernel void dpo_backward(
-    device float*         dsums     [[buffer(DpoBackward::dsums)]],
-    device const float*   dloss     [[buffer(DpoBackward::dloss)]],
-    device const float*   sums      [[buffer(DpoBackward::sums)]],
-    device const float*   reference [[buffer(DpoBackward::reference)]],
-    device const int*     count     [[buffer(DpoBackward::count)]],
-    constant DpoBackward& args      [[buffer(DpoBackward::args)]],
-    uint s [[thread_position_in_grid]])
+kernel void dpo_backward(DPO_BACKWARD, uint s [[thread_position_in_grid]])
 {
     if (s >= args.S) return;
     const uint pairs = min(uint(*count), uint(args.S)) / 2;

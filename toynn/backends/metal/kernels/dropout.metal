@@ -25,12 +25,7 @@ static inline float inverse_kept(float p) {
     return fma(q, fma(-q, d, 1.0f) - q * e, q);
 }
 
-kernel void dropout_forward(
-    device float*             y       [[buffer(DropoutForward::y)]],
-    device const float*       x       [[buffer(DropoutForward::x)]],
-    device const int*         control [[buffer(DropoutForward::control)]],
-    constant DropoutForward&  args    [[buffer(DropoutForward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void dropout_forward(DROPOUT_FORWARD, uint at [[thread_position_in_grid]])
 {
     const uint first = at / 16 * 32 + at % 16, second = first + 16;
     const float p = control[1] ? args.p : 0.0f;

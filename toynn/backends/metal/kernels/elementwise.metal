@@ -8,40 +8,23 @@
 // n elements, one thread each; N rows, C channels, a group for LINE columns. In place: y may be a, b or x.
 // db is overwritten, or added to.
 
-kernel void elementwise_add(
-    device float*             y    [[buffer(ElementwiseAdd::y)]],
-    device const float*       a    [[buffer(ElementwiseAdd::a)]],
-    device const float*       b    [[buffer(ElementwiseAdd::b)]],
-    constant ElementwiseAdd&  args [[buffer(ElementwiseAdd::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void elementwise_add(ELEMENTWISE_ADD, uint i [[thread_position_in_grid]])
 {
     if (i < args.n) y[i] = a[i] + b[i];
 }
 
-kernel void elementwise_scale(
-    device float*               y    [[buffer(ElementwiseScale::y)]],
-    device const float*         x    [[buffer(ElementwiseScale::x)]],
-    constant ElementwiseScale&  args [[buffer(ElementwiseScale::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void elementwise_scale(ELEMENTWISE_SCALE, uint i [[thread_position_in_grid]])
 {
     if (i < args.n) y[i] = args.alpha * x[i];
 }
 
-kernel void elementwise_accumulate(
-    device float*                    g    [[buffer(ElementwiseAccumulate::g)]],
-    device const float*              x    [[buffer(ElementwiseAccumulate::x)]],
-    constant ElementwiseAccumulate&  args [[buffer(ElementwiseAccumulate::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void elementwise_accumulate(ELEMENTWISE_ACCUMULATE, uint i [[thread_position_in_grid]])
 {
     if (i < args.n) g[i] = args.accumulate ? g[i] + x[i] : x[i];
 }
 
 kernel void elementwise_bias_backward(
-    device float*                      db   [[buffer(ElementwiseBiasBackward::db)]],
-    device const float*                dy   [[buffer(ElementwiseBiasBackward::dy)]],
-    constant ElementwiseBiasBackward&  args [[buffer(ElementwiseBiasBackward::args)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint tid   [[thread_index_in_threadgroup]])
+    ELEMENTWISE_BIAS_BACKWARD, uint group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint c = group * LINE + tid % LINE;

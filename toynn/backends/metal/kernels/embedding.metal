@@ -10,12 +10,7 @@
 // Source: the lookup table of Bengio et al. 2003, A Neural Probabilistic Language Model, section 2.
 #include "quantized.metal"
 
-kernel void embedding_forward(
-    device float*               y    [[buffer(EmbeddingForward::y)]],
-    device const uchar*         w    [[buffer(EmbeddingForward::w)]],
-    device const int*           ids  [[buffer(EmbeddingForward::ids)]],
-    constant EmbeddingForward&  args [[buffer(EmbeddingForward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void embedding_forward(EMBEDDING_FORWARD, uint at [[thread_position_in_grid]])
 {
     const uint C = args.C, runs = (C + RUN - 1) / RUN;
     if (at >= args.N * runs) return;
@@ -30,21 +25,13 @@ kernel void embedding_forward(
     for (uint i = 0; i < min(RUN, C - first); ++i) y[n * C + first + i] = run[i];
 }
 
-kernel void embedding_backward_clear(
-    device float*                dw   [[buffer(EmbeddingBackward::dw)]],
-    constant EmbeddingBackward&  args [[buffer(EmbeddingBackward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void embedding_backward_clear(EMBEDDING_BACKWARD, uint i [[thread_position_in_grid]])
 {
     if (i < args.V * args.C && !args.accumulate) dw[i] = 0.0f;
 }
 
 kernel void embedding_backward(
-    device float*                dw   [[buffer(EmbeddingBackward::dw)]],
-    device const float*          dy   [[buffer(EmbeddingBackward::dy)]],
-    device const int*            ids  [[buffer(EmbeddingBackward::ids)]],
-    constant EmbeddingBackward&  args [[buffer(EmbeddingBackward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    EMBEDDING_BACKWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;

@@ -7,12 +7,7 @@
 // N rows, each sent to K of E experts. A thread for each expert, and one for the end. It goes over all copies to
 // find where its expert begins, and once more to number its expert's copies.
 
-kernel void expert_rows_forward(
-    device int*                  slots   [[buffer(ExpertRowsForward::slots)]],
-    device int*                  offsets [[buffer(ExpertRowsForward::offsets)]],
-    device const int*            experts [[buffer(ExpertRowsForward::experts)]],
-    constant ExpertRowsForward&  args    [[buffer(ExpertRowsForward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void expert_rows_forward(EXPERT_ROWS_FORWARD, uint at [[thread_position_in_grid]])
 {
     const uint copies = args.N * args.K;
     const int e = int(at);
@@ -25,10 +20,7 @@ kernel void expert_rows_forward(
     }
 }
 
-kernel void expert_rows_even(
-    device int*               offsets [[buffer(ExpertRowsEven::offsets)]],
-    constant ExpertRowsEven&  args    [[buffer(ExpertRowsEven::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void expert_rows_even(EXPERT_ROWS_EVEN, uint at [[thread_position_in_grid]])
 {
     if (at <= args.E) offsets[at] = int(at * args.M);
 }

@@ -51,14 +51,7 @@ static inline void forward(threadgroup T* A, threadgroup T* B, threadgroup float
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void experts_forward(
-    device float*             y       [[buffer(ExpertsForward::y)]],
-    device const float*       x       [[buffer(ExpertsForward::x)]],
-    device const uchar*       w       [[buffer(ExpertsForward::w)]],
-    device const float*       b       [[buffer(ExpertsForward::b)]],
-    device const int*         offsets [[buffer(ExpertsForward::offsets)]],
-    constant ExpertsForward&  args    [[buffer(ExpertsForward::args)]],
-    uint2 tile [[threadgroup_position_in_grid]],
-    uint  tid  [[thread_index_in_threadgroup]])
+    EXPERTS_FORWARD, uint2 tile [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
     forward(A, B, part, y, x, w, b, offsets, args, tile, tid);
@@ -66,14 +59,7 @@ kernel void experts_forward(
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void experts_forward_rough(
-    device float*             y       [[buffer(ExpertsForward::y)]],
-    device const float*       x       [[buffer(ExpertsForward::x)]],
-    device const uchar*       w       [[buffer(ExpertsForward::w)]],
-    device const float*       b       [[buffer(ExpertsForward::b)]],
-    device const int*         offsets [[buffer(ExpertsForward::offsets)]],
-    constant ExpertsForward&  args    [[buffer(ExpertsForward::args)]],
-    uint2 tile [[threadgroup_position_in_grid]],
-    uint  tid  [[thread_index_in_threadgroup]])
+    EXPERTS_FORWARD, uint2 tile [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup rough A[ROOM], B[ROOM];
     threadgroup float part[256];
@@ -81,14 +67,7 @@ kernel void experts_forward_rough(
 }
 
 kernel void experts_forward_gemv(
-    device float*             y       [[buffer(ExpertsForward::y)]],
-    device const float*       x       [[buffer(ExpertsForward::x)]],
-    device const uchar*       w       [[buffer(ExpertsForward::w)]],
-    device const float*       b       [[buffer(ExpertsForward::b)]],
-    device const int*         offsets [[buffer(ExpertsForward::offsets)]],
-    constant ExpertsForward&  args    [[buffer(ExpertsForward::args)]],
-    uint2 group [[threadgroup_position_in_grid]],
-    uint  tid   [[thread_index_in_threadgroup]])
+    EXPERTS_FORWARD, uint2 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint N = args.N, K = args.K, r = group.y, n = group.x * (GROUP / LINE) + tid / LINE;
@@ -136,13 +115,7 @@ static inline void backward_input(threadgroup T* A, threadgroup T* B, threadgrou
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void experts_backward_input(
-    device float*                   dx      [[buffer(ExpertsBackwardInput::dx)]],
-    device const float*             dy      [[buffer(ExpertsBackwardInput::dy)]],
-    device const uchar*             w       [[buffer(ExpertsBackwardInput::w)]],
-    device const int*               offsets [[buffer(ExpertsBackwardInput::offsets)]],
-    constant ExpertsBackwardInput&  args    [[buffer(ExpertsBackwardInput::args)]],
-    uint2 tile [[threadgroup_position_in_grid]],
-    uint  tid  [[thread_index_in_threadgroup]])
+    EXPERTS_BACKWARD_INPUT, uint2 tile [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
     backward_input(A, B, part, dx, dy, w, offsets, args, tile, tid);
@@ -150,13 +123,7 @@ kernel void experts_backward_input(
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void experts_backward_input_rough(
-    device float*                   dx      [[buffer(ExpertsBackwardInput::dx)]],
-    device const float*             dy      [[buffer(ExpertsBackwardInput::dy)]],
-    device const uchar*             w       [[buffer(ExpertsBackwardInput::w)]],
-    device const int*               offsets [[buffer(ExpertsBackwardInput::offsets)]],
-    constant ExpertsBackwardInput&  args    [[buffer(ExpertsBackwardInput::args)]],
-    uint2 tile [[threadgroup_position_in_grid]],
-    uint  tid  [[thread_index_in_threadgroup]])
+    EXPERTS_BACKWARD_INPUT, uint2 tile [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup rough A[ROOM], B[ROOM];
     threadgroup float part[256];
@@ -189,13 +156,7 @@ static inline void backward_weight(threadgroup T* A, threadgroup T* B, threadgro
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void experts_backward_weight(
-    device float*                    dw      [[buffer(ExpertsBackwardWeight::dw)]],
-    device const float*              dy      [[buffer(ExpertsBackwardWeight::dy)]],
-    device const float*              x       [[buffer(ExpertsBackwardWeight::x)]],
-    device const int*                offsets [[buffer(ExpertsBackwardWeight::offsets)]],
-    constant ExpertsBackwardWeight&  args    [[buffer(ExpertsBackwardWeight::args)]],
-    uint3 tile [[threadgroup_position_in_grid]],
-    uint  tid  [[thread_index_in_threadgroup]])
+    EXPERTS_BACKWARD_WEIGHT, uint3 tile [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
     backward_weight(A, B, part, dw, dy, x, offsets, args, tile, tid);
@@ -203,25 +164,14 @@ kernel void experts_backward_weight(
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void experts_backward_weight_rough(
-    device float*                    dw      [[buffer(ExpertsBackwardWeight::dw)]],
-    device const float*              dy      [[buffer(ExpertsBackwardWeight::dy)]],
-    device const float*              x       [[buffer(ExpertsBackwardWeight::x)]],
-    device const int*                offsets [[buffer(ExpertsBackwardWeight::offsets)]],
-    constant ExpertsBackwardWeight&  args    [[buffer(ExpertsBackwardWeight::args)]],
-    uint3 tile [[threadgroup_position_in_grid]],
-    uint  tid  [[thread_index_in_threadgroup]])
+    EXPERTS_BACKWARD_WEIGHT, uint3 tile [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup rough A[ROOM], B[ROOM];
     threadgroup float part[256];
     backward_weight(A, B, part, dw, dy, x, offsets, args, tile, tid);
 }
 
-kernel void experts_backward_bias(
-    device float*                  db      [[buffer(ExpertsBackwardBias::db)]],
-    device const float*            dy      [[buffer(ExpertsBackwardBias::dy)]],
-    device const int*              offsets [[buffer(ExpertsBackwardBias::offsets)]],
-    constant ExpertsBackwardBias&  args    [[buffer(ExpertsBackwardBias::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void experts_backward_bias(EXPERTS_BACKWARD_BIAS, uint at [[thread_position_in_grid]])
 {
     const uint N = args.N;
     if (at >= args.E * N) return;

@@ -10,22 +10,14 @@
 // A thread for each number of N rows of H heads of D. In place: y may be o, do may be dy.
 // Source: Qiu et al. 2025, arXiv:2505.06708.
 
-kernel void gated_queries(
-    device float*           q    [[buffer(GatedQueries::q)]],
-    device const float*     x    [[buffer(GatedQueries::x)]],
-    constant GatedQueries&  args [[buffer(GatedQueries::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void gated_queries(GATED_QUERIES, uint at [[thread_position_in_grid]])
 {
     const uint D = args.D;
     if (at >= args.N * args.H * D) return;
     q[at] = x[(at / D * 2 + args.part) * D + at % D];
 }
 
-kernel void gated_queries_backward(
-    device float*                   dx   [[buffer(GatedQueriesBackward::dx)]],
-    device const float*             dq   [[buffer(GatedQueriesBackward::dq)]],
-    constant GatedQueriesBackward&  args [[buffer(GatedQueriesBackward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void gated_queries_backward(GATED_QUERIES_BACKWARD, uint at [[thread_position_in_grid]])
 {
     const uint D = args.D;
     if (at >= args.N * args.H * D) return;
@@ -34,26 +26,14 @@ kernel void gated_queries_backward(
     d[(1 - args.part) * D] = 0.0f;
 }
 
-kernel void gated_forward(
-    device float*           y    [[buffer(GatedForward::y)]],
-    device const float*     o    [[buffer(GatedForward::o)]],
-    device const float*     x    [[buffer(GatedForward::x)]],
-    constant GatedForward&  args [[buffer(GatedForward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void gated_forward(GATED_FORWARD, uint at [[thread_position_in_grid]])
 {
     const uint D = args.D;
     if (at >= args.N * args.H * D) return;
     y[at] = o[at] * sigmoid(x[at / D * 2 * D + D + at % D]);
 }
 
-kernel void gated_backward(
-    device float*            do_  [[buffer(GatedBackward::do_)]],
-    device float*            dx   [[buffer(GatedBackward::dx)]],
-    device const float*      dy   [[buffer(GatedBackward::dy)]],
-    device const float*      o    [[buffer(GatedBackward::o)]],
-    device const float*      x    [[buffer(GatedBackward::x)]],
-    constant GatedBackward&  args [[buffer(GatedBackward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void gated_backward(GATED_BACKWARD, uint at [[thread_position_in_grid]])
 {
     const uint D = args.D;
     if (at >= args.N * args.H * D) return;

@@ -13,14 +13,7 @@
 static inline float let_through(float x, float z) { return x * (z * sigmoid(z)); }
 
 kernel void gatednorm_forward(
-    device float*               y    [[buffer(GatednormForward::y)]],
-    device float*               r    [[buffer(GatednormForward::r)]],
-    device const float*         x    [[buffer(GatednormForward::x)]],
-    device const float*         z    [[buffer(GatednormForward::z)]],
-    device const float*         w    [[buffer(GatednormForward::w)]],
-    constant GatednormForward&  args [[buffer(GatednormForward::args)]],
-    uint i   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    GATEDNORM_FORWARD, uint i [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (i >= args.N * args.G) return;
@@ -40,16 +33,7 @@ kernel void gatednorm_forward(
 }
 
 kernel void gatednorm_backward_x(
-    device float*                dx   [[buffer(GatednormBackward::dx)]],
-    device float*                dz   [[buffer(GatednormBackward::dz)]],
-    device const float*          dy   [[buffer(GatednormBackward::dy)]],
-    device const float*          x    [[buffer(GatednormBackward::x)]],
-    device const float*          z    [[buffer(GatednormBackward::z)]],
-    device const float*          w    [[buffer(GatednormBackward::w)]],
-    device const float*          r    [[buffer(GatednormBackward::r)]],
-    constant GatednormBackward&  args [[buffer(GatednormBackward::args)]],
-    uint i   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    GATEDNORM_BACKWARD, uint i [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (i >= args.N * args.G) return;
@@ -73,14 +57,7 @@ kernel void gatednorm_backward_x(
 }
 
 kernel void gatednorm_backward_w(
-    device float*                dw   [[buffer(GatednormBackward::dw)]],
-    device const float*          dy   [[buffer(GatednormBackward::dy)]],
-    device const float*          x    [[buffer(GatednormBackward::x)]],
-    device const float*          z    [[buffer(GatednormBackward::z)]],
-    device const float*          r    [[buffer(GatednormBackward::r)]],
-    constant GatednormBackward&  args [[buffer(GatednormBackward::args)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint tid   [[thread_index_in_threadgroup]])
+    GATEDNORM_BACKWARD, uint group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint c = group * LINE + tid % LINE, K = args.G * args.C;

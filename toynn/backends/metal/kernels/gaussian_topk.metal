@@ -11,13 +11,7 @@
 // Source: You et al. 2025, arXiv:2506.06644, section 3.
 
 kernel void gaussian_topk_forward(
-    device float*                  y    [[buffer(GaussianTopkForward::y)]],
-    device float*                  mean [[buffer(GaussianTopkForward::mean)]],
-    device float*                  dev  [[buffer(GaussianTopkForward::dev)]],
-    device const float*            x    [[buffer(GaussianTopkForward::x)]],
-    constant GaussianTopkForward&  args [[buffer(GaussianTopkForward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    GAUSSIAN_TOPK_FORWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint C = args.C;
@@ -37,14 +31,7 @@ kernel void gaussian_topk_forward(
 }
 
 kernel void gaussian_topk_backward(
-    device float*                   dx   [[buffer(GaussianTopkBackward::dx)]],
-    device const float*             dy   [[buffer(GaussianTopkBackward::dy)]],
-    device const float*             x    [[buffer(GaussianTopkBackward::x)]],
-    device const float*             mean [[buffer(GaussianTopkBackward::mean)]],
-    device const float*             dev  [[buffer(GaussianTopkBackward::dev)]],
-    constant GaussianTopkBackward&  args [[buffer(GaussianTopkBackward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    GAUSSIAN_TOPK_BACKWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint C = args.C;

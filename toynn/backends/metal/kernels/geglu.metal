@@ -8,25 +8,13 @@
 // Source: Shazeer 2020, arXiv:2002.05202, section 2.
 #include "activations.metal"
 
-kernel void geglu_forward(
-    device float*           y    [[buffer(GegluForward::y)]],
-    device const float*     gate [[buffer(GegluForward::gate)]],
-    device const float*     up   [[buffer(GegluForward::up)]],
-    constant GegluForward&  args [[buffer(GegluForward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void geglu_forward(GEGLU_FORWARD, uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     y[i] = (args.exact ? gelu_exact(gate[i]) : gelu_tanh(gate[i])) * up[i];
 }
 
-kernel void geglu_backward(
-    device float*            dgate [[buffer(GegluBackward::dgate)]],
-    device float*            dup   [[buffer(GegluBackward::dup)]],
-    device const float*      dy    [[buffer(GegluBackward::dy)]],
-    device const float*      gate  [[buffer(GegluBackward::gate)]],
-    device const float*      up    [[buffer(GegluBackward::up)]],
-    constant GegluBackward&  args  [[buffer(GegluBackward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void geglu_backward(GEGLU_BACKWARD, uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     const float g = gate[i], u = up[i], d = dy[i];

@@ -9,22 +9,13 @@
 // Source: Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2.
 #include "activations.metal"
 
-kernel void gelu_forward(
-    device float*          y    [[buffer(GeluForward::y)]],
-    device const float*    x    [[buffer(GeluForward::x)]],
-    constant GeluForward&  args [[buffer(GeluForward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void gelu_forward(GELU_FORWARD, uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     y[i] = args.exact ? gelu_exact(x[i]) : gelu_tanh(x[i]);
 }
 
-kernel void gelu_backward(
-    device float*           dx   [[buffer(GeluBackward::dx)]],
-    device const float*     dy   [[buffer(GeluBackward::dy)]],
-    device const float*     x    [[buffer(GeluBackward::x)]],
-    constant GeluBackward&  args [[buffer(GeluBackward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void gelu_backward(GELU_BACKWARD, uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     dx[i] = dy[i] * (args.exact ? gelu_exact_slope(x[i]) : gelu_tanh_slope(x[i]));

@@ -12,11 +12,7 @@
 constant constexpr uint BLOCK = 16384;  // grids.py knows it too
 
 kernel void grad_norm_forward_blocks(
-    device const float*        g       [[buffer(GradNormForward::g)]],
-    constant GradNormForward&  args    [[buffer(GradNormForward::args)]],
-    device float*              scratch [[buffer(GradNormForward::scratch)]],
-    uint b   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    GRAD_NORM_FORWARD, uint b [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint end = min(args.n, (b + 1) * BLOCK);
@@ -26,13 +22,7 @@ kernel void grad_norm_forward_blocks(
     if (tid == 0) scratch[b] = sum;
 }
 
-kernel void grad_norm_forward(
-    device float*              norm    [[buffer(GradNormForward::norm)]],
-    device float*              scale   [[buffer(GradNormForward::scale)]],
-    device const float*        control [[buffer(GradNormForward::control)]],
-    constant GradNormForward&  args    [[buffer(GradNormForward::args)]],
-    device const float*        scratch [[buffer(GradNormForward::scratch)]],
-    uint tid [[thread_index_in_threadgroup]])
+kernel void grad_norm_forward(GRAD_NORM_FORWARD, uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint blocks = (args.n + BLOCK - 1) / BLOCK;

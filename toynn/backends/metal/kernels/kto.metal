@@ -1,15 +1,7 @@
 // KTO: make wanted completions likelier than under a reference model, others less likely. Formulas: kto.pyx.
 #include "preference.metal"
 
-kernel void kto_forward(
-    device float*        loss      [[buffer(KtoForward::loss)]],
-    device const float*  sums      [[buffer(KtoForward::sums)]],
-    device const float*  reference [[buffer(KtoForward::reference)]],
-    device const float*  kl        [[buffer(KtoForward::kl)]],
-    device const int*    wanted    [[buffer(KtoForward::wanted)]],
-    device const int*    count     [[buffer(KtoForward::count)]],
-    constant KtoForward& args      [[buffer(KtoForward::args)]],
-    uint tid [[thread_index_in_threadgroup]])
+kernel void kto_forward(KTO_FORWARD, uint tid [[thread_index_in_threadgroup]])
 {
     if (tid != 0) return;
     const uint all = min(uint(*count), uint(args.S));
@@ -21,16 +13,7 @@ kernel void kto_forward(
     *loss = total / float(all);
 }
 
-kernel void kto_backward(
-    device float*         dsums     [[buffer(KtoBackward::dsums)]],
-    device const float*   dloss     [[buffer(KtoBackward::dloss)]],
-    device const float*   sums      [[buffer(KtoBackward::sums)]],
-    device const float*   reference [[buffer(KtoBackward::reference)]],
-    device const float*   kl        [[buffer(KtoBackward::kl)]],
-    device const int*     wanted    [[buffer(KtoBackward::wanted)]],
-    device const int*     count     [[buffer(KtoBackward::count)]],
-    constant KtoBackward& args      [[buffer(KtoBackward::args)]],
-    uint s [[thread_position_in_grid]])
+kernel void kto_backward(KTO_BACKWARD, uint s [[thread_position_in_grid]])
 {
     if (s >= args.S) return;
     const uint all = min(uint(*count), uint(args.S));

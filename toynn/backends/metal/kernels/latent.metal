@@ -13,22 +13,14 @@
 // Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 #include "quantized.metal"
 
-kernel void latent_columns(
-    device float*            y    [[buffer(LatentColumns::y)]],
-    device const float*      x    [[buffer(LatentColumns::x)]],
-    constant LatentColumns&  args [[buffer(LatentColumns::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void latent_columns(LATENT_COLUMNS, uint at [[thread_position_in_grid]])
 {
     const uint D = args.D;
     if (at >= args.N * args.H * D) return;
     y[at] = x[at / D * args.W + args.first + at % D];
 }
 
-kernel void latent_columns_backward(
-    device float*                    dx   [[buffer(LatentColumnsBackward::dx)]],
-    device const float*              dy   [[buffer(LatentColumnsBackward::dy)]],
-    constant LatentColumnsBackward&  args [[buffer(LatentColumnsBackward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void latent_columns_backward(LATENT_COLUMNS_BACKWARD, uint at [[thread_position_in_grid]])
 {
     const uint W = args.W, D = args.D;
     if (at >= args.N * args.H * W) return;
@@ -36,12 +28,7 @@ kernel void latent_columns_backward(
     dx[at] = w >= args.first && w < args.first + D ? dy[at / W * D + w - args.first] : 0.0f;
 }
 
-kernel void latent_join(
-    device float*         y    [[buffer(LatentJoin::y)]],
-    device const float*   a    [[buffer(LatentJoin::a)]],
-    device const float*   b    [[buffer(LatentJoin::b)]],
-    constant LatentJoin&  args [[buffer(LatentJoin::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void latent_join(LATENT_JOIN, uint at [[thread_position_in_grid]])
 {
     const uint P = args.P, R = args.R, H = args.H;
     if (at >= args.N * H * (P + R)) return;
@@ -49,12 +36,7 @@ kernel void latent_join(
     y[at] = c < P ? a[head * P + c] : b[(n * args.G + g) * R + c - P];
 }
 
-kernel void latent_join_backward(
-    device float*                 da   [[buffer(LatentJoinBackward::da)]],
-    device float*                 db   [[buffer(LatentJoinBackward::db)]],
-    device const float*           dy   [[buffer(LatentJoinBackward::dy)]],
-    constant LatentJoinBackward&  args [[buffer(LatentJoinBackward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void latent_join_backward(LATENT_JOIN_BACKWARD, uint at [[thread_position_in_grid]])
 {
     const uint P = args.P, R = args.R, H = args.H, G = args.G, served = G ? H / G : 0;
     if (at < args.N * H * P) da[at] = dy[at / P * (P + R) + at % P];
@@ -65,12 +47,7 @@ kernel void latent_join_backward(
     db[at] = sum;
 }
 
-kernel void latent_absorb(
-    device float*           y    [[buffer(LatentAbsorb::y)]],
-    device const float*     x    [[buffer(LatentAbsorb::x)]],
-    device const uchar*     w    [[buffer(LatentAbsorb::w)]],
-    constant LatentAbsorb&  args [[buffer(LatentAbsorb::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void latent_absorb(LATENT_ABSORB, uint at [[thread_position_in_grid]])
 {
     const uint C = args.C, D = args.D, H = args.H, runs = (C + RUN - 1) / RUN;
     if (at >= args.N * H * runs) return;
@@ -85,12 +62,7 @@ kernel void latent_absorb(
 }
 
 kernel void latent_expand(
-    device float*           y    [[buffer(LatentExpand::y)]],
-    device const float*     x    [[buffer(LatentExpand::x)]],
-    device const uchar*     w    [[buffer(LatentExpand::w)]],
-    constant LatentExpand&  args [[buffer(LatentExpand::args)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint tid   [[thread_index_in_threadgroup]])
+    LATENT_EXPAND, uint group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint C = args.C, D = args.D, H = args.H, at = group * (GROUP / LINE) + tid / LINE;

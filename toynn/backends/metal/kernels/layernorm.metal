@@ -13,15 +13,7 @@
 // dx is overwritten; dw and db are overwritten, or added to. Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450.
 
 kernel void layernorm_forward(
-    device float*               y    [[buffer(LayernormForward::y)]],
-    device float*               mean [[buffer(LayernormForward::mean)]],
-    device float*               r    [[buffer(LayernormForward::r)]],
-    device const float*         x    [[buffer(LayernormForward::x)]],
-    device const float*         w    [[buffer(LayernormForward::w)]],
-    device const float*         b    [[buffer(LayernormForward::b)]],
-    constant LayernormForward&  args [[buffer(LayernormForward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    LAYERNORM_FORWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -42,15 +34,7 @@ kernel void layernorm_forward(
 }
 
 kernel void layernorm_backward_x(
-    device float*                dx   [[buffer(LayernormBackward::dx)]],
-    device const float*          dy   [[buffer(LayernormBackward::dy)]],
-    device const float*          x    [[buffer(LayernormBackward::x)]],
-    device const float*          w    [[buffer(LayernormBackward::w)]],
-    device const float*          mean [[buffer(LayernormBackward::mean)]],
-    device const float*          r    [[buffer(LayernormBackward::r)]],
-    constant LayernormBackward&  args [[buffer(LayernormBackward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    LAYERNORM_BACKWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -71,15 +55,7 @@ kernel void layernorm_backward_x(
 }
 
 kernel void layernorm_backward_w(
-    device float*                dw   [[buffer(LayernormBackward::dw)]],
-    device float*                db   [[buffer(LayernormBackward::db)]],
-    device const float*          dy   [[buffer(LayernormBackward::dy)]],
-    device const float*          x    [[buffer(LayernormBackward::x)]],
-    device const float*          mean [[buffer(LayernormBackward::mean)]],
-    device const float*          r    [[buffer(LayernormBackward::r)]],
-    constant LayernormBackward&  args [[buffer(LayernormBackward::args)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint tid   [[thread_index_in_threadgroup]])
+    LAYERNORM_BACKWARD, uint group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint c = group * LINE + tid % LINE;

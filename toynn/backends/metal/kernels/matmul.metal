@@ -48,14 +48,7 @@ static inline void forward(threadgroup T* A, threadgroup T* B, threadgroup float
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void matmul_forward(
-    device float*            y    [[buffer(MatmulForward::y)]],
-    device float*            pre  [[buffer(MatmulForward::pre)]],
-    device const float*      x    [[buffer(MatmulForward::x)]],
-    device const uchar*      w    [[buffer(MatmulForward::w)]],
-    device const float*      b    [[buffer(MatmulForward::b)]],
-    constant MatmulForward&  args [[buffer(MatmulForward::args)]],
-    uint2 tile [[threadgroup_position_in_grid]],
-    uint  tid  [[thread_index_in_threadgroup]])
+    MATMUL_FORWARD, uint2 tile [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
     if (tile.y * TILE >= args.M) return;
@@ -64,14 +57,7 @@ kernel void matmul_forward(
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void matmul_forward_rough(
-    device float*            y    [[buffer(MatmulForward::y)]],
-    device float*            pre  [[buffer(MatmulForward::pre)]],
-    device const float*      x    [[buffer(MatmulForward::x)]],
-    device const uchar*      w    [[buffer(MatmulForward::w)]],
-    device const float*      b    [[buffer(MatmulForward::b)]],
-    constant MatmulForward&  args [[buffer(MatmulForward::args)]],
-    uint2 tile [[threadgroup_position_in_grid]],
-    uint  tid  [[thread_index_in_threadgroup]])
+    MATMUL_FORWARD, uint2 tile [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup rough A[ROOM], B[ROOM];
     threadgroup float part[256];
@@ -80,14 +66,7 @@ kernel void matmul_forward_rough(
 }
 
 kernel void matmul_forward_gemv(
-    device float*            y    [[buffer(MatmulForward::y)]],
-    device float*            pre  [[buffer(MatmulForward::pre)]],
-    device const float*      x    [[buffer(MatmulForward::x)]],
-    device const uchar*      w    [[buffer(MatmulForward::w)]],
-    device const float*      b    [[buffer(MatmulForward::b)]],
-    constant MatmulForward&  args [[buffer(MatmulForward::args)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint tid   [[thread_index_in_threadgroup]])
+    MATMUL_FORWARD, uint group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint K = args.K, n = group * (GROUP / LINE) + tid / LINE;
@@ -134,12 +113,7 @@ static inline void backward_input(threadgroup T* A, threadgroup T* B, threadgrou
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void matmul_backward_input(
-    device float*                  dx   [[buffer(MatmulBackwardInput::dx)]],
-    device const float*            dy   [[buffer(MatmulBackwardInput::dy)]],
-    device const uchar*            w    [[buffer(MatmulBackwardInput::w)]],
-    constant MatmulBackwardInput&  args [[buffer(MatmulBackwardInput::args)]],
-    uint2 tile [[threadgroup_position_in_grid]],
-    uint  tid  [[thread_index_in_threadgroup]])
+    MATMUL_BACKWARD_INPUT, uint2 tile [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
     if (tile.y * TILE >= args.M) return;
@@ -148,12 +122,7 @@ kernel void matmul_backward_input(
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void matmul_backward_input_rough(
-    device float*                  dx   [[buffer(MatmulBackwardInput::dx)]],
-    device const float*            dy   [[buffer(MatmulBackwardInput::dy)]],
-    device const uchar*            w    [[buffer(MatmulBackwardInput::w)]],
-    constant MatmulBackwardInput&  args [[buffer(MatmulBackwardInput::args)]],
-    uint2 tile [[threadgroup_position_in_grid]],
-    uint  tid  [[thread_index_in_threadgroup]])
+    MATMUL_BACKWARD_INPUT, uint2 tile [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup rough A[ROOM], B[ROOM];
     threadgroup float part[256];
@@ -186,12 +155,7 @@ static inline void backward_weight(threadgroup T* A, threadgroup T* B, threadgro
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void matmul_backward_weight(
-    device float*                   dw   [[buffer(MatmulBackwardWeight::dw)]],
-    device const float*             dy   [[buffer(MatmulBackwardWeight::dy)]],
-    device const float*             x    [[buffer(MatmulBackwardWeight::x)]],
-    constant MatmulBackwardWeight&  args [[buffer(MatmulBackwardWeight::args)]],
-    uint2 tile [[threadgroup_position_in_grid]],
-    uint  tid  [[thread_index_in_threadgroup]])
+    MATMUL_BACKWARD_WEIGHT, uint2 tile [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
     backward_weight(A, B, part, dw, dy, x, args, tile, tid);
@@ -199,12 +163,7 @@ kernel void matmul_backward_weight(
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void matmul_backward_weight_rough(
-    device float*                   dw   [[buffer(MatmulBackwardWeight::dw)]],
-    device const float*             dy   [[buffer(MatmulBackwardWeight::dy)]],
-    device const float*             x    [[buffer(MatmulBackwardWeight::x)]],
-    constant MatmulBackwardWeight&  args [[buffer(MatmulBackwardWeight::args)]],
-    uint2 tile [[threadgroup_position_in_grid]],
-    uint  tid  [[thread_index_in_threadgroup]])
+    MATMUL_BACKWARD_WEIGHT, uint2 tile [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup rough A[ROOM], B[ROOM];
     threadgroup float part[256];

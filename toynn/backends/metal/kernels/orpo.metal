@@ -20,13 +20,7 @@ static inline float chosen_tokens(device const int* bounds, uint pairs) {
     return float(total);
 }
 
-kernel void orpo_forward(
-    device float*         loss   [[buffer(OrpoForward::loss)]],
-    device const float*   sums   [[buffer(OrpoForward::sums)]],
-    device const int*     bounds [[buffer(OrpoForward::bounds)]],
-    device const int*     count  [[buffer(OrpoForward::count)]],
-    constant OrpoForward& args   [[buffer(OrpoForward::args)]],
-    uint tid [[thread_index_in_threadgroup]])
+kernel void orpo_forward(ORPO_FORWARD, uint tid [[thread_index_in_threadgroup]])
 {
     if (tid != 0) return;
     const uint pairs = min(uint(*count), uint(args.S)) / 2;
@@ -38,14 +32,7 @@ kernel void orpo_forward(
     *loss = nll / chosen_tokens(bounds, pairs) + args.beta * total / float(pairs);
 }
 
-kernel void orpo_backward(
-    device float*          dsums  [[buffer(OrpoBackward::dsums)]],
-    device const float*    dloss  [[buffer(OrpoBackward::dloss)]],
-    device const float*    sums   [[buffer(OrpoBackward::sums)]],
-    device const int*      bounds [[buffer(OrpoBackward::bounds)]],
-    device const int*      count  [[buffer(OrpoBackward::count)]],
-    constant OrpoBackward& args   [[buffer(OrpoBackward::args)]],
-    uint s [[thread_position_in_grid]])
+kernel void orpo_backward(ORPO_BACKWARD, uint s [[thread_position_in_grid]])
 {
     if (s >= args.S) return;
     const uint pairs = min(uint(*count), uint(args.S)) / 2;

@@ -6,12 +6,7 @@
 // forward: a thread for each number of y adds its rows in order. backward: one for each number of dx finds its text.
 // Source: Reimers & Gurevych 2019 (Sentence-BERT), arXiv:1908.10084, section 3.
 
-kernel void pooling_forward(
-    device float*             y      [[buffer(PoolingForward::y)]],
-    device const float*       x      [[buffer(PoolingForward::x)]],
-    device const int*         bounds [[buffer(PoolingForward::bounds)]],
-    constant PoolingForward&  args   [[buffer(PoolingForward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void pooling_forward(POOLING_FORWARD, uint i [[thread_position_in_grid]])
 {
     const uint C = args.C, s = i / max(C, 1u), c = i % max(C, 1u);
     if (s >= args.S || C == 0) return;
@@ -21,12 +16,7 @@ kernel void pooling_forward(
     y[i] = end > first ? sum / float(end - first) : 0.0f;
 }
 
-kernel void pooling_backward(
-    device float*              dx     [[buffer(PoolingBackward::dx)]],
-    device const float*        dy     [[buffer(PoolingBackward::dy)]],
-    device const int*          bounds [[buffer(PoolingBackward::bounds)]],
-    constant PoolingBackward&  args   [[buffer(PoolingBackward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void pooling_backward(POOLING_BACKWARD, uint i [[thread_position_in_grid]])
 {
     const uint C = args.C, n = i / max(C, 1u), c = i % max(C, 1u);
     if (n >= args.N || C == 0) return;

@@ -7,21 +7,12 @@
 
 static inline float relu(float x) { return x < 0.0f ? 0.0f : x; }
 
-kernel void relu2_forward(
-    device float*           y    [[buffer(Relu2Forward::y)]],
-    device const float*     x    [[buffer(Relu2Forward::x)]],
-    constant Relu2Forward&  args [[buffer(Relu2Forward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void relu2_forward(RELU2_FORWARD, uint i [[thread_position_in_grid]])
 {
     if (i < args.n) y[i] = relu(x[i]) * relu(x[i]);
 }
 
-kernel void relu2_backward(
-    device float*            dx   [[buffer(Relu2Backward::dx)]],
-    device const float*      dy   [[buffer(Relu2Backward::dy)]],
-    device const float*      x    [[buffer(Relu2Backward::x)]],
-    constant Relu2Backward&  args [[buffer(Relu2Backward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void relu2_backward(RELU2_BACKWARD, uint i [[thread_position_in_grid]])
 {
     if (i < args.n) dx[i] = 2.0f * relu(x[i]) * dy[i];
 }

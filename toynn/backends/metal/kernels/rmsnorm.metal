@@ -10,13 +10,7 @@
 // dx is overwritten; dw is overwritten, or added to. Source: Zhang & Sennrich 2019, arXiv:1910.07467.
 
 kernel void rmsnorm_forward(
-    device float*             y    [[buffer(RmsnormForward::y)]],
-    device float*             r    [[buffer(RmsnormForward::r)]],
-    device const float*       x    [[buffer(RmsnormForward::x)]],
-    device const float*       w    [[buffer(RmsnormForward::w)]],
-    constant RmsnormForward&  args [[buffer(RmsnormForward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    RMSNORM_FORWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -31,14 +25,7 @@ kernel void rmsnorm_forward(
 }
 
 kernel void rmsnorm_backward_x(
-    device float*              dx   [[buffer(RmsnormBackward::dx)]],
-    device const float*        dy   [[buffer(RmsnormBackward::dy)]],
-    device const float*        x    [[buffer(RmsnormBackward::x)]],
-    device const float*        w    [[buffer(RmsnormBackward::w)]],
-    device const float*        r    [[buffer(RmsnormBackward::r)]],
-    constant RmsnormBackward&  args [[buffer(RmsnormBackward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    RMSNORM_BACKWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -54,13 +41,7 @@ kernel void rmsnorm_backward_x(
 }
 
 kernel void rmsnorm_backward_w(
-    device float*              dw   [[buffer(RmsnormBackward::dw)]],
-    device const float*        dy   [[buffer(RmsnormBackward::dy)]],
-    device const float*        x    [[buffer(RmsnormBackward::x)]],
-    device const float*        r    [[buffer(RmsnormBackward::r)]],
-    constant RmsnormBackward&  args [[buffer(RmsnormBackward::args)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint tid   [[thread_index_in_threadgroup]])
+    RMSNORM_BACKWARD, uint group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint c = group * LINE + tid % LINE;

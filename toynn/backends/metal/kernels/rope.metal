@@ -61,13 +61,7 @@ P,
     }
 }
 
-kernel void rope_forward(
-    device float*          y                 [[buffer(RopeForward::y)]],
-    device const float*    x                 [[buffer(RopeForward::x)]],
-    device const int*      positions         [[buffer(RopeForward::positions)]],
-    device const float*    inverse_frequency [[buffer(RopeForward::inverse_frequency)]],
-    constant RopeForward&  args              [[buffer(RopeForward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void rope_forward(ROPE_FORWARD, uint at [[thread_position_in_grid]])
 {
     const uint half_d = (args.D + 1) / 2;
     if (at >= args.N * half_d) return;
@@ -78,13 +72,7 @@ kernel void rope_forward(
     rotate_pair(y + row, x + row, by, i, args.H, args.D, args.R, args.P, args.interleaved);
 }
 
-kernel void rope_backward(
-    device float*           dx                [[buffer(RopeBackward::dx)]],
-    device const float*     dy                [[buffer(RopeBackward::dy)]],
-    device const int*       positions         [[buffer(RopeBackward::positions)]],
-    device const float*     inverse_frequency [[buffer(RopeBackward::inverse_frequency)]],
-    constant RopeBackward&  args              [[buffer(RopeBackward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void rope_backward(ROPE_BACKWARD, uint at [[thread_position_in_grid]])
 {
     const uint half_d = (args.D + 1) / 2;
     if (at >= args.N * half_d) return;

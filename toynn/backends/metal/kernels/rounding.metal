@@ -29,32 +29,20 @@ static inline float to_bfloat16(float x) {
     return isnan(x) ? x : wide;
 }
 
-kernel void rounding_forward(
-    device float*              y    [[buffer(RoundingForward::y)]],
-    device const float*        x    [[buffer(RoundingForward::x)]],
-    constant RoundingForward&  args [[buffer(RoundingForward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void rounding_forward(ROUNDING_FORWARD, uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     y[i] = args.brain ? to_bfloat16(x[i]) : to_float16(x[i]);
 }
 
-kernel void rounding_narrow(
-    device ushort*            z    [[buffer(RoundingNarrow::z)]],
-    device const float*       x    [[buffer(RoundingNarrow::x)]],
-    constant RoundingNarrow&  args [[buffer(RoundingNarrow::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void rounding_narrow(ROUNDING_NARROW, uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     const uint quiet = isnan(x[i]) ? 1u << 22 : 0u;  // a NaN needs a bit that is kept
     z[i] = ushort((as_type<uint>(to_bfloat16(x[i])) | quiet) >> 16);
 }
 
-kernel void rounding_widen(
-    device float*            y    [[buffer(RoundingWiden::y)]],
-    device const ushort*     z    [[buffer(RoundingWiden::z)]],
-    constant RoundingWiden&  args [[buffer(RoundingWiden::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void rounding_widen(ROUNDING_WIDEN, uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     y[i] = as_type<float>(uint(z[i]) << 16);

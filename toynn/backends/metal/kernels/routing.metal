@@ -44,14 +44,7 @@ static inline float total_of(device const float* p, device const int* experts, u
     return total;
 }
 
-kernel void routing_forward(
-    device float*             weights [[buffer(RoutingForward::weights)]],
-    device int*               experts [[buffer(RoutingForward::experts)]],
-    device const float*       p       [[buffer(RoutingForward::p)]],
-    device const float*       b       [[buffer(RoutingForward::b)]],
-    device const float*       f       [[buffer(RoutingForward::f)]],
-    constant RoutingForward&  args    [[buffer(RoutingForward::args)]],
-    uint n [[thread_position_in_grid]])
+kernel void routing_forward(ROUTING_FORWARD, uint n [[thread_position_in_grid]])
 {
     const uint E = args.E, K = args.K;
     if (n >= args.N) return;
@@ -88,15 +81,7 @@ kernel void routing_forward(
     for (uint j = 0; j < K; ++j) weights[j] = p[experts[j]] * factor * (args.has_f ? f[experts[j]] : 1.0f);
 }
 
-kernel void routing_backward_p(
-    device float*              dp       [[buffer(RoutingBackward::dp)]],
-    device const float*        dweights [[buffer(RoutingBackward::dweights)]],
-    device const float*        p        [[buffer(RoutingBackward::p)]],
-    device const float*        weights  [[buffer(RoutingBackward::weights)]],
-    device const int*          experts  [[buffer(RoutingBackward::experts)]],
-    device const float*        f        [[buffer(RoutingBackward::f)]],
-    constant RoutingBackward&  args     [[buffer(RoutingBackward::args)]],
-    uint n [[thread_position_in_grid]])
+kernel void routing_backward_p(ROUTING_BACKWARD, uint n [[thread_position_in_grid]])
 {
     const uint E = args.E, K = args.K;
     if (n >= args.N) return;
@@ -116,13 +101,7 @@ kernel void routing_backward_p(
     }
 }
 
-kernel void routing_backward_f(
-    device float*              df       [[buffer(RoutingBackward::df)]],
-    device const float*        dweights [[buffer(RoutingBackward::dweights)]],
-    device const float*        p        [[buffer(RoutingBackward::p)]],
-    device const int*          experts  [[buffer(RoutingBackward::experts)]],
-    constant RoutingBackward&  args     [[buffer(RoutingBackward::args)]],
-    uint e [[thread_position_in_grid]])
+kernel void routing_backward_f(ROUTING_BACKWARD, uint e [[thread_position_in_grid]])
 {
     const uint E = args.E, K = args.K;
     if (e >= E) return;

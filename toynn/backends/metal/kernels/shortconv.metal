@@ -23,14 +23,7 @@ static inline float summed(device const float* r, uint C, uint P) {
     return P == 1 ? r[0] : r[0] * r[2 * C];
 }
 
-kernel void shortconv_forward(
-    device float*               y     [[buffer(ShortconvForward::y)]],
-    device const float*         x     [[buffer(ShortconvForward::x)]],
-    device const float*         w     [[buffer(ShortconvForward::w)]],
-    device const float*         b     [[buffer(ShortconvForward::b)]],
-    device const int*           first [[buffer(ShortconvForward::first)]],
-    constant ShortconvForward&  args  [[buffer(ShortconvForward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void shortconv_forward(SHORTCONV_FORWARD, uint at [[thread_position_in_grid]])
 {
     const uint C = args.C, L = args.L, P = args.P;
     if (at >= args.B * args.T * C) return;
@@ -42,15 +35,7 @@ kernel void shortconv_forward(
     y[at] = P == 1 ? z : z * x[n * P * C + C + c];
 }
 
-kernel void shortconv_backward_x(
-    device float*                dx    [[buffer(ShortconvBackward::dx)]],
-    device const float*          dy    [[buffer(ShortconvBackward::dy)]],
-    device const float*          x     [[buffer(ShortconvBackward::x)]],
-    device const float*          w     [[buffer(ShortconvBackward::w)]],
-    device const float*          b     [[buffer(ShortconvBackward::b)]],
-    device const int*            first [[buffer(ShortconvBackward::first)]],
-    constant ShortconvBackward&  args  [[buffer(ShortconvBackward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void shortconv_backward_x(SHORTCONV_BACKWARD, uint at [[thread_position_in_grid]])
 {
     const uint C = args.C, L = args.L, P = args.P, N = args.B * args.T;
     if (at >= N * C) return;
@@ -73,13 +58,7 @@ kernel void shortconv_backward_x(
     d[2 * C] = du * r[0];
 }
 
-kernel void shortconv_backward_w(
-    device float*                dw    [[buffer(ShortconvBackward::dw)]],
-    device const float*          dy    [[buffer(ShortconvBackward::dy)]],
-    device const float*          x     [[buffer(ShortconvBackward::x)]],
-    device const int*            first [[buffer(ShortconvBackward::first)]],
-    constant ShortconvBackward&  args  [[buffer(ShortconvBackward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void shortconv_backward_w(SHORTCONV_BACKWARD, uint at [[thread_position_in_grid]])
 {
     const uint C = args.C, L = args.L, P = args.P;
     if (at >= C * L) return;
@@ -93,12 +72,7 @@ kernel void shortconv_backward_w(
     dw[at] = sum;
 }
 
-kernel void shortconv_backward_b(
-    device float*                db   [[buffer(ShortconvBackward::db)]],
-    device const float*          dy   [[buffer(ShortconvBackward::dy)]],
-    device const float*          x    [[buffer(ShortconvBackward::x)]],
-    constant ShortconvBackward&  args [[buffer(ShortconvBackward::args)]],
-    uint c [[thread_position_in_grid]])
+kernel void shortconv_backward_b(SHORTCONV_BACKWARD, uint c [[thread_position_in_grid]])
 {
     const uint C = args.C, P = args.P;
     if (c >= C) return;
@@ -109,15 +83,7 @@ kernel void shortconv_backward_b(
     db[c] = sum;
 }
 
-kernel void shortconv_cached(
-    device float*              y    [[buffer(ShortconvCached::y)]],
-    device float*              ring [[buffer(ShortconvCached::ring)]],
-    device const float*        x    [[buffer(ShortconvCached::x)]],
-    device const float*        w    [[buffer(ShortconvCached::w)]],
-    device const float*        b    [[buffer(ShortconvCached::b)]],
-    device const int*          past [[buffer(ShortconvCached::past)]],
-    constant ShortconvCached&  args [[buffer(ShortconvCached::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void shortconv_cached(SHORTCONV_CACHED, uint at [[thread_position_in_grid]])
 {
     const uint C = args.C, L = args.L, P = args.P, R = args.R, T = args.T;
     if (at >= args.B * C) return;

@@ -6,22 +6,13 @@
 // n elements, one thread each. In place: y may be x, dx may be dy.
 // Source: Elfwing, Uchibe & Doya 2017, arXiv:1702.03118, section 2.
 
-kernel void silu_forward(
-    device float*          y    [[buffer(SiluForward::y)]],
-    device const float*    x    [[buffer(SiluForward::x)]],
-    constant SiluForward&  args [[buffer(SiluForward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void silu_forward(SILU_FORWARD, uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     y[i] = x[i] * sigmoid(x[i]);
 }
 
-kernel void silu_backward(
-    device float*           dx   [[buffer(SiluBackward::dx)]],
-    device const float*     dy   [[buffer(SiluBackward::dy)]],
-    device const float*     x    [[buffer(SiluBackward::x)]],
-    constant SiluBackward&  args [[buffer(SiluBackward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void silu_backward(SILU_BACKWARD, uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     float ds;

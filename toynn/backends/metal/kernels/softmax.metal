@@ -7,11 +7,7 @@
 // -infinity gives 0. A row of nothing but -infinity, or with a NaN or +infinity, gives NaN.
 
 kernel void softmax_forward(
-    device float*             y    [[buffer(SoftmaxForward::y)]],
-    device const float*       x    [[buffer(SoftmaxForward::x)]],
-    constant SoftmaxForward&  args [[buffer(SoftmaxForward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    SOFTMAX_FORWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -31,12 +27,7 @@ kernel void softmax_forward(
 }
 
 kernel void softmax_backward(
-    device float*              dx   [[buffer(SoftmaxBackward::dx)]],
-    device const float*        dy   [[buffer(SoftmaxBackward::dy)]],
-    device const float*        y    [[buffer(SoftmaxBackward::y)]],
-    constant SoftmaxBackward&  args [[buffer(SoftmaxBackward::args)]],
-    uint n   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    SOFTMAX_BACKWARD, uint n [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;

@@ -42,17 +42,7 @@ static inline float advance(device float* after, device const float* before, boo
     return y;
 }
 
-kernel void ssd_forward(
-    device float*         y       [[buffer(SsdForward::y)]],
-    device const float*   x       [[buffer(SsdForward::x)]],
-    device const float*   dt      [[buffer(SsdForward::dt)]],
-    device const float*   a       [[buffer(SsdForward::a)]],
-    device const float*   bias    [[buffer(SsdForward::bias)]],
-    device const float*   skip    [[buffer(SsdForward::skip)]],
-    device const int*     first   [[buffer(SsdForward::first)]],
-    constant SsdForward&  args    [[buffer(SsdForward::args)]],
-    device float*         scratch [[buffer(SsdForward::scratch)]],
-    uint at [[thread_position_in_grid]])
+kernel void ssd_forward(SSD_FORWARD, uint at [[thread_position_in_grid]])
 {
     const uint T = args.T, V = args.V, E = args.E, G = args.G, D = args.D;
     if (at >= args.B * V * E) return;
@@ -68,18 +58,7 @@ kernel void ssd_forward(
     }
 }
 
-kernel void ssd_cached(
-    device float*        y     [[buffer(SsdCached::y)]],
-    device float*        state [[buffer(SsdCached::state)]],
-    device const float*  x     [[buffer(SsdCached::x)]],
-    device const float*  dt    [[buffer(SsdCached::dt)]],
-    device const float*  a     [[buffer(SsdCached::a)]],
-    device const float*  bias  [[buffer(SsdCached::bias)]],
-    device const float*  skip  [[buffer(SsdCached::skip)]],
-    device const int*    past  [[buffer(SsdCached::past)]],
-    device const int*    count [[buffer(SsdCached::count)]],
-    constant SsdCached&  args  [[buffer(SsdCached::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void ssd_cached(SSD_CACHED, uint at [[thread_position_in_grid]])
 {
     const uint T = args.T, V = args.V, E = args.E, G = args.G, D = args.D;
     if (at >= args.B * V * E) return;
@@ -104,15 +83,7 @@ kernel void ssd_cached(
 }
 
 // S before each CHUNK rows: (B,V,chunks,D,E), the first part of scratch.
-kernel void ssd_backward_states(
-    device const float*    x       [[buffer(SsdBackward::x)]],
-    device const float*    dt      [[buffer(SsdBackward::dt)]],
-    device const float*    a       [[buffer(SsdBackward::a)]],
-    device const float*    bias    [[buffer(SsdBackward::bias)]],
-    device const int*      first   [[buffer(SsdBackward::first)]],
-    constant SsdBackward&  args    [[buffer(SsdBackward::args)]],
-    device float*          scratch [[buffer(SsdBackward::scratch)]],
-    uint at [[thread_position_in_grid]])
+kernel void ssd_backward_states(SSD_BACKWARD, uint at [[thread_position_in_grid]])
 {
     const uint T = args.T, V = args.V, E = args.E, G = args.G, D = args.D, S = (T + CHUNK - 1) / CHUNK;
     if (at >= args.B * V * E || T == 0) return;
@@ -131,19 +102,7 @@ kernel void ssd_backward_states(
 }
 
 kernel void ssd_backward(
-    device float*          dx      [[buffer(SsdBackward::dx)]],
-    device float*          ddt     [[buffer(SsdBackward::ddt)]],
-    device const float*    dy      [[buffer(SsdBackward::dy)]],
-    device const float*    x       [[buffer(SsdBackward::x)]],
-    device const float*    dt      [[buffer(SsdBackward::dt)]],
-    device const float*    a       [[buffer(SsdBackward::a)]],
-    device const float*    bias    [[buffer(SsdBackward::bias)]],
-    device const float*    skip    [[buffer(SsdBackward::skip)]],
-    device const int*      first   [[buffer(SsdBackward::first)]],
-    constant SsdBackward&  args    [[buffer(SsdBackward::args)]],
-    device float*          scratch [[buffer(SsdBackward::scratch)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint tid   [[thread_index_in_threadgroup]])
+    SSD_BACKWARD, uint group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint T = args.T, V = args.V, E = args.E, G = args.G, D = args.D, X = args.X, size = D * E;
@@ -225,16 +184,7 @@ kernel void ssd_backward(
     }
 }
 
-kernel void ssd_backward_sums(
-    device const float*    ddt     [[buffer(SsdBackward::ddt)]],
-    device float*          da      [[buffer(SsdBackward::da)]],
-    device float*          dbias   [[buffer(SsdBackward::dbias)]],
-    device float*          dskip   [[buffer(SsdBackward::dskip)]],
-    device const float*    dt      [[buffer(SsdBackward::dt)]],
-    device const float*    bias    [[buffer(SsdBackward::bias)]],
-    constant SsdBackward&  args    [[buffer(SsdBackward::args)]],
-    device float*          scratch [[buffer(SsdBackward::scratch)]],
-    uint h [[thread_position_in_grid]])
+kernel void ssd_backward_sums(SSD_BACKWARD, uint h [[thread_position_in_grid]])
 {
     const uint V = args.V, N = args.B * args.T, S = (args.T + CHUNK - 1) / CHUNK;
     if (h >= V) return;

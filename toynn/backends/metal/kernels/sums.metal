@@ -7,11 +7,7 @@
 // expand: a thread for each element of y. Formulas: sums.pyx.
 
 kernel void sums_forward(
-    device float*          y    [[buffer(SumsForward::y)]],
-    device const float*    x    [[buffer(SumsForward::x)]],
-    constant SumsForward&  args [[buffer(SumsForward::args)]],
-    uint at  [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    SUMS_FORWARD, uint at [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (at >= args.A * args.B) return;
@@ -26,11 +22,7 @@ kernel void sums_forward(
     if (tid == 0) y[at] = args.accumulate ? y[at] + sum : sum;
 }
 
-kernel void sums_expand(
-    device float*         y    [[buffer(SumsExpand::y)]],
-    device const float*   x    [[buffer(SumsExpand::x)]],
-    constant SumsExpand&  args [[buffer(SumsExpand::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void sums_expand(SUMS_EXPAND, uint at [[thread_position_in_grid]])
 {
     if (at >= args.A * args.N * args.B) return;
     y[at] = args.alpha * x[at / (args.N * args.B) * args.B + at % args.B];

@@ -12,12 +12,7 @@
 // The smaller one; NaN stays NaN.
 static inline float at_most(float x, float limit) { return x > limit ? limit : x; }
 
-kernel void swiglu_forward(
-    device float*            y    [[buffer(SwigluForward::y)]],
-    device const float*      gate [[buffer(SwigluForward::gate)]],
-    device const float*      up   [[buffer(SwigluForward::up)]],
-    constant SwigluForward&  args [[buffer(SwigluForward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void swiglu_forward(SWIGLU_FORWARD, uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     if (args.limit > 0.0f) {
@@ -28,14 +23,7 @@ kernel void swiglu_forward(
     y[i] = gate[i] * sigmoid(gate[i]) * up[i];
 }
 
-kernel void swiglu_backward(
-    device float*             dgate [[buffer(SwigluBackward::dgate)]],
-    device float*             dup   [[buffer(SwigluBackward::dup)]],
-    device const float*       dy    [[buffer(SwigluBackward::dy)]],
-    device const float*       gate  [[buffer(SwigluBackward::gate)]],
-    device const float*       up    [[buffer(SwigluBackward::up)]],
-    constant SwigluBackward&  args  [[buffer(SwigluBackward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void swiglu_backward(SWIGLU_BACKWARD, uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     const float g = gate[i], u = up[i], d = dy[i];
@@ -52,23 +40,14 @@ kernel void swiglu_backward(
     dup[i] = d * (g * s);
 }
 
-kernel void swiglu_halves_forward(
-    device float*                 y    [[buffer(SwigluHalvesForward::y)]],
-    device const float*           x    [[buffer(SwigluHalvesForward::x)]],
-    constant SwigluHalvesForward& args [[buffer(SwigluHalvesForward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void swiglu_halves_forward(SWIGLU_HALVES_FORWARD, uint i [[thread_position_in_grid]])
 {
     if (i >= args.N * args.F) return;
     const uint gate = i + i / args.F * args.F;
     y[i] = x[gate] * sigmoid(x[gate]) * x[gate + args.F];
 }
 
-kernel void swiglu_halves_backward(
-    device float*                  dx   [[buffer(SwigluHalvesBackward::dx)]],
-    device const float*            dy   [[buffer(SwigluHalvesBackward::dy)]],
-    device const float*            x    [[buffer(SwigluHalvesBackward::x)]],
-    constant SwigluHalvesBackward& args [[buffer(SwigluHalvesBackward::args)]],
-    uint i [[thread_position_in_grid]])
+kernel void swiglu_halves_backward(SWIGLU_HALVES_BACKWARD, uint i [[thread_position_in_grid]])
 {
     if (i >= args.N * args.F) return;
     const uint gate = i + i / args.F * args.F, up = gate + args.F;

@@ -7,12 +7,7 @@
 #include "logits.metal"
 
 kernel void token_sums_forward(
-    device float*              sums   [[buffer(TokenSumsForward::sums)]],
-    device const float*        losses [[buffer(TokenSumsForward::losses)]],
-    device const int*          bounds [[buffer(TokenSumsForward::bounds)]],
-    constant TokenSumsForward& args   [[buffer(TokenSumsForward::args)]],
-    uint k   [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    TOKEN_SUMS_FORWARD, uint k [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (k >= 2 * args.S) return;
@@ -21,12 +16,7 @@ kernel void token_sums_forward(
     if (tid == 0) sums[k] = sum;
 }
 
-kernel void token_sums_backward(
-    device float*               dlosses [[buffer(TokenSumsBackward::dlosses)]],
-    device const float*         dsums   [[buffer(TokenSumsBackward::dsums)]],
-    device const int*           bounds  [[buffer(TokenSumsBackward::bounds)]],
-    constant TokenSumsBackward& args    [[buffer(TokenSumsBackward::args)]],
-    uint n [[thread_position_in_grid]])
+kernel void token_sums_backward(TOKEN_SUMS_BACKWARD, uint n [[thread_position_in_grid]])
 {
     if (n >= args.N) return;
     float found = 0.0f;

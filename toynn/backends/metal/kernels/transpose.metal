@@ -4,11 +4,7 @@
 //
 // A thread for each element of y. Formulas: transpose.pyx.
 
-kernel void transpose_forward(
-    device float*               y    [[buffer(TransposeForward::y)]],
-    device const float*         x    [[buffer(TransposeForward::x)]],
-    constant TransposeForward&  args [[buffer(TransposeForward::args)]],
-    uint at [[thread_position_in_grid]])
+kernel void transpose_forward(TRANSPOSE_FORWARD, uint at [[thread_position_in_grid]])
 {
     if (at >= args.A * args.M * args.N * args.B) return;
     const uint b = at % args.B, n = at / args.B % args.N;

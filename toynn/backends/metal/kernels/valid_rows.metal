@@ -5,13 +5,7 @@
 // After the first `count`, rows holds 0 and picked -100. One group: it takes GROUP labels at a time, and each
 // thread finds how many labels before its own are not -100.
 
-kernel void valid_rows_forward(
-    device int*                 rows   [[buffer(ValidRowsForward::rows)]],
-    device int*                 picked [[buffer(ValidRowsForward::picked)]],
-    device int*                 count  [[buffer(ValidRowsForward::count)]],
-    device const int*           labels [[buffer(ValidRowsForward::labels)]],
-    constant ValidRowsForward&  args   [[buffer(ValidRowsForward::args)]],
-    uint tid [[thread_index_in_threadgroup]])
+kernel void valid_rows_forward(VALID_ROWS_FORWARD, uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup uint counts[GROUP];
     uint found = 0;  // labelled rows so far; the same in each thread
