@@ -6,6 +6,7 @@ Trainer's and sentence-transformers' loops have them, and batches of texts sorte
 start from one folder of random weights, and update them by AdamW with clipped gradients.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
@@ -220,9 +221,11 @@ ONNX = {"onnxruntime": of_onnxruntime(int8=False), "onnxruntime int8": of_onnxru
 
 
 def epochs(path: Path, task: str, count: int, n_threads: int) -> dict[str, Epoch]:
-    """Return the contestants of a task; those of vectors sort always."""
+    """Return the contestants of a task; those of vectors sort always. AVX2 has no bfloat16."""
     chosen = CONTESTANTS
+    if os.environ.get("TOYNN_ISA") == "avx2":
+        chosen = {who: make for who, make in chosen.items() if "bfloat16" not in who}
     if task == "vectors":
-        chosen = {who: make for who, make in CONTESTANTS.items() if "sorted" not in who}
+        chosen = {who: make for who, make in chosen.items() if "sorted" not in who}
         chosen |= ONNX if find_spec("onnxruntime") and find_spec("onnx") else {}
     return {who: make(path, task, count, n_threads) for who, make in chosen.items()}

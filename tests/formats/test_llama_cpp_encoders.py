@@ -1,14 +1,17 @@
 """Encoders that toynn writes, in llama.cpp: the same vectors of texts, the same scores of pairs."""
 
+import json
+
 import numpy as np
 import pytest
-from small_encoders import WORDS, with_words
+from small_encoders import WORDS, with_words, written
 
 import toynn
 from toynn.engines.encoder import Encoder, Task
 from toynn.formats.sentences import Sentences
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 pytestmark = pytest.mark.llama_cpp
 
 QUIET = llama_cpp.llama_log_callback(lambda *_: None)
@@ -44,6 +47,20 @@ def judged(path, texts, width):
     return np.array(found)
 
 
+def with_unigrams(path, **shape):
+    """Write a folder of XLM-R, whose tokens are Unigram's; return its path."""
+    pairs = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581a", -1.0)]
+    pairs += [(f"\u2581{k}", -2.0) for k in range(len(WORDS) - len(pairs))]
+    made = tokenizers.Tokenizer(tokenizers.models.Unigram(pairs, unk_id=3))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    made.add_special_tokens([name for name, _ in pairs[:4]])
+    written(path, "xlm-roberta", vocab=len(WORDS), **shape)
+    made.save(str(path / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(names))
+    return path
+
+
 def texts():
     draw = np.random.default_rng(3).integers
     return [[2, *draw(5, len(WORDS), n).tolist(), 3] for n in (1, 4, 11, 30, 60)]
@@ -54,9 +71,13 @@ def cosines(a, b):
 
 
 @pytest.mark.parametrize("how", ["mean", "cls"])
-@pytest.mark.parametrize("arch", ["bert", "roberta", "distilbert", "modern-bert"])
+@pytest.mark.parametrize("arch", ["bert", "roberta", "xlm-roberta", "distilbert", "modern-bert"])
 def test_vectors(arch, how, tmp_path):
-    encoder = Encoder.load(with_words(tmp_path / "m", arch=arch, **WIDE))
+    if arch == "xlm-roberta":
+        folder = with_unigrams(tmp_path / "m", **WIDE)
+    else:
+        folder = with_words(tmp_path / "m", arch=arch, **WIDE)
+    encoder = Encoder.load(folder)
     encoder.sentences = Sentences(how, normalize=False)
     encoder.export_gguf(tmp_path / "a.gguf")
     expected = judged(tmp_path / "a.gguf", texts(), WIDE["d_model"])
