@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hang import HANG
 
-ROOT = Path(__file__).parents[2]
+ROOT, HERE = Path(__file__).parents[2], "tests/structure/test_ci.py"
 TOOLS = ("pip", "toynn", "ruff", "cython-lint", "mypy", "stubtest", "pytest", "python")
 #: Each command says its name and words; git makes a folder; Python makes an environment of such
 #: commands, and says which variables it sees; the first pytest skips a test, the second ends all.
@@ -28,8 +28,9 @@ case "$name $1" in
     echo "$(basename "$PWD"):" $(env | cut -d= -f1 | sort) "$PATH" >> "$HOME/seen"
     mkdir -p "$3/bin"; for tool in {tools}; do cp "$0" "$3/bin/$tool"; done;;
 "pytest -n")
-    echo "SKIPPED [2] tests/a/test_b.py:9: X, of no extra, is not installed"
-    echo "SKIPPED [1] tests/a/test_c.py:5: this CPU lacks it";;
+    echo "SKIPPED [2] tests/structure/test_ci.py:1: X, of no extra, is not installed"
+    echo "SKIPPED [1] tests/structure/test_docs.py:5: this CPU lacks it";;
+"python .ci/skipped.py") {python} "$@";;
 "pytest "*) exit 3;;
 "apt-get "*) [ "$2" = update ] || {apt};;
 esac
@@ -42,7 +43,7 @@ def ran(folder, apt="true"):
     """What a run for root says, and its commands up to the second pytest."""
     for name in ("id", "apt-get", "git", "python3"):
         path = folder / name
-        path.write_text(COMMAND.format(tools=" ".join(TOOLS), apt=apt))
+        path.write_text(COMMAND.format(tools=" ".join(TOOLS), apt=apt, python=sys.executable))
         path.chmod(0o755)
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder), "ADDED": "1"}
     command = ["bash", ROOT / ".ci/run"]
@@ -80,7 +81,25 @@ def test_what_the_suite_skipped_runs_when_packages_are_installed(tmp_path):
     done, lines = ran(tmp_path, f'{{ {late}; echo installed >> "$HOME/ran"; }}')
     assert done.returncode == 3, done.stderr
     (linted,) = (n for n, line in enumerate(lines) if line.startswith("stubtest"))
-    assert linted < lines.index("installed") < lines.index("pytest -q -n 2 tests/a/test_b.py")
+    assert linted < lines.index("installed") < lines.index(f"pytest -q -n 2 {HERE}")
+
+
+def test_a_skipped_test_runs_again_without_the_others_of_its_file():
+    """A line stands for its test, decorators included; one outside of tests, for the file."""
+    again = runpy.run_path(str(ROOT / ".ci/skipped.py"))["again"]
+    lines = {line: n for n, line in enumerate((ROOT / HERE).read_text().splitlines(), 1)}
+    name = "test_packages_that_cannot_be_installed_end_the_run"
+    inside, decorated = f"def {name}(tmp_path):", '    ("loss", "level", "text", "right"),'
+    other = "test_the_main_job_is_compared_with_the_figure_of_readme"
+
+    def found(*places):
+        said = [f"SKIPPED [1] {HERE}:{lines[each]}: X is not installed" for each in places]
+        return again("\n".join([*said, f"SKIPPED [1] {HERE}:1: too small"]))
+
+    assert found(inside) == [f"{HERE}::{name}"]
+    assert found(inside, decorated) == [f"{HERE}::{name}", f"{HERE}::{other}"]
+    assert found(inside, "import ast", decorated) == [HERE]
+    assert found() == []
 
 
 @needs_bash
