@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib import import_module
 from inspect import ismodule
+from itertools import pairwise
 from pathlib import Path
 
 import growth
@@ -64,11 +65,13 @@ def test_what_a_bench_asks_of_toynn_is_there(path):
 
 
 def commands():
-    """Each section of compare.py, and the other commands of bench/ that the pages name."""
+    """The sections of compare.py, in thirds, and the other commands of bench/ that pages name."""
     pages = "\n".join(page.read_text() for page in [README, *(ROOT / "docs").glob("*.md")])
     named = re.findall(r"(?:mpiexec -n 2 )?python bench/[^`#\n]*", pages)
     others = sorted({each.strip() for each in named if "compare.py" not in each})
-    sections = (f"python bench/compare.py {name} --threads 1 --rounds 1" for name in SECTIONS)
+    # A process of its own for each would import PyTorch and transformers twice for each.
+    thirds = (" ".join([*SECTIONS][n::3]) for n in range(3))
+    sections = (f"python bench/compare.py {names} --threads 1 --rounds 1" for names in thirds)
     elsewhere = ("--held", "mine.c")  # in a control group, and in tests/kernels/test_ladder.py
     return [*sections, *(each for each in others if not any(word in each for word in elsewhere))]
 
@@ -80,10 +83,15 @@ def test_a_command_runs_at_its_smallest_shapes(command, tmp_path):
     words = shlex.split(command.replace("FOLDER", str(tmp_path)))
     words = [{"python": sys.executable, "mpiexec": mpi.mpiexec()}.get(each, each) for each in words]
     site = str(Path(toynn.__file__).parents[1])
-    environment = os.environ | {"BENCH_SMALLEST": "1", "PYTHONPATH": site}
+    environment = os.environ | {"BENCH_SMALLEST": "1", "PYTHONPATH": site, "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    assert len(done.stdout.splitlines()) > 1
+    said = done.stdout.splitlines()
+    assert len(said) > 1
+    if "compare.py" in command:
+        heads = [n for n, line in enumerate(said) if re.match(r"\w+, 1 thread, ", line)]
+        assert [said[n].split(",")[0] for n in heads] == words[2:-4]
+        assert all(after - n > 1 for n, after in pairwise([*heads, len(said)]))
 
 
 def test_losses_by_precision():
