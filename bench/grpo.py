@@ -1,9 +1,9 @@
 """A whole step of GRPO, toynn beside TRL's GRPOTrainer: ``python bench/grpo.py``.
 
 A step draws samples, scores them and updates adapters of rank 8 on all linear layers. The model has
-the shape of SmolLM2-135M and random weights: a Q8_0 file for toynn, transformers and PEFT for TRL.
-The reward is the length of the text. The steps take turns; the first of each is not counted. One
-thread: seconds of CPU time, which other load changes little; more: of wall time.
+the shape of SmolLM2-135M and random weights: a quantized file for toynn, transformers and PEFT for
+TRL. The reward is the length of the text. The steps take turns; the first of each is not counted.
+One thread: seconds of CPU time, which other load changes little; more: of wall time.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Case(NamedTuple):
     clock: Callable[[], float]
 
 
-def write_files(folder: Path) -> None:
+def write_files(folder: Path, type: str) -> None:
     """Write the model, its tokenizer as transformers reads it, and the reward."""
     size = SHAPE.vocab
     tokens = [*byte_letters(), "ab", *(f"word{n}" for n in range(size - 258)), "<end>"]
@@ -60,7 +60,7 @@ def write_files(folder: Path) -> None:
         "tokenizer.ggml.eos_token_id": size - 1,  # hardly any sample draws it
         "tokenizer.ggml.add_bos_token": False,
     }
-    write_file(folder / "base.gguf", SHAPE, tokenizer=vocabulary)
+    write_file(folder / "base.gguf", SHAPE, type, vocabulary)
     (folder / "tokenizer").mkdir()
     for name, content in Tokenizer.from_gguf(folder / "base.gguf").hf_files().items():
         (folder / "tokenizer" / name).write_bytes(content)
@@ -174,6 +174,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=toynn.get_num_threads())
     parser.add_argument("--rounds", type=int, default=smallest(2, 1))
     parser.add_argument("--only", default="", help="part of a contestant's name, e.g. float32")
+    parser.add_argument("--type", choices=("Q8_0", "Q4_0"), default="Q8_0", help="of toynn's file")
     options = parser.parse_args()
     toynn.set_num_threads(options.threads)
     letters = np.random.default_rng(0).choice(list("cdefghijklmnop"), (options.prompts, PROMPT))
@@ -181,7 +182,7 @@ def main() -> None:
     if not find_spec("trl"):
         print("TRL is not installed, so only toynn's steps are timed: pip install --group trl")
     with TemporaryDirectory() as name:
-        write_files(folder := Path(name))
+        write_files(folder := Path(name), options.type)
         print(f"{options.prompts} prompts of {PROMPT} tokens, samples of {COMPLETION}", flush=True)
         for group in options.generations:
             compare(

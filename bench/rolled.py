@@ -15,15 +15,18 @@ from toynn import engines
 from toynn.engines.decoding import BatchDecoder
 from toynn.formats import gguf
 from toynn.testing.limits import Limits
+from toynn.testing.lora_step import SHAPES as STEPS
 from toynn.testing.lora_step import Shape
 
 PAST = smallest(64, 4)  # tokens of each row that are in the cache
 ROWS = smallest((1, 2, 4, 8, 16, 32, 64), (1, 2))
-SMALL = Shape(256, 1, 4, 2, 256, 512, False, 64)
+SMALL, LARGE = Shape(256, 1, 4, 2, 256, 512, False, 64), STEPS["tinyllama_1.1b_T256"]
 #: Rows of Q4_K have blocks of 256, so SmolLM2's width of 576 will not do.
 SHAPES = {
     "smollm2_135m_Q8_0": (smallest(Shape(576, 30, 9, 3, 1536, 49152, False, 256), SMALL), "Q8_0"),
     "d768_L12_Q4_K": (smallest(Shape(768, 12, 12, 4, 2048, 49152, False, 256), SMALL), "Q4_K"),
+    "tinyllama_1.1b_Q8_0": (smallest(LARGE, SMALL), "Q8_0"),
+    "tinyllama_1.1b_Q4_K": (smallest(LARGE, SMALL), "Q4_K"),
 }
 
 
