@@ -25,13 +25,12 @@ from toynn.models.encoder import EPS, STD, TYPES, Encoder, EncoderConfig, head_r
 from toynn.models.hyper import Hyper
 from toynn.models.registry import architecture, register
 from toynn.models.sequence import SequenceModel
-from toynn.models.table import Row, Sizes, matrix, norm, table
+from toynn.models.table import Floats, Row, Sizes, matrix, norm, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["Bert"]
 
-Floats = NDArray[np.float32]
 
 _OFFSET = "position_offset"  # rows of the table of positions before the first
 

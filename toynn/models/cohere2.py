@@ -18,10 +18,10 @@ from toynn.errors import ConfigError
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive
 from toynn.models.hyper import EPS, Hyper
-from toynn.models.llama import Floats, LlamaConfig
+from toynn.models.llama import LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rows import ATTENDED, EMBEDDING, MLP, QKV, names
-from toynn.models.table import norm
+from toynn.models.table import Floats, norm
 from toynn.models.windows import WindowConfig, Windowed
 from toynn.nn import Layers
 from toynn.options import RecipeOptions

@@ -26,7 +26,7 @@ from toynn.graph.tape import Tensor
 from toynn.models.checks import check_flags, check_positive, check_sizes, set_defaults
 from toynn.models.deepseek_scores import V2, scores_read, scores_written
 from toynn.models.hyper import EPS, KV, Hyper, refuse, sizes_of
-from toynn.models.llama import Floats, Llama
+from toynn.models.llama import Llama
 from toynn.models.mixture import (
     DENSE,
     GATING,
@@ -42,15 +42,14 @@ from toynn.models.mixture import (
 )
 from toynn.models.registry import register
 from toynn.models.rope import ROTATED, magnitude, stretch_of, written
-from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT
-from toynn.models.table import Sizes, matrix, norm
+from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, MLP, OUTPUT
+from toynn.models.table import Floats, Sizes, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["DeepSeek2Config", "Latent"]
 
-_LAYER = "model.layers.{n}"
-_ATTENTION = f"{_LAYER}.self_attn"
+_ATTENTION = f"{LAYER}.self_attn"
 _Q_RANK, _KV_RANK = "attention.q_lora_rank", "attention.kv_lora_rank"
 _KEY, _VALUE = "attention.key_length", "attention.value_length"
 _KEY_MLA, _VALUE_MLA = "attention.key_length_mla", "attention.value_length_mla"
@@ -154,7 +153,7 @@ class Latent(Llama):
 
     table = (
         *EMBEDDING,
-        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
+        norm("blk.{n}.attn_norm", "C", f"{LAYER}.input_layernorm"),
         matrix("blk.{n}.attn_q", "Q C", f"{_ATTENTION}.q_proj", when="whole_q"),
         matrix("blk.{n}.attn_q_a", "QR C", f"{_ATTENTION}.q_a_proj", when="QR"),
         norm("blk.{n}.attn_q_a_norm", "QR", f"{_ATTENTION}.q_a_layernorm", when="QR"),
@@ -163,7 +162,7 @@ class Latent(Llama):
         norm("blk.{n}.attn_kv_a_norm", "KR", f"{_ATTENTION}.kv_a_layernorm"),
         matrix("blk.{n}.attn_kv_b", "KB KR", f"{_ATTENTION}.kv_b_proj"),
         replace(ATTENDED, shape="C HV"),
-        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm"),
+        norm("blk.{n}.ffn_norm", "C", f"{LAYER}.post_attention_layernorm"),
         *MLP,
         norm("output_norm", "C", "model.norm"),
         OUTPUT,

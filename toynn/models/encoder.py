@@ -14,9 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import (
     CLASSIFIES,
@@ -31,7 +28,7 @@ from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive, check_sizes
 from toynn.models.hyper import Hyper, refuse
 from toynn.models.sequence import SequenceModel
-from toynn.models.table import Row, matrix
+from toynn.models.table import Floats, Row, matrix
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -47,7 +44,6 @@ __all__ = [
     "head_rows",
 ]
 
-Floats = NDArray[np.float32]
 
 HEADS = ("", "sequence", "tokens")
 #: Keys: norms' epsilon, the number of token types.

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 from toynn.formats.hf.config import Config
 from toynn.models.ernie4_5 import Ernie45
 from toynn.models.hyper import Hyper
-from toynn.models.llama import Floats
 from toynn.models.mixture import (
     EXPERT_WIDTH,
     EXPERTS,
@@ -27,6 +26,7 @@ from toynn.models.mixture import (
     with_experts,
 )
 from toynn.models.registry import register
+from toynn.models.table import Floats
 
 __all__ = ["Ernie45MoE", "Ernie45MoEConfig"]
 

@@ -28,16 +28,16 @@ from toynn.graph.tape import Tensor
 from toynn.models import table as rows
 from toynn.models.checks import check_positive, check_sizes
 from toynn.models.hyper import Hyper, shape_of
-from toynn.models.llama import Floats, Llama, LlamaConfig
+from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import base_of, plain
-from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV
+from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, MLP, OUTPUT, QKV
+from toynn.models.table import Floats
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["DIVISOR", "Gemma", "GemmaConfig", "bases_of"]
 
-_LAYER = "model.layers.{n}"
 _LOCAL, DIVISOR = "rope.freq_base_swa", "rope.scaling.factor"
 _WINDOW, _SCORES, _LOGITS = (
     "attention.sliding_window",
@@ -120,15 +120,15 @@ class Gemma(Llama):
     biases_are_fixed = "have no"
     table = (
         *EMBEDDING,
-        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
+        norm("blk.{n}.attn_norm", "C", f"{LAYER}.input_layernorm"),
         *QKV,
-        norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_norm", when="head_norms"),
-        norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_norm", when="head_norms"),
+        norm("blk.{n}.attn_q_norm", "D", f"{LAYER}.self_attn.q_norm", when="head_norms"),
+        norm("blk.{n}.attn_k_norm", "D", f"{LAYER}.self_attn.k_norm", when="head_norms"),
         ATTENDED,
-        norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
-        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.pre_feedforward_layernorm"),
+        norm("blk.{n}.post_attention_norm", "C", f"{LAYER}.post_attention_layernorm"),
+        norm("blk.{n}.ffn_norm", "C", f"{LAYER}.pre_feedforward_layernorm"),
         *MLP,
-        norm("blk.{n}.post_ffw_norm", "C", f"{_LAYER}.post_feedforward_layernorm"),
+        norm("blk.{n}.post_ffw_norm", "C", f"{LAYER}.post_feedforward_layernorm"),
         norm("output_norm", "C", "model.norm"),
         OUTPUT,
     )

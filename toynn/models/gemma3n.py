@@ -37,9 +37,8 @@ from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive, check_sizes
 from toynn.models.gemma import DIVISOR, bases_of
 from toynn.models.hyper import KV, Hyper, refuse, shape_of
-from toynn.models.llama import Floats
 from toynn.models.registry import register
-from toynn.models.rows import EMBEDDING, MLP, OUTPUT
+from toynn.models.rows import EMBEDDING, LAYER, MLP, OUTPUT
 from toynn.models.sharing import (
     BASE,
     FOR_ALL,
@@ -53,7 +52,7 @@ from toynn.models.sharing import (
     Sharing,
     SharingConfig,
 )
-from toynn.models.table import Sizes, matrix, norm
+from toynn.models.table import Floats, Sizes, matrix, norm
 from toynn.models.windows import PATTERN
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
@@ -61,8 +60,7 @@ from toynn.options import RecipeOptions
 __all__ = ["Gemma3nConfig"]
 
 STREAMS = 4
-_LAYER = "model.layers.{n}"
-_ALTUP, _LAUREL = f"{_LAYER}.altup", f"{_LAYER}.laurel"
+_ALTUP, _LAUREL = f"{LAYER}.altup", f"{LAYER}.laurel"
 _WIDTH, _SPARSITY = "feed_forward_length", "activation_sparsity_scale"
 _ACTIVE, _STREAMS, _RANK = "altup.active_idx", "altup.num_inputs", "laurel.rank"
 #: What llama.cpp assumes: blocks with k and v, sparse blocks, and sizes.
@@ -172,7 +170,7 @@ class Gemma3n(Sharing):
         matrix("blk.{n}.laurel_r", "C R", f"{_LAUREL}.linear_right"),
         norm("blk.{n}.laurel_post_norm", "C", f"{_LAUREL}.post_laurel_norm"),
         *MLP,
-        norm("blk.{n}.post_ffw_norm", "C", f"{_LAYER}.post_feedforward_layernorm"),
+        norm("blk.{n}.post_ffw_norm", "C", f"{LAYER}.post_feedforward_layernorm"),
         matrix("blk.{n}.altup_correct_coef", "A A", f"{_ALTUP}.correction_coefs"),
         norm(
             "blk.{n}.altup_correct_scale.weight", "C", f"{_ALTUP}.correct_output_scale", bare=True

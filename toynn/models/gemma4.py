@@ -29,15 +29,13 @@ from toynn.models.gemma4_files import APART, LOCAL, SCALE, Gemma4Config, Gemma4F
 from toynn.models.hyper import EPS
 from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED
 from toynn.models.registry import register
-from toynn.models.rows import EMBEDDING, MLP, OUTPUT
+from toynn.models.rows import EMBEDDING, LAYER, MLP, OUTPUT
 from toynn.models.sharing import BASE, FOR_ALL, FOR_BLOCK, HEADS, LOGITS
 from toynn.models.table import Row, Sizes, experts, norm, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["Gemma4", "Gemma4Config"]
-
-_LAYER = "model.layers.{n}"
 
 
 class Gemma4(Gemma4Files):
@@ -49,26 +47,26 @@ class Gemma4(Gemma4Files):
         *FOR_ALL,
         *HEADS,
         *MLP,
-        router("blk.{n}.ffn_gate_inp", "N C", f"{_LAYER}.router.proj", when="N"),
-        norm("blk.{n}.ffn_gate_inp.scale", "C", f"{_LAYER}.router.scale", bare=True, when="N"),
+        router("blk.{n}.ffn_gate_inp", "N C", f"{LAYER}.router.proj", when="N"),
+        norm("blk.{n}.ffn_gate_inp.scale", "C", f"{LAYER}.router.scale", bare=True, when="N"),
         experts(
-            "blk.{n}.ffn_gate_up_exps", "N 2M C", f"{_LAYER}.experts.gate_up_proj", when="stacked"
+            "blk.{n}.ffn_gate_up_exps", "N 2M C", f"{LAYER}.experts.gate_up_proj", when="stacked"
         ),
         *(
-            experts(name, "N M C", f"{_LAYER}.experts.gate_up_proj[{i}/2]", when="apart")
+            experts(name, "N M C", f"{LAYER}.experts.gate_up_proj[{i}/2]", when="apart")
             for i, name in enumerate(APART)
         ),
-        experts("blk.{n}.ffn_down_exps", "N C M", f"{_LAYER}.experts.down_proj", when="N"),
+        experts("blk.{n}.ffn_down_exps", "N C M", f"{LAYER}.experts.down_proj", when="N"),
         norm(
-            "blk.{n}.ffn_down_exps.scale", "N", f"{_LAYER}.router.per_expert_scale",
+            "blk.{n}.ffn_down_exps.scale", "N", f"{LAYER}.router.per_expert_scale",
             bare=True, when="N",
         ),
-        norm("blk.{n}.post_ffw_norm_1", "C", f"{_LAYER}.post_feedforward_layernorm_1", when="N"),
-        norm("blk.{n}.pre_ffw_norm_2", "C", f"{_LAYER}.pre_feedforward_layernorm_2", when="N"),
-        norm("blk.{n}.post_ffw_norm_2", "C", f"{_LAYER}.post_feedforward_layernorm_2", when="N"),
-        norm("blk.{n}.post_ffw_norm", "C", f"{_LAYER}.post_feedforward_layernorm"),
+        norm("blk.{n}.post_ffw_norm_1", "C", f"{LAYER}.post_feedforward_layernorm_1", when="N"),
+        norm("blk.{n}.pre_ffw_norm_2", "C", f"{LAYER}.pre_feedforward_layernorm_2", when="N"),
+        norm("blk.{n}.post_ffw_norm_2", "C", f"{LAYER}.post_feedforward_layernorm_2", when="N"),
+        norm("blk.{n}.post_ffw_norm", "C", f"{LAYER}.post_feedforward_layernorm"),
         *FOR_BLOCK,
-        Row(SCALE, "1", f"{_LAYER}.layer_scalar", "norm", bare=True, when=False),
+        Row(SCALE, "1", f"{LAYER}.layer_scalar", "norm", bare=True, when=False),
         norm("output_norm", "C", "model.norm"),
         OUTPUT,
     )  # fmt: skip

@@ -10,7 +10,6 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.models.checks import check_flags, check_lists, check_sizes, set_defaults
 from toynn.models.hyper import EPS, KV, Hyper, refuse
-from toynn.models.llama import Floats
 from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED
 from toynn.models.rope import ROTATED
 from toynn.models.sharing import (
@@ -23,6 +22,7 @@ from toynn.models.sharing import (
     Sharing,
     SharingConfig,
 )
+from toynn.models.table import Floats
 from toynn.models.windows import PATTERN, WINDOW
 
 __all__ = ["APART", "LOCAL", "SCALE", "Gemma4Config", "Gemma4Files"]

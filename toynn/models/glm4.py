@@ -15,17 +15,15 @@ from typing import Any, ClassVar
 
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.llama import Floats, Llama, LlamaConfig
+from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import check_channels, part_of, part_written
-from toynn.models.rows import ATTENDED, EMBEDDING, OUTPUT, QKV, names
-from toynn.models.table import Sizes, matrix, norm
+from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, OUTPUT, QKV, names
+from toynn.models.table import Floats, Sizes, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["Glm4", "Glm4Config", "PartlyRotated"]
-
-_LAYER = "model.layers.{n}"
 
 
 @dataclass(frozen=True)
@@ -73,14 +71,14 @@ class Glm4(PartlyRotated):
 
     table = (
         *EMBEDDING,
-        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
+        norm("blk.{n}.attn_norm", "C", f"{LAYER}.input_layernorm"),
         *(replace(row, bias="qkv_bias") for row in QKV),
         ATTENDED,
-        norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_self_attn_layernorm"),
-        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm"),
-        matrix("blk.{n}.ffn_up", "2F C", f"{_LAYER}.mlp.gate_up_proj"),
-        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj"),
-        norm("blk.{n}.post_ffw_norm", "C", f"{_LAYER}.post_mlp_layernorm"),
+        norm("blk.{n}.post_attention_norm", "C", f"{LAYER}.post_self_attn_layernorm"),
+        norm("blk.{n}.ffn_norm", "C", f"{LAYER}.post_attention_layernorm"),
+        matrix("blk.{n}.ffn_up", "2F C", f"{LAYER}.mlp.gate_up_proj"),
+        matrix("blk.{n}.ffn_down", "C F", f"{LAYER}.mlp.down_proj"),
+        norm("blk.{n}.post_ffw_norm", "C", f"{LAYER}.post_mlp_layernorm"),
         norm("output_norm", "C", "model.norm"),
         OUTPUT,
     )

@@ -17,7 +17,7 @@ from toynn.formats.hf.config import Config
 from toynn.models.checks import check_flags
 from toynn.models.glm4 import Glm4Config, PartlyRotated
 from toynn.models.hyper import Hyper
-from toynn.models.llama import Floats, Llama
+from toynn.models.llama import Llama
 from toynn.models.mixture import (
     GROUPS,
     GROUPS_USED,
@@ -30,7 +30,7 @@ from toynn.models.mixture import (
 )
 from toynn.models.registry import register
 from toynn.models.rows import QKV, changed, names
-from toynn.models.table import Sizes
+from toynn.models.table import Floats, Sizes
 from toynn.options import RecipeOptions
 
 __all__ = ["Glm4MoE", "Glm4MoEConfig"]

@@ -12,9 +12,6 @@ from functools import partial
 from math import sqrt
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from toynn._kernels import random
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
@@ -23,13 +20,12 @@ from toynn.models.checks import check_divided, check_sizes
 from toynn.models.hyper import Hyper, sizes_of
 from toynn.models.registry import architecture, register
 from toynn.models.sequence import Folder, SequenceModel
-from toynn.models.table import Shapes, Sizes, matrix, norm, table
+from toynn.models.table import Floats, Shapes, Sizes, matrix, norm, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["GPT2", "GPT2Config"]
 
-Floats = NDArray[np.float32]
 
 _INITS = ("gpt2", "lcg")
 _STD = 0.02

@@ -17,9 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
@@ -27,18 +24,16 @@ from toynn.models.hyper import Hyper
 from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED, Mixture, MixtureConfig
 from toynn.models.registry import register
 from toynn.models.rope import factors_of, rope_scaling
-from toynn.models.rows import EMBEDDING, OUTPUT
-from toynn.models.table import Row, experts, matrix, norm, router
+from toynn.models.rows import EMBEDDING, LAYER, OUTPUT
+from toynn.models.table import Floats, Row, experts, matrix, norm, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["GptOss", "GptOssConfig"]
 
-Floats = NDArray[np.float32]
 
 ALPHA, LIMIT = 1.702, 7.0  # fixed in llama.cpp; GGUF has no keys for them
-_LAYER = "model.layers.{n}"
-_MLP = f"{_LAYER}.mlp.experts"
+_MLP = f"{LAYER}.mlp.experts"
 _WINDOW = "attention.sliding_window"
 _WIDTH = "feed_forward_length"
 _PERIOD = 2  # the first of every 2 blocks has a window
@@ -77,14 +72,14 @@ class GptOss(Mixture):
     mlp_norm = "post_attention_norm"
     table = (
         *EMBEDDING,
-        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
-        matrix("blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj", bias=True),
-        matrix("blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", bias=True),
-        matrix("blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", bias=True),
-        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", bias=True),
-        Row("blk.{n}.attn_sinks", "H", f"{_LAYER}.self_attn.sinks", "sinks"),
-        norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
-        router("blk.{n}.ffn_gate_inp", "N C", f"{_LAYER}.mlp.router", bias=True),
+        norm("blk.{n}.attn_norm", "C", f"{LAYER}.input_layernorm"),
+        matrix("blk.{n}.attn_q", "Q C", f"{LAYER}.self_attn.q_proj", bias=True),
+        matrix("blk.{n}.attn_k", "KV C", f"{LAYER}.self_attn.k_proj", bias=True),
+        matrix("blk.{n}.attn_v", "KV C", f"{LAYER}.self_attn.v_proj", bias=True),
+        matrix("blk.{n}.attn_output", "C Q", f"{LAYER}.self_attn.o_proj", bias=True),
+        Row("blk.{n}.attn_sinks", "H", f"{LAYER}.self_attn.sinks", "sinks"),
+        norm("blk.{n}.post_attention_norm", "C", f"{LAYER}.post_attention_layernorm"),
+        router("blk.{n}.ffn_gate_inp", "N C", f"{LAYER}.mlp.router", bias=True),
         experts("blk.{n}.ffn_gate_exps", "N F C", f"{_MLP}.gate_up_proj[0:2T]", bias=True),
         experts("blk.{n}.ffn_up_exps", "N F C", f"{_MLP}.gate_up_proj[1:2T]", bias=True),
         experts("blk.{n}.ffn_down_exps", "N C F", f"{_MLP}.down_proj[0:1T]", bias=True),

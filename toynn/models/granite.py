@@ -20,8 +20,9 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_flags, check_positive, set_defaults
 from toynn.models.hyper import Hyper
-from toynn.models.llama import IN_FILES, Floats, Llama, LlamaConfig
+from toynn.models.llama import IN_FILES, Llama, LlamaConfig
 from toynn.models.registry import register
+from toynn.models.table import Floats
 from toynn.nn import Layers
 
 __all__ = ["ROTATED", "Granite", "GraniteConfig"]

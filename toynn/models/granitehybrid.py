@@ -19,16 +19,16 @@ from toynn.formats.hf.config import Config
 from toynn.models.granite import ROTATED, Granite
 from toynn.models.granitemoe import PARTS, SHARED_MLP, GraniteMoE, GraniteMoEConfig
 from toynn.models.hyper import KV, Hyper
-from toynn.models.llama import Floats, Llama
+from toynn.models.llama import Llama
 from toynn.models.mamba import GROUPS, HEADS, INNER, STATE, TAPS, Mamba, MambaConfig, mamba_rows
 from toynn.models.mixture import EXPERTS, SHARED, USED, with_experts
 from toynn.models.registry import architecture, register
-from toynn.models.rows import changed
+from toynn.models.rows import LAYER, changed
 from toynn.models.sequence import SequenceModel
+from toynn.models.table import Floats
 
 __all__ = ["GraniteHybrid", "GraniteHybridConfig"]
 
-_LAYER = "model.layers.{n}"
 #: What config.json calls kinds of blocks: those with attention, and those without.
 _ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")
 #: The values of time_step_limit that set no limit: toynn computes no other.
@@ -76,7 +76,7 @@ class GraniteHybrid(GraniteMoE, Mamba):
                 for row in Llama.table
                 if row.when != "head_norms"
             ),
-            f"{_LAYER}.block_sparse_moe",
+            f"{LAYER}.block_sparse_moe",
             {"router": "router.layer", **PARTS},
             dense=True,
         ),
@@ -86,7 +86,7 @@ class GraniteHybrid(GraniteMoE, Mamba):
             for end in ("", "_shexp")
         },
     )
-    table = (*table[:3], *mamba_rows(f"{_LAYER}.mamba"), *table[3:])
+    table = (*table[:3], *mamba_rows(f"{LAYER}.mamba"), *table[3:])
     hf = replace(
         Granite.hf,
         model_type="granitemoehybrid",

@@ -14,10 +14,11 @@ from toynn.errors import ConfigError
 from toynn.models.checks import check_sizes
 from toynn.models.granite import Granite, GraniteConfig
 from toynn.models.hyper import Hyper
-from toynn.models.llama import IN_FILES, Floats, Llama
+from toynn.models.llama import IN_FILES, Llama
 from toynn.models.mixture import EXPERTS, SHARED, USED, Mixture, MixtureConfig, with_experts
 from toynn.models.registry import register
 from toynn.models.rows import changed
+from toynn.models.table import Floats
 
 __all__ = ["PARTS", "SHARED_MLP", "GraniteMoE", "GraniteMoEConfig"]
 

@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from toynn.formats.hf.config import Config
-from toynn.models.llama import Floats, Llama
+from toynn.models.llama import Llama
 from toynn.models.registry import register
 from toynn.models.rope import base_of, width_of
 from toynn.models.rows import ATTENDED, QKV, changed, names
+from toynn.models.table import Floats
 
 __all__ = ["Hunyuan"]
 

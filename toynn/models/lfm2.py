@@ -17,17 +17,16 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_recurrent, check_sizes
 from toynn.models.hyper import Hyper, refuse, shape_of
-from toynn.models.llama import Floats, Llama, LlamaConfig
+from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import factors_of
-from toynn.models.rows import EMBEDDING, OUTPUT, QKV
-from toynn.models.table import Sizes, matrix, norm, taps
+from toynn.models.rows import EMBEDDING, LAYER, OUTPUT, QKV
+from toynn.models.table import Floats, Sizes, matrix, norm, taps
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["LFM2", "LFM2Config"]
 
-_LAYER = "model.layers.{n}"
 _KV, _TAPS = "attention.head_count_kv", "shortconv.l_cache"
 _PERIOD = 3  # in a new model every third block has attention
 #: Keys of config.json that transformers does not read, or reads only to adjust the MLP's width.
@@ -70,18 +69,18 @@ class LFM2(Llama):
     biases_are_fixed = "have no"
     table = (
         *EMBEDDING,
-        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.operator_norm"),
-        matrix("blk.{n}.shortconv.in_proj", "3C C", f"{_LAYER}.conv.in_proj", when="convolves"),
-        taps("blk.{n}.shortconv.conv", "C L", f"{_LAYER}.conv.conv", when="convolves"),
-        matrix("blk.{n}.shortconv.out_proj", "C C", f"{_LAYER}.conv.out_proj", when="convolves"),
+        norm("blk.{n}.attn_norm", "C", f"{LAYER}.operator_norm"),
+        matrix("blk.{n}.shortconv.in_proj", "3C C", f"{LAYER}.conv.in_proj", when="convolves"),
+        taps("blk.{n}.shortconv.conv", "C L", f"{LAYER}.conv.conv", when="convolves"),
+        matrix("blk.{n}.shortconv.out_proj", "C C", f"{LAYER}.conv.out_proj", when="convolves"),
         *(replace(row, when="attends") for row in QKV),
-        norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_layernorm", when="attends"),
-        norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_layernorm", when="attends"),
-        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.out_proj", when="attends"),
-        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.ffn_norm"),
-        matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.feed_forward.w1"),
-        matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.feed_forward.w3"),
-        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.feed_forward.w2"),
+        norm("blk.{n}.attn_q_norm", "D", f"{LAYER}.self_attn.q_layernorm", when="attends"),
+        norm("blk.{n}.attn_k_norm", "D", f"{LAYER}.self_attn.k_layernorm", when="attends"),
+        matrix("blk.{n}.attn_output", "C Q", f"{LAYER}.self_attn.out_proj", when="attends"),
+        norm("blk.{n}.ffn_norm", "C", f"{LAYER}.ffn_norm"),
+        matrix("blk.{n}.ffn_gate", "F C", f"{LAYER}.feed_forward.w1"),
+        matrix("blk.{n}.ffn_up", "F C", f"{LAYER}.feed_forward.w3"),
+        matrix("blk.{n}.ffn_down", "C F", f"{LAYER}.feed_forward.w2"),
         norm("token_embd_norm", "C", "model.embedding_norm"),  # after the last block
         OUTPUT,
     )  # fmt: skip

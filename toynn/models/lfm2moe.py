@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.models.checks import check_flags
@@ -28,12 +25,11 @@ from toynn.models.mixture import (
     with_experts,
 )
 from toynn.models.registry import register
-from toynn.models.table import Sizes
+from toynn.models.table import Floats, Sizes
 from toynn.options import RecipeOptions
 
 __all__ = ["LFM2MoE", "LFM2MoEConfig"]
 
-Floats = NDArray[np.float32]
 
 _PARTS = {"router": "gate", "gate": "experts.{e}.w1", "up": "experts.{e}.w3"}
 _BIAS = "expert_bias"  # only folders may lack it

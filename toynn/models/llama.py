@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
@@ -43,15 +42,13 @@ from toynn.models.rope import (
     unlike,
     written,
 )
-from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV, names
+from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, MLP, OUTPUT, QKV, names
 from toynn.models.sequence import HEAD, Folder, SequenceModel
-from toynn.models.table import Row, Shapes, Sizes, norm
+from toynn.models.table import Floats, Row, Shapes, Sizes, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["IN_FILES", "Llama", "LlamaConfig"]
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,6 @@ class LlamaConfig:
 
 
 _Q, _KV = "attention.head_count", KV
-_LAYER = "model.layers.{n}"
 #: Fields that llama.cpp reads for some architectures only.
 IN_FILES = ("rope_factors", "output_bias", "mlp_bias")
 
@@ -173,14 +169,14 @@ class Llama(SequenceModel[LlamaConfig]):
 
     table: tuple[Row, ...] = (
         *EMBEDDING,
-        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
+        norm("blk.{n}.attn_norm", "C", f"{LAYER}.input_layernorm"),
         replace(QKV[0], bias="qkv_bias", pairs=(_Q,)),
         replace(QKV[1], bias="qkv_bias", pairs=(_KV, _Q)),
         replace(QKV[2], bias="qkv_bias"),
-        norm("blk.{n}.attn_q_norm", "NQ", f"{_LAYER}.self_attn.q_norm", when="head_norms"),
-        norm("blk.{n}.attn_k_norm", "NK", f"{_LAYER}.self_attn.k_norm", when="head_norms"),
+        norm("blk.{n}.attn_q_norm", "NQ", f"{LAYER}.self_attn.q_norm", when="head_norms"),
+        norm("blk.{n}.attn_k_norm", "NK", f"{LAYER}.self_attn.k_norm", when="head_norms"),
         replace(ATTENDED, bias="output_bias"),
-        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm"),
+        norm("blk.{n}.ffn_norm", "C", f"{LAYER}.post_attention_layernorm"),
         *(replace(row, bias="mlp_bias") for row in MLP),
         norm("output_norm", "C", "model.norm"),
         OUTPUT,

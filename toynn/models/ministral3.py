@@ -15,8 +15,9 @@ from typing import Any
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.models.hyper import Hyper
-from toynn.models.llama import IN_FILES, Floats, Llama, LlamaConfig
+from toynn.models.llama import IN_FILES, Llama, LlamaConfig
 from toynn.models.registry import register
+from toynn.models.table import Floats
 
 __all__ = ["Ministral3", "Ministral3Config"]
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
@@ -26,20 +25,19 @@ from toynn.models.encoder import EPS, STD, TYPES, Encoder, EncoderConfig, head_r
 from toynn.models.hyper import Hyper, refuse
 from toynn.models.registry import register
 from toynn.models.rope import plain
-from toynn.models.table import Sizes, matrix, norm, table
+from toynn.models.rows import LAYER
+from toynn.models.table import Floats, Sizes, matrix, norm, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["ModernBert", "ModernBertConfig"]
 
-Floats = NDArray[np.float32]
 
 _WINDOW, _EVERY = "attention.sliding_window", "attention.sliding_window_pattern"
 _BASE, _LOCAL = "rope.freq_base", "rope.freq_base_swa"
 _POOLING = "classifier.pooling_type"  # llama.cpp reads a mean where it is missing
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _USUAL = {_BASE: 160000.0, _LOCAL: 10000.0}
-_LAYER = "model.layers.{n}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +85,12 @@ class ModernBert(Encoder):
     table = (
         table("token_embd", "V C", "model.embeddings.tok_embeddings", std=STD),
         norm("token_embd_norm", "C", "model.embeddings.norm"),
-        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.attn_norm", when="attn_norm"),
-        matrix("blk.{n}.attn_qkv", "3C C", f"{_LAYER}.attn.Wqkv", std=STD),
-        matrix("blk.{n}.attn_output", "C C", f"{_LAYER}.attn.Wo", std=STD),
-        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.mlp_norm"),
-        matrix("blk.{n}.ffn_up", "2F C", f"{_LAYER}.mlp.Wi", std=STD),
-        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.Wo", std=STD),
+        norm("blk.{n}.attn_norm", "C", f"{LAYER}.attn_norm", when="attn_norm"),
+        matrix("blk.{n}.attn_qkv", "3C C", f"{LAYER}.attn.Wqkv", std=STD),
+        matrix("blk.{n}.attn_output", "C C", f"{LAYER}.attn.Wo", std=STD),
+        norm("blk.{n}.ffn_norm", "C", f"{LAYER}.mlp_norm"),
+        matrix("blk.{n}.ffn_up", "2F C", f"{LAYER}.mlp.Wi", std=STD),
+        matrix("blk.{n}.ffn_down", "C F", f"{LAYER}.mlp.Wo", std=STD),
         norm("output_norm", "C", "model.final_norm"),
         *head_rows("head.dense", "classifier", bias=False),
         norm("cls.norm", "C", "head.norm", when="pooler"),

@@ -21,7 +21,7 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_flags, check_positive, check_sizes
 from toynn.models.hyper import EPS, KV, Hyper, refuse
-from toynn.models.llama import Floats, Llama
+from toynn.models.llama import Llama
 from toynn.models.mamba import GROUPS, HEADS, INNER, STATE, TAPS, Mamba, MambaConfig, mamba_rows
 from toynn.models.mixture import (
     EXPERT_WIDTH,
@@ -38,17 +38,16 @@ from toynn.models.mixture import (
 from toynn.models.mixture import GROUPS as EXPERT_GROUPS
 from toynn.models.mixture import GROUPS_USED as EXPERT_GROUPS_USED
 from toynn.models.registry import register
-from toynn.models.rows import OUTPUT
-from toynn.models.table import Row, Sizes, experts, matrix, norm, router, table
+from toynn.models.rows import LAYER, OUTPUT
+from toynn.models.table import Floats, Row, Sizes, experts, matrix, norm, router, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["NemotronH", "NemotronHConfig"]
 
-_LAYER = "model.layers.{n}"
-_MIXER = f"{_LAYER}.mixer"
+_MIXER = f"{LAYER}.mixer"
 _WIDTH, _LATENT = "feed_forward_length", "moe_latent_size"
-_LAYER_EPS = "attention.layer_norm_epsilon"  # which llama.cpp wants, too
+LAYER_EPS = "attention.layer_norm_epsilon"  # which llama.cpp wants, too
 #: Kinds of blocks: by their letters, and config.json's names of each.
 _KINDS = {
     "M": ("linear_attention", "mamba"),
@@ -139,7 +138,7 @@ class NemotronH(Mamba):
     config_type: ClassVar[type[Any]] = NemotronHConfig
     table = (
         table("token_embd", "V C", "model.embeddings", std=0.02),
-        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.norm"),
+        norm("blk.{n}.attn_norm", "C", f"{LAYER}.norm"),
         *mamba_rows(_MIXER),
         *(
             matrix(f"blk.{{n}}.attn_{part}", shape, f"{_MIXER}.{name}_proj", when="attends")
@@ -283,7 +282,7 @@ class NemotronH(Mamba):
         """Return the hyper-parameters of a file."""
         widths = {"-": cfg.d_ff, "E": cfg.expert_d_ff}
         values: dict[str, Any] = {_WIDTH: [widths.get(letter, 0) for letter in cfg.kinds]}
-        values[_LAYER_EPS] = float(cfg.norm_eps)
+        values[LAYER_EPS] = float(cfg.norm_eps)
         if cfg.n_experts:
             values |= {EXPERTS: cfg.n_experts, USED: cfg.n_experts_used, SHARED_COUNT: 1}
             values |= {EXPERT_WIDTH: cfg.expert_d_ff, SHARED: cfg.shared_d_ff, _LATENT: cfg.latent}
@@ -295,8 +294,8 @@ class NemotronH(Mamba):
     def read(self, hyper: Hyper) -> Any:
         """Return a file's configuration."""
         cfg = super().read(hyper)
-        if hyper.has(_LAYER_EPS) and hyper.real(_LAYER_EPS) != cfg.norm_eps:
-            refuse(hyper.file, f"{hyper.prefix}{_LAYER_EPS} must be {cfg.norm_eps}, as {EPS} is")
+        if hyper.has(LAYER_EPS) and hyper.real(LAYER_EPS) != cfg.norm_eps:
+            refuse(hyper.file, f"{hyper.prefix}{LAYER_EPS} must be {cfg.norm_eps}, as {EPS} is")
         return cfg
 
     def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:

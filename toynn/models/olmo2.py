@@ -18,17 +18,16 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive
 from toynn.models.hyper import Hyper
-from toynn.models.llama import Floats, Llama
+from toynn.models.llama import Llama
 from toynn.models.registry import register
 from toynn.models.rope import base_of, plain
-from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV
-from toynn.models.table import norm
+from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, MLP, OUTPUT, QKV
+from toynn.models.table import Floats, norm
 from toynn.models.windows import WINDOW, WindowConfig, Windowed
 from toynn.nn import Layers
 
 __all__ = ["Olmo2", "Olmo2Config"]
 
-_LAYER = "model.layers.{n}"
 _LOCAL = "rope.freq_base_swa"
 _THIRD = "olmo3"
 _BASE = 5e5  # of RoPE in OLMo 3, where config.json does not say
@@ -65,12 +64,12 @@ class Olmo2(Windowed):
     table = (
         *EMBEDDING,
         *(replace(row, bias="qkv_bias") for row in QKV),
-        norm("blk.{n}.attn_q_norm", "NQ", f"{_LAYER}.self_attn.q_norm"),
-        norm("blk.{n}.attn_k_norm", "NK", f"{_LAYER}.self_attn.k_norm"),
+        norm("blk.{n}.attn_q_norm", "NQ", f"{LAYER}.self_attn.q_norm"),
+        norm("blk.{n}.attn_k_norm", "NK", f"{LAYER}.self_attn.k_norm"),
         replace(ATTENDED, bias="output_bias"),
-        norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
+        norm("blk.{n}.post_attention_norm", "C", f"{LAYER}.post_attention_layernorm"),
         *MLP,
-        norm("blk.{n}.post_ffw_norm", "C", f"{_LAYER}.post_feedforward_layernorm"),
+        norm("blk.{n}.post_ffw_norm", "C", f"{LAYER}.post_feedforward_layernorm"),
         norm("output_norm", "C", "model.norm"),
         OUTPUT,
     )

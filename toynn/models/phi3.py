@@ -24,17 +24,16 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_lists, check_positive, check_sizes
 from toynn.models.hyper import Hyper, shape_of
-from toynn.models.llama import Floats, Llama, LlamaConfig
+from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import base_of, check_channels, numbers, part_of, part_written, plain
-from toynn.models.rows import ATTENDED, EMBEDDING, OUTPUT
-from toynn.models.table import Sizes, matrix, norm
+from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, OUTPUT
+from toynn.models.table import Floats, Sizes, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["Phi3", "Phi3Config"]
 
-_LAYER = "model.layers.{n}"
 _ORIGINAL, _MAGNITUDE = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 _TABLES = {_LONG: "long_factor", _SHORT: "short_factor"}
@@ -99,12 +98,12 @@ class Phi3(Llama):
     biases_are_fixed = "have no"
     table = (
         *EMBEDDING,
-        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
-        matrix("blk.{n}.attn_qkv", "QKV C", f"{_LAYER}.self_attn.qkv_proj"),
+        norm("blk.{n}.attn_norm", "C", f"{LAYER}.input_layernorm"),
+        matrix("blk.{n}.attn_qkv", "QKV C", f"{LAYER}.self_attn.qkv_proj"),
         ATTENDED,
-        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm"),
-        matrix("blk.{n}.ffn_up", "2F C", f"{_LAYER}.mlp.gate_up_proj"),
-        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj"),
+        norm("blk.{n}.ffn_norm", "C", f"{LAYER}.post_attention_layernorm"),
+        matrix("blk.{n}.ffn_up", "2F C", f"{LAYER}.mlp.gate_up_proj"),
+        matrix("blk.{n}.ffn_down", "C F", f"{LAYER}.mlp.down_proj"),
         norm("output_norm", "C", "model.norm"),
         OUTPUT,
     )

@@ -29,11 +29,11 @@ from toynn.graph.tape import Tensor
 from toynn.models import table as rows
 from toynn.models.checks import check_sizes, check_taps, set_defaults
 from toynn.models.hyper import KV, Hyper, refuse, shape_of
-from toynn.models.llama import Floats, Llama, LlamaConfig
+from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import base_of, check_channels, part_of, part_written
 from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV
-from toynn.models.table import Row, Sizes, matrix, taps
+from toynn.models.table import Floats, Row, Sizes, matrix, taps
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

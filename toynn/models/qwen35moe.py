@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from toynn.formats.hf.config import Config
-from toynn.models.llama import Floats
 from toynn.models.mixture import (
     EXPERT_WIDTH,
     EXPERTS,
@@ -24,6 +23,7 @@ from toynn.models.mixture import (
 )
 from toynn.models.qwen35 import Qwen35, Qwen35Config
 from toynn.models.registry import register
+from toynn.models.table import Floats
 
 __all__ = ["Qwen35MoE", "Qwen35MoEConfig"]
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from toynn.formats.hf.config import Config
 from toynn.models.hyper import Hyper
-from toynn.models.llama import Floats, Llama
+from toynn.models.llama import Llama
 from toynn.models.mixture import EXPERT_WIDTH, USED, Mixture, MixtureConfig, with_experts
 from toynn.models.registry import register
+from toynn.models.table import Floats
 
 __all__ = ["Qwen3MoE", "Qwen3MoEConfig"]
 

@@ -25,6 +25,7 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.models.checks import check_flags, check_positive, check_sizes, set_defaults
 from toynn.models.hyper import Hyper, refuse
+from toynn.models.table import Floats
 
 __all__ = [
     "ROTATED",
@@ -46,7 +47,6 @@ __all__ = [
     "written",
 ]
 
-Floats = NDArray[np.float32]
 
 BASE = 1e4  # where a file does not say
 ROTATED = "rope.dimension_count"

@@ -6,10 +6,10 @@ from typing import Any
 
 from toynn.models.table import Row, matrix, table
 
-__all__ = ["ATTENDED", "EMBEDDING", "MLP", "OUTPUT", "QKV", "changed", "names"]
+__all__ = ["ATTENDED", "EMBEDDING", "LAYER", "MLP", "OUTPUT", "QKV", "changed", "names"]
 
 _STD = 0.02  # of embeddings and head
-_LAYER = "model.layers.{n}"
+LAYER = "model.layers.{n}"
 
 #: The table of embeddings; a donor's table has an input projection after it.
 EMBEDDING: tuple[Row, ...] = (
@@ -17,15 +17,15 @@ EMBEDDING: tuple[Row, ...] = (
     matrix("lens.proj", "C E", when="donor"),
 )
 QKV: tuple[Row, ...] = (
-    matrix("blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj"),
-    matrix("blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj"),
-    matrix("blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj"),
+    matrix("blk.{n}.attn_q", "Q C", f"{LAYER}.self_attn.q_proj"),
+    matrix("blk.{n}.attn_k", "KV C", f"{LAYER}.self_attn.k_proj"),
+    matrix("blk.{n}.attn_v", "KV C", f"{LAYER}.self_attn.v_proj"),
 )
-ATTENDED = matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj")
+ATTENDED = matrix("blk.{n}.attn_output", "C Q", f"{LAYER}.self_attn.o_proj")
 MLP: tuple[Row, ...] = (
-    matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj"),
-    matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj"),
-    matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj"),
+    matrix("blk.{n}.ffn_gate", "F C", f"{LAYER}.mlp.gate_proj"),
+    matrix("blk.{n}.ffn_up", "F C", f"{LAYER}.mlp.up_proj"),
+    matrix("blk.{n}.ffn_down", "C F", f"{LAYER}.mlp.down_proj"),
 )
 OUTPUT = matrix("output", "V C", "lm_head", std=_STD, when="untied")
 

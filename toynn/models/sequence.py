@@ -7,21 +7,16 @@ from dataclasses import replace
 from math import prod
 from typing import Any, Protocol, Self, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from toynn.formats.hf.config import CLASSES, Config
 from toynn.formats.hf.name_mapping import Folder, NameMapping, module_of
 from toynn.graph.tape import Tensor
 from toynn.models.hyper import Hyper
 from toynn.models.model import Blocks, Model
-from toynn.models.table import Weight, matrix
+from toynn.models.table import Floats, Weight, matrix
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["HEAD", "TABLE", "Folder", "SequenceConfig", "SequenceModel"]
-
-Floats = NDArray[np.float32]
 
 
 class SequenceConfig(Blocks, Protocol):

@@ -18,10 +18,9 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive, check_sizes
-from toynn.models.llama import Floats
 from toynn.models.rope import plain
-from toynn.models.rows import ATTENDED, QKV
-from toynn.models.table import matrix, norm, table
+from toynn.models.rows import ATTENDED, LAYER, QKV
+from toynn.models.table import Floats, matrix, norm, table
 from toynn.models.windows import PATTERN, WindowConfig, Windowed
 from toynn.nn import Layers
 
@@ -44,7 +43,6 @@ BASE, LOCAL_BASE = "rope.freq_base", "rope.freq_base_swa"
 LOGITS = "final_logit_softcapping"
 _MOST = 1 << 16  # blocks: more have no tensors
 KINDS = ("full_attention", "sliding_attention")
-_LAYER = "model.layers.{n}"
 
 #: Rows of the table: of the inputs of all blocks, of attention and its norms, of a block's input.
 FOR_ALL = (
@@ -53,20 +51,20 @@ FOR_ALL = (
     norm("per_layer_proj_norm", "P", "model.per_layer_projection_norm", when="P"),
 )
 HEADS = (
-    norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
+    norm("blk.{n}.attn_norm", "C", f"{LAYER}.input_layernorm"),
     QKV[0],
     replace(QKV[1], when="has_k"),
     replace(QKV[2], when="has_v"),
-    norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_norm"),
-    norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_norm", when="has_k"),
+    norm("blk.{n}.attn_q_norm", "D", f"{LAYER}.self_attn.q_norm"),
+    norm("blk.{n}.attn_k_norm", "D", f"{LAYER}.self_attn.k_norm", when="has_k"),
     ATTENDED,
-    norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
-    norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.pre_feedforward_layernorm"),
+    norm("blk.{n}.post_attention_norm", "C", f"{LAYER}.post_attention_layernorm"),
+    norm("blk.{n}.ffn_norm", "C", f"{LAYER}.pre_feedforward_layernorm"),
 )
 FOR_BLOCK = (
-    matrix("blk.{n}.inp_gate", "P C", f"{_LAYER}.per_layer_input_gate", when="P"),
-    matrix("blk.{n}.proj", "C P", f"{_LAYER}.per_layer_projection", when="P"),
-    norm("blk.{n}.post_norm", "C", f"{_LAYER}.post_per_layer_input_norm", when="P"),
+    matrix("blk.{n}.inp_gate", "P C", f"{LAYER}.per_layer_input_gate", when="P"),
+    matrix("blk.{n}.proj", "C P", f"{LAYER}.per_layer_projection", when="P"),
+    norm("blk.{n}.post_norm", "C", f"{LAYER}.post_per_layer_input_norm", when="P"),
 )
 
 

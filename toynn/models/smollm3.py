@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from toynn.formats.hf.config import Config
-from toynn.models.llama import Floats, Llama
+from toynn.models.llama import Llama
 from toynn.models.registry import register
+from toynn.models.table import Floats
 
 __all__ = ["SmolLM3"]
 

@@ -15,16 +15,15 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
 from toynn.models.hyper import EPS, Hyper
-from toynn.models.llama import IN_FILES, Floats, Llama, LlamaConfig
+from toynn.models.llama import IN_FILES, Llama, LlamaConfig
 from toynn.models.registry import register
-from toynn.models.rows import ATTENDED, EMBEDDING, OUTPUT, QKV, names
-from toynn.models.table import matrix, norm
+from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, OUTPUT, QKV, names
+from toynn.models.table import Floats, matrix, norm
 from toynn.models.windows import WINDOW
 from toynn.nn import Layers
 
 __all__ = ["Starcoder2", "Starcoder2Config"]
 
-_LAYER = "model.layers.{n}"
 _GELU = "gelu_pytorch_tanh"
 
 
@@ -47,8 +46,8 @@ class Starcoder2Config(LlamaConfig):
 
 
 _MLP = (
-    matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.c_fc", bias="mlp_bias"),
-    matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.c_proj", bias="mlp_bias"),
+    matrix("blk.{n}.ffn_up", "F C", f"{LAYER}.mlp.c_fc", bias="mlp_bias"),
+    matrix("blk.{n}.ffn_down", "C F", f"{LAYER}.mlp.c_proj", bias="mlp_bias"),
 )
 
 
@@ -60,10 +59,10 @@ class Starcoder2(Llama):
     centred = True
     table = (
         *EMBEDDING,
-        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm", bias=True),
+        norm("blk.{n}.attn_norm", "C", f"{LAYER}.input_layernorm", bias=True),
         *(replace(row, bias="qkv_bias") for row in QKV),
         replace(ATTENDED, bias="output_bias"),
-        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm", bias=True),
+        norm("blk.{n}.ffn_norm", "C", f"{LAYER}.post_attention_layernorm", bias=True),
         *_MLP,
         norm("output_norm", "C", "model.norm", bias=True),
         OUTPUT,

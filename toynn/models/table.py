@@ -21,6 +21,7 @@ from toynn._kernels import random
 from toynn.formats.hf.name_mapping import Order
 
 __all__ = [
+    "Floats",
     "Row",
     "Shapes",
     "Sizes",
@@ -36,6 +37,7 @@ __all__ = [
     "taps",
 ]
 
+Floats = NDArray[np.float32]
 Shapes = dict[str, tuple[int, ...]]
 Sizes = Mapping[str, int]
 #: The standard deviation of a new matrix: a number, or a function of configuration and shape.

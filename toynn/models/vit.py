@@ -24,7 +24,6 @@ from toynn.options import RecipeOptions
 
 __all__ = ["VIT", "ViT", "ViTConfig"]
 
-Floats = NDArray[np.float32]
 
 _NORMS, _ACTIVATIONS = ("layernorm", "rmsnorm"), {"gelu": "gelu_exact", "silu": "silu"}
 _STD = 0.02

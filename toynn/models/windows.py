@@ -15,7 +15,8 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
 from toynn.models.hyper import Hyper
-from toynn.models.llama import Floats, Llama, LlamaConfig
+from toynn.models.llama import Llama, LlamaConfig
+from toynn.models.table import Floats
 from toynn.nn import Layers
 
 __all__ = ["PATTERN", "WINDOW", "WindowConfig", "Windowed"]

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toynn.errors import AdapterError
 from toynn.formats.adapters.adapter import (
@@ -24,6 +23,7 @@ from toynn.formats.adapters.adapter import (
     LORA_M,
     Adapter,
     Base,
+    Floats,
     gguf_architecture,
     is_embedding,
     is_stack,
@@ -61,7 +61,6 @@ __all__ = [
     "write_peft",
 ]
 
-Floats = NDArray[np.float32]
 
 CHUNK = 1 << 18  # elements of a delta that are computed at once
 

@@ -23,6 +23,7 @@ __all__ = [
     "TABLE",
     "Adapter",
     "Base",
+    "Floats",
     "gguf_architecture",
     "is_embedding",
     "is_stack",

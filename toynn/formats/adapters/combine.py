@@ -14,15 +14,13 @@ from math import copysign, isfinite, sqrt
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toynn.errors import AdapterError, ConfigError
-from toynn.formats.adapters.adapter import BASE_NAME, LORA_A, LORA_B, Adapter, is_embedding
+from toynn.formats.adapters.adapter import BASE_NAME, LORA_A, LORA_B, Adapter, Floats, is_embedding
 from toynn.formats.adapters.identity import KEYS, Identity, called, tell
 
 __all__ = ["METHODS", "Method", "combine"]
 
-Floats = NDArray[np.float32]
 Method = Literal["cat", "linear"]
 METHODS: tuple[str, ...] = get_args(Method)
 

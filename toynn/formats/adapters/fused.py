@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import AdapterError
-from toynn.formats.adapters.adapter import LORA_A, Adapter, Base
+from toynn.formats.adapters.adapter import LORA_A, Adapter, Base, Floats
 from toynn.formats.adapters.stacks import Wrapped, together
 from toynn.formats.hf.name_mapping import NameMapping
 from toynn.formats.hf.pieces import pieces_of
 
 __all__ = ["fused", "split"]
-
-Floats = NDArray[np.float32]
 
 
 def fused(adapter: Adapter, mapping: NameMapping, base: Base) -> dict[str, Wrapped]:

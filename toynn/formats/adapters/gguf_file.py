@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toynn.errors import AdapterError
 from toynn.formats import gguf
@@ -19,6 +18,7 @@ from toynn.formats.adapters.adapter import (
     LORA_B,
     Adapter,
     Base,
+    Floats,
     gguf_architecture,
     is_stack,
 )
@@ -27,7 +27,6 @@ from toynn.formats.gguf import GGUFFile
 
 __all__ = ["read_gguf", "write_gguf"]
 
-Floats = NDArray[np.float32]
 
 ALPHA = "adapter.lora.alpha"
 KINDS = {"general.type": "adapter", "adapter.type": "lora"}

@@ -30,13 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import AdapterError, DataError
-from toynn.formats.adapters.adapter import BASE_NAME, Base, text_of
+from toynn.formats.adapters.adapter import BASE_NAME, Base, Floats, text_of
 from toynn.formats.gguf import Strings
 from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
 
 __all__ = ["KEYS", "Identity", "base_metadata", "called", "identity_of", "tell"]
 
-Floats = NDArray[np.float32]
 
 FILE, NORMS, TOKENS = KEYS = ("adapter.base.file", "adapter.base.norms", "adapter.base.tokenizer")
 GAINS = 64  # gains that are stored

@@ -48,7 +48,6 @@ __all__ = [
     "read_peft",
 ]
 
-Floats = NDArray[np.float32]
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ARCHITECTURE = "general.architecture"  # GGUF's key; also in the metadata of the weights

@@ -20,13 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import AdapterError
-from toynn.formats.adapters.adapter import LORA_A, LORA_B, Adapter, Base, is_stack
+from toynn.formats.adapters.adapter import LORA_A, LORA_B, Adapter, Base, Floats, is_stack
 from toynn.formats.hf.name_mapping import NameMapping, module_of
 from toynn.formats.hf.pieces import layout_of, rows_of
 
 __all__ = ["Parameter", "Wrapped", "called_as_experts", "together", "unwrapped", "wrapped"]
 
-Floats = NDArray[np.float32]
 
 #: The parameter of transformers that holds a module of a folder's experts: name, part, parts.
 _FUSED = {

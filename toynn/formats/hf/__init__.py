@@ -34,6 +34,7 @@ from toynn.formats.hf.config import (
 from toynn.formats.hf.mxfp4 import BLOCKS, BYTES, ELEMENTS, SCALES, interleaved
 from toynn.formats.hf.name_mapping import (
     NAME_MAPPINGS,
+    Floats,
     NameMapping,
     module_of,
     name_mapping_for,
@@ -50,7 +51,6 @@ from toynn.system.reading import Unchanged
 __all__ = ["TABLE", "WEIGHTS", "HFModel", "contents", "context_length", "open", "write"]
 
 Array = NDArray[Any]
-Floats = NDArray[np.float32]
 Scalar = TypeVar("Scalar", bool, int, float, str)
 
 #: Suffixes of tensors in old files that are constants; not used.

@@ -9,19 +9,16 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toynn.errors import DataError
 from toynn.formats import safetensors
 from toynn.formats.files import Content
 from toynn.formats.folders import new_folder
 from toynn.formats.hf.config import CLASSES, CLASSIFIES, CONFIG, WEIGHTS, keys_of_classes
-from toynn.formats.hf.name_mapping import NAME_MAPPINGS, module_of, pairs_apart
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS, Floats, module_of, pairs_apart
 from toynn.formats.hf.pieces import cut, is_cut, joined
 
 __all__ = ["contents", "write"]
-
-Floats = NDArray[np.float32]
 
 
 def write(path: str | os.PathLike[str], *model: Any, **more: Any) -> None:
