@@ -10,8 +10,6 @@ from toynn.formats.adapters import Adapter
 from toynn.jobs.weighted import STRICT, path_and_weight
 from toynn.models import Source
 
-__all__ = ["Weighted", "add_adapters", "combined", "weighted"]
-
 HELP = "adapters: run folders, .gguf files or PEFT folders, added up by weight (a.gguf:0.5)"
 
 

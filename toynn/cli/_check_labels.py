@@ -22,8 +22,6 @@ from toynn.jobs.text import columns_of
 from toynn.options import RecipeOptions
 from toynn.system.printing import counted, harmless
 
-__all__ = ["check_labels"]
-
 SHOWN = 20  # classes that are listed
 
 

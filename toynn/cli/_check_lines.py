@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike
 from toynn.data.survey import ShownSequence
 from toynn.system.printing import harmless
 
-__all__ = ["colours", "example", "histogram"]
-
 BINS, BAR, WIDTH = 12, 36, 78
 LONGEST = 480  # most characters shown of a part; a longer part is cut in the middle
 GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"

@@ -3,8 +3,6 @@
 from argparse import ArgumentParser
 from typing import Any
 
-__all__ = ["COMMANDS", "add_command"]
-
 #: The commands, the module of each, and what `toynn -h` says of it.
 COMMANDS = {
     "train": ("train", "train a model"),

@@ -10,17 +10,6 @@ from typing import Any, NoReturn
 from toynn.errors import ConfigError
 from toynn.options import Option
 
-__all__ = [
-    "MIXES_NEED",
-    "Once",
-    "add",
-    "add_all",
-    "add_outtype",
-    "as_typed",
-    "brief_help",
-    "show_first",
-]
-
 #: Fields of configurations, and the options that set them under another name.
 FIELDS = {"n_heads": "heads", "n_kv_heads": "kv_heads", "n_layers": "layers", "context": "seq"}
 FIELDS |= {"t_seq": "seq", "t_batch": "batch", "image": "image_size"}

@@ -28,17 +28,6 @@ from toynn.runs import Record
 from toynn.system.printing import size
 from toynn.system.reading import read_bytes
 
-__all__ = [
-    "Lines",
-    "adapter",
-    "memory",
-    "peft",
-    "run_of",
-    "safetensors",
-    "table",
-    "types",
-]
-
 Lines = list[tuple[str, str]]
 
 SHOWN = 8  # most names of classes in a line

@@ -17,8 +17,6 @@ from toynn.jobs.text import TOKENIZER
 from toynn.models import ENCODERS
 from toynn.options import RecipeOptions
 
-__all__ = ["add_model", "check_named", "opened", "origin"]
-
 MODEL = (
     "model: a .gguf file, a run folder, a Hugging Face folder or hf:OWNER/NAME (default: the base "
     "of --adapter's run)"

@@ -15,8 +15,6 @@ from toynn.system.machine import load
 if TYPE_CHECKING:
     from toynn.testing.scaling import Lost, Timings
 
-__all__ = ["DEFAULT", "PARTS", "scaling"]
-
 STEPS = {"step": "gpt2_124m_T64_B4", "small": "d128_L4_T128_B8"}  # of toynn/testing/steps.py
 LORA = {"lora": "smollm2_135m_T256", "lora-1.1b": "tinyllama_1.1b_T256"}  # of lora_step.py
 LORA_T = 512

@@ -13,8 +13,6 @@ from typing import Any, TextIO
 from toynn.errors import DataError
 from toynn.system.printing import Lenient
 
-__all__ = ["Output", "Unwritten", "input_bytes", "streams"]
-
 
 class Unwritten(Exception):
     """Standard output cannot be written; ``code`` is the system's error number."""

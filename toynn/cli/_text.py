@@ -6,8 +6,6 @@ from contextlib import contextmanager
 
 from toynn.system.printing import harmless, print_line
 
-__all__ = ["plain_warnings", "print_error"]
-
 
 def print_error(message: str) -> None:
     """Print an error in one line; control characters, as in names from files, are removed."""

@@ -15,8 +15,6 @@ from toynn.jobs.options import BACKEND, PRECISION, THREADS
 from toynn.numerics.precision import PRECISIONS
 from toynn.options import RecipeOptions, real, whole
 
-__all__ = ["Clock", "add_flags", "opened", "options", "unescaped"]
-
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 ESCAPE = re.compile(r"""\\([nrt'"\\]|x[0-9a-fA-F]{2})""")
 

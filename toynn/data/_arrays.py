@@ -11,8 +11,6 @@ from toynn.data.objects import ROWS, RepeatedKey
 from toynn.data.stream import BOM, Progress
 from toynn.errors import DataError
 
-__all__ = ["array_items", "begins_an_array"]
-
 BLOCK = 2**20  # bytes
 SPACE = " \t\r\n"
 

@@ -28,21 +28,6 @@ from toynn.data.stream import BOM, Progress, decoded
 from toynn.errors import DataError
 from toynn.system.reading import open_file, read_bytes
 
-__all__ = [
-    "COMPRESSED",
-    "TABLES",
-    "TEXTS",
-    "is_array",
-    "is_container",
-    "items_of",
-    "kind_of",
-    "lines_of",
-    "plain",
-    "table_rows",
-    "texts",
-    "texts_note",
-]
-
 LINES = (".jsonl", ".json")
 TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")
 TEXTS = (".txt", ".md")

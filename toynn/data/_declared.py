@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-__all__ = ["arrow_bytes", "parquet_bytes"]
-
 DAMAGED = (
     *(struct.error, LookupError, ValueError, OverflowError, RecursionError, MemoryError),
     *(TypeError, AttributeError),  # a field of another kind

@@ -12,8 +12,6 @@ from typing import Any
 
 from toynn.errors import DataError
 
-__all__ = ["EVERY", "FORMS", "READ", "checked_calls", "from_alpaca", "from_sharegpt", "renamed"]
-
 #: The keys that tell which format a row has.
 FORMS = (
     ("prompt", "completion"),

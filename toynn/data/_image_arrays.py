@@ -27,8 +27,6 @@ from toynn.data._parts import Labelled, Pixels, Source
 from toynn.errors import DataError
 from toynn.system.reading import open_file, read_bytes
 
-__all__ = ["is_cifar", "is_idx", "read_cifar", "read_idx", "read_npz", "source_of"]
-
 MAX_BYTES = 8 * 2**30
 CHUNK = 2**24
 MAX_CLASSES = 100_000

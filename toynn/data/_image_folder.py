@@ -16,8 +16,6 @@ from toynn.data._picture import check_file
 from toynn.errors import DataError
 from toynn.system.reading import readable
 
-__all__ = ["read_folder"]
-
 HELD_OUT = ("valid", "val", "test")  # the first one found next to train
 SYSTEM_FILES = ("Thumbs.db", "desktop.ini")
 

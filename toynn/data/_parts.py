@@ -12,8 +12,6 @@ from toynn.data import _picture
 from toynn.data._picture import Picture
 from toynn.errors import DataError
 
-__all__ = ["Files", "Labelled", "Pictures", "Pixels", "Source"]
-
 Labels = NDArray[np.int32]
 
 

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from toynn.errors import ConfigError, DataError
 
-__all__ = ["Picture", "check_file", "fit", "read_file"]
-
 Picture = NDArray[np.uint8]  # (H, W, C)
 
 #: The formats that are opened: common ones, and none for which Pillow starts another program.

@@ -25,18 +25,6 @@ from toynn.data.splits import files_of
 from toynn.data.stream import Progress
 from toynn.errors import DataError
 
-__all__ = [
-    "attempts",
-    "checked_messages",
-    "form_of",
-    "keys_of",
-    "line_of",
-    "meant",
-    "rows",
-    "string_of",
-    "where_of",
-]
-
 ACCEPTED = "text, prompt and completion, or messages"
 NEAR = 0.8  # similarity, of 1, from which a key is suggested
 LISTS = ("messages", "conversations", "tools")  # a table may hold these as JSON text

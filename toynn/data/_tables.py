@@ -20,8 +20,6 @@ from toynn.data.stream import Progress
 from toynn.errors import ConfigError, DataError, ToynnError
 from toynn.system.reading import open_file
 
-__all__ = ["arrow_rows", "pyarrow_for"]
-
 PARQUET_ROWS = 2**8  # in a batch
 AT_A_TIME = 2**12  # rows of a batch that become objects at once, at most
 PART = 2**24  # bytes of these objects, at most

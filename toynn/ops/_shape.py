@@ -10,21 +10,6 @@ from toynn.graph.sizes import aliases
 from toynn.graph.tape import Node, Op, Tape, Tensor
 from toynn.numerics import dtypes
 
-__all__ = [
-    "EXP",
-    "SIGMOID_SLOPE",
-    "Recorder",
-    "Rule",
-    "Sizes",
-    "by_names",
-    "flops",
-    "itself",
-    "matrix",
-    "product_precision",
-    "require",
-]
-
-
 #: Flops of exp_ in _common.pxd: 9 multiply-adds, 5 more of either kind.
 EXP = 23
 #: Flops of sigmoid_slope_ there: an exponential, e + 1, 1 / (e + 1), e q q and e q.

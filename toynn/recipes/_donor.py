@@ -15,8 +15,6 @@ from toynn.formats.gguf import GGUFFile, Strings
 from toynn.formats.tokenizer import byte_letters
 from toynn.models import ARCHITECTURES, refuse
 
-__all__ = ["Donor", "open_donor"]
-
 TABLE = "token_embd.weight"
 CHUNK = 4096  # rows that are dequantized at a time
 BYTES = 256

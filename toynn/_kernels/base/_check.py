@@ -9,21 +9,6 @@ from numpy.typing import NDArray
 from toynn._kernels.base.pool import MAX_THREADS
 from toynn.numerics.checks import segments_within
 
-__all__ = [
-    "MAX_THREADS",
-    "attention_fits",
-    "bounds_rise",
-    "cache_has_room",
-    "check",
-    "check_limits",
-    "completions",
-    "countable",
-    "example_starts",
-    "pairs",
-    "ring_has_room",
-    "sequences",
-]
-
 Arrays = Mapping[str, NDArray[Any]]
 Sizes = Mapping[str, int]
 Options = Mapping[str, float]

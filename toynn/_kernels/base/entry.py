@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn._kernels.base import codebooks
-from toynn._kernels.base._check import MAX_THREADS, countable
+from toynn._kernels.base._check import countable
 from toynn._kernels.base.invoke import invoke, scratch_bytes
+from toynn._kernels.base.pool import MAX_THREADS
 from toynn._kernels.base.signature import Signature, TensorSpec, Unsolved, evaluate
 from toynn.numerics.dtypes import GGUF_BLOCKS, GGUF_TYPES
 from toynn.numerics.precision import NUMBERED

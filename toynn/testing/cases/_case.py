@@ -17,20 +17,6 @@ from toynn.backends.reference import KERNELS
 from toynn.backends.reference.kernel import Outputs
 from toynn.graph.sizes import fill
 
-__all__ = [
-    "Array",
-    "Call",
-    "OpCase",
-    "Sizes",
-    "call",
-    "derived",
-    "differentiable",
-    "normal",
-    "reference",
-    "shapes_of",
-    "widened",
-]
-
 Array = NDArray[Any]
 Sizes = Mapping[str, int]
 
