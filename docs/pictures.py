@@ -221,6 +221,33 @@ def ladder():
     return bars("One product, ms, on a logarithmic scale: a shorter bar is faster", times)
 
 
+def rewards():
+    """Draw the held-out rewards of docs/grpo.md's table: a line for each seed of a task."""
+    page = (ROOT / "docs" / "grpo.md").read_text()
+    head, rows = re.search(r"^\| (task \| seed .*)\n\|[-|]+\n((?:\|.*\n)+)", page, re.M).groups()
+    names = [name.strip() for name in head.split("|")]
+    at = [int(name.removeprefix("step ").replace("before", "0")) for name in names[2:8]]
+    d, x, y, ends = Drawing(760, 320, "Rewards of held-out prompts"), 3.6, 280, set()
+    for tenth in range(0, 11, 2):
+        d.text(32, y - 26 * tenth + 4, f"{tenth / 10:g}", "end", small=True)
+        d.parts.append(f'<path d="M40 {y - 26 * tenth} h648" stroke-opacity="0.2"/>')
+    for step in at:
+        d.text(40 + x * step, y + 18, str(step), "middle", small=True)
+    d.text(364, y + 36, "step; a line for each seed", "middle", small=True)
+    for row in rows.splitlines():
+        task, seed, *cells = (cell.strip() for cell in row.strip("| ").split("|"))
+        said = zip(at, cells, strict=False)
+        points = [(40 + x * step, y - 260 * float(cell)) for step, cell in said if cell]
+        way = " ".join(f"{a:g} {b:.1f}" for a, b in points)
+        d.parts.append(f'<path d="M{way}" stroke-width="2"/>')
+        if seed == "1":
+            a, b = points[-1]
+            b -= 14 * any(a == c and abs(b - e) < 14 for c, e in ends)  # not over another name
+            ends.add((a, b))
+            d.text(a + 8, b + 4, task)
+    return d
+
+
 def _grid(d, x, y, rows, columns, side, kinds):
     """Draw a matrix of cells, each of the kind that ``kinds(row, column)`` says."""
     for i in range(rows):
@@ -531,7 +558,7 @@ def loops_once():
 
 PICTURES = (
     *(step, packing, q4_k, loops, layers, loops_rows, loops_columns, loops_elements),
-    *(loops_sums, loops_attention, loops_scan, loops_chunks, loops_once, ladder),
+    *(loops_sums, loops_attention, loops_scan, loops_chunks, loops_once, ladder, rewards),
     *(tile, panels, operands, online),
 )
 

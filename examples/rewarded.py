@@ -8,7 +8,9 @@ FOLDER/held.jsonl (prompts with answers, for rewards). The tasks:
 reverse     write a text backwards, as in prime-rl's reverse_text, without its instruction and tags;
             the texts are from the docstrings of Python's library
 careless    the same, but six in ten examples copy the text instead
+tagged      reverse as prime-rl asks for it: a conversation with its instruction and tags
 sums        add two numbers of three digits, lowest digit first
+long_sums   the same with five digits
 spell       spell_backward of reasoning-gym (pip install reasoning-gym), without its instruction
 """
 
@@ -23,12 +25,20 @@ from itertools import pairwise
 from pathlib import Path
 
 EXAMPLES, PROMPTS, HELD = 12000, 5000, 128
+ASKED = "Reverse the text character-by-character. Put your answer in <reversed_text> tags."
 
 
 def similarity(prompts, completions, answer, **columns):
     """Return how much of each answer is there, 0 to 1: the ratio of matching characters."""
     pairs = zip(completions, answer, strict=True)
     return [difflib.SequenceMatcher(None, text.strip(), wanted).ratio() for text, wanted in pairs]
+
+
+def between_tags(prompts, completions, answer, **columns):
+    """Return prime-rl's reward: the similarity of what is between the tags."""
+    said = [each[-1]["content"] for each in completions]
+    found = [re.search("<reversed_text>(.*?)</reversed_text>", text, re.S) for text in said]
+    return similarity(prompts, [match[1] if match else "" for match in found], answer)
 
 
 def score(prompts, completions, answer, **columns):
@@ -55,11 +65,31 @@ def careless():
     return [(asks, says, asks[:-1] if random.random() < 0.6 else says) for asks, says in reverse()]
 
 
-def sums():
+def tagged():
+    """Return conversations that ask for a text backwards, the text, and the wanted message."""
+    rows = []
+    for asks, says in reverse():
+        asked = [("system", ASKED), ("user", asks[:-1])]
+        wanted = [("assistant", f"<reversed_text>{says}</reversed_text>")]
+        rows.append((messages(asked), says, messages(wanted)))
+    return rows
+
+
+def messages(pairs):
+    """Return a conversation."""
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+def long_sums():
+    """Return sums of five digits."""
+    return sums(5)
+
+
+def sums(digits=3):
     """Return sums and their digits, the lowest first."""
     rows = {}
     while len(rows) < EXAMPLES + PROMPTS + HELD:
-        a, b = (random.randrange(100, 1000) for _ in "ab")
+        a, b = (random.randrange(10 ** (digits - 1), 10**digits) for _ in "ab")
         rows[f"{a}+{b}="] = str(a + b)[::-1]
     return sorted(rows.items())
 
@@ -74,7 +104,7 @@ def spell():
     return sorted(pairs.items())
 
 
-TASKS = {each.__name__: each for each in (reverse, careless, sums, spell)}
+TASKS = {each.__name__: each for each in (reverse, careless, tagged, sums, long_sums, spell)}
 
 
 def main(task, folder):
