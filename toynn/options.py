@@ -26,32 +26,6 @@ import numpy as np
 
 from toynn.errors import ConfigError
 
-__all__ = [
-    "ACTIVATIONS",
-    "PREPACK",
-    "RENAMED",
-    "Activations",
-    "Decay",
-    "Optimizer",
-    "Option",
-    "Precision",
-    "Prepack",
-    "RecipeOptions",
-    "WeightType",
-    "absent",
-    "check_field",
-    "check_fields",
-    "checked",
-    "compared",
-    "names_of",
-    "nbytes_or",
-    "option",
-    "options_of",
-    "real",
-    "renamed",
-    "whole",
-]
-
 LARGEST = 2**31 - 1
 #: Options that older runs have under another name, in config.toml and in checkpoints.
 RENAMED = {"pack_base": "prepack", "b_rate": "loraplus_lr_ratio", "measure": "metric"}

@@ -30,8 +30,6 @@ except ImportError as error:
         "toynn.sklearn needs scikit-learn, which is not installed: pip install scikit-learn"
     ) from error
 
-__all__ = ["TextClassifier"]
-
 
 class TextClassifier(base.ClassifierMixin, base.BaseEstimator):  # type: ignore[misc]
     """Fine-tune an encoder on texts and their classes.

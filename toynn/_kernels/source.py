@@ -14,8 +14,6 @@ from typing import Any
 
 from toynn._kernels import find
 
-__all__ = ["Source", "function_source", "source_of"]
-
 _NAME = re.compile(r"^(?:cdef|cpdef|def|ctypedef)\b[^(=]*?(\w+)\s*\(|^(\w+) = ")
 _FORMULA = re.compile(r"(?:    |\w+:\s).*=")  # prose starts at the margin
 _WORD = re.compile(r"[A-Za-z_]\w*")

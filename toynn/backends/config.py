@@ -13,8 +13,6 @@ from toynn.distributed import mpi
 from toynn.numerics.precision import ALL_PRECISIONS, get_float32_matmul_precision
 from toynn.system.machine import processor
 
-__all__ = ["alike", "automatic_precision", "describe", "other_toynn", "release", "show_config"]
-
 
 def release() -> str:
     """Return the version of the installed package."""

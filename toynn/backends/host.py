@@ -14,8 +14,6 @@ from toynn.backends.protocol import ALIGNMENT, ELEMENTS
 from toynn.errors import BackendError, ShapeError
 from toynn.numerics.dtypes import DTYPES
 
-__all__ = ["HostBuffer", "HostFunction", "Layout", "View", "dequantized"]
-
 
 class Layout(NamedTuple):
     """How a kernel sees a tensor: its type, its shape, and how many elements apart its rows are."""

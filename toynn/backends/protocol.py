@@ -21,25 +21,6 @@ from numpy.typing import NDArray
 
 from toynn.backends.work import seconds
 
-__all__ = [
-    "ALIGNMENT",
-    "ELEMENTS",
-    "Accumulate",
-    "Backend",
-    "Buffer",
-    "Feed",
-    "FeedInput",
-    "Feeds",
-    "Launch",
-    "Place",
-    "Prepacking",
-    "Program",
-    "RowLimit",
-    "Stepping",
-    "UndoLog",
-    "aligned",
-]
-
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 #: Element types of buffers; "u8" is for the bytes of quantized blocks, "u16" for bfloat16.

@@ -25,14 +25,6 @@ from toynn.errors import ConfigError
 from toynn.system import machine, platform
 from toynn.system.printing import counted
 
-__all__ = [
-    "get_num_threads",
-    "set_num_threads",
-    "share_cores",
-    "spread_memory",
-    "warn_of_refusal",
-]
-
 _quota = cache(machine.cpu_quota)
 _chosen: int | None = None
 _share: int | None = None  # this process's share of the cores, if several train together

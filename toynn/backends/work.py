@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-__all__ = ["dequantized", "seconds", "worth"]
-
 #: Seconds of work that pay for one more thread. Waking a thread costs 1 to 5 microseconds.
 GRAIN = 20e-6
 #: Rates for estimating seconds of work: one core, data in cache.

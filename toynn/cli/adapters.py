@@ -22,8 +22,6 @@ from toynn.jobs.paths import model_file, model_name, text_model
 from toynn.jobs.text import TOKENIZER
 from toynn.system.printing import counted, wrapped
 
-__all__ = ["add_parser"]
-
 WRITERS = ("gguf", "peft", "hf")
 
 

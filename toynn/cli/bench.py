@@ -28,8 +28,6 @@ if TYPE_CHECKING:  # the case table is imported only when it is needed
     from toynn.testing.race import Contestants
     from toynn.testing.roofline import KernelTime
 
-__all__ = ["add_parser"]
-
 STEPS = ("d64_L2_T32_B1", "d128_L4_T128_B8", "d256_L8_T256_B4", "gpt2_124m_T64_B4")
 LORA = "smollm2_135m_T256"  # of toynn/testing/lora_step.py
 #: The largest ratio of a step's time to its roofline: at highest, and at medium.

@@ -22,8 +22,6 @@ from toynn.jobs import peers
 from toynn.system.printing import counted, harmless, print_line, wrapped
 from toynn.system.reading import read_bytes
 
-__all__ = ["add_parser"]
-
 #: Commands within the conversation, and what they do.
 COMMANDS = {
     "/clear": "starts over",

@@ -37,8 +37,6 @@ from toynn.options import options_of, whole
 from toynn.system.printing import counted, harmless, print_fact, size
 from toynn.train.progress import Reading
 
-__all__ = ["add_parser"]
-
 SEQ = 512  # the default of `toynn train lora`
 #: What training does to tokens with loss, by the part of a preference that they are in.
 AIMS = {"": "with loss"} | dict.fromkeys(("chosen", "wanted"), "made likelier")

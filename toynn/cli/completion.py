@@ -13,8 +13,6 @@ from typing import Any
 
 from toynn.cli._commands import add_command
 
-__all__ = ["add_parser"]
-
 SHELLS = ("bash", "zsh")
 #: Finds the command among a line's words; the words after it are its flags.
 SCRIPT = """\

@@ -6,8 +6,6 @@ from typing import Any
 from toynn.backends.config import show_config
 from toynn.cli._commands import add_command
 
-__all__ = ["add_parser"]
-
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""

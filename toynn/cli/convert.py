@@ -14,8 +14,6 @@ from toynn.jobs.paths import local_path, model_file, path_or_name
 from toynn.jobs.text import TOKENIZER
 from toynn.system.printing import WIDTH, columns, harmless
 
-__all__ = ["add_parser"]
-
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""

@@ -21,8 +21,6 @@ from toynn.jobs.paths import local_path, path_or_name, text_model
 from toynn.options import RecipeOptions, whole
 from toynn.system.printing import fact
 
-__all__ = ["add_parser"]
-
 FORMS = (".npy", ".jsonl", ".parquet")
 
 

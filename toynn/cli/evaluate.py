@@ -51,8 +51,6 @@ from toynn.options import RecipeOptions, options_of, whole
 from toynn.system.printing import fact, print_fact
 from toynn.train.classify import confusion_text
 
-__all__ = ["add_parser"]
-
 DATA = (
     "text (perplexity), examples as for training (loss of completions), multiple-choice questions "
     "(accuracy), or preferences with --loss; in a folder, test.jsonl or valid.jsonl. For a model "

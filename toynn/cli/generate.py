@@ -23,8 +23,6 @@ from toynn.options import whole
 from toynn.system.printing import counted, harmless, print_line
 from toynn.system.reading import read_bytes
 
-__all__ = ["add_parser"]
-
 Prompt = str | list[dict[str, Any]]
 
 

@@ -37,8 +37,6 @@ from toynn.options import RecipeOptions, whole
 from toynn.system.machine import free_memory
 from toynn.system.printing import size
 
-__all__ = ["add_parser"]
-
 #: Files that tell the kind of a folder; the first one present decides.
 INSIDE = ("model.gguf", "adapter.gguf", peft.CONFIG, CONFIG, WEIGHTS)
 

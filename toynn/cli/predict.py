@@ -24,8 +24,6 @@ from toynn.jobs.text import RowOptions, columns_of
 from toynn.options import RecipeOptions, options_of, whole
 from toynn.system.printing import counted, harmless, print_line
 
-__all__ = ["add_parser"]
-
 BATCH = 16
 
 #: A picture's path, and its likeliest classes with their probabilities.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:  # the case table is imported only when it is needed
     from toynn.testing.puzzles import Puzzle
     from toynn.testing.puzzles.folder import Folder
 
-__all__ = ["add_parser"]
-
 FOLDER = Path("toynn-puzzles")
 #: Actions, and their help.
 ACTIONS = {

@@ -18,8 +18,6 @@ from toynn.runs.series import PLAIN, series
 from toynn.system.printing import columns, duration, harmless
 from toynn.train.metrics import Report
 
-__all__ = ["add_parser"]
-
 SORTS = ("name", "recipe", "steps", "train", "val", "time")
 #: Short names of what a run of toynn may log; a script's run may log others.
 FIELDS = [each.name for each in fields(Report) if each.name not in ("iteration", "figures")]

@@ -18,8 +18,6 @@ from toynn.system.machine import total_memory
 if TYPE_CHECKING:  # the case table is imported only when it is needed
     from toynn.testing.selftest import Found
 
-__all__ = ["add_parser"]
-
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""

@@ -19,8 +19,6 @@ from toynn.jobs.tapes import RECIPES, VARIANTS, shown
 from toynn.options import names_of
 from toynn.system.printing import harmless, size
 
-__all__ = ["add_parser"]
-
 NONE, XOR = "none", "xor"
 #: Options of `toynn train` that change the step, if the recipe has them.
 SHAPING: tuple[str, ...] = (

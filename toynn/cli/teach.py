@@ -19,8 +19,6 @@ from toynn.options import options_of, real, whole
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, size
 
-__all__ = ["add_parser"]
-
 #: Options of `toynn train` that say how the data are read.
 READ = (
     *("data", "seq", "batch", "columns", "no_mask_prompt", "truncation_mode"),

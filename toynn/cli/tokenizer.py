@@ -16,8 +16,6 @@ from toynn.jobs.text import DATA
 from toynn.options import whole
 from toynn.system.printing import fact
 
-__all__ = ["add_parser"]
-
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""

@@ -13,8 +13,6 @@ from toynn.jobs.made import JOBS, OPTIONS, made
 from toynn.jobs.options import MOST_USED
 from toynn.jobs.run import carried_out
 
-__all__ = ["add_parser", "job_of", "words_of"]
-
 #: Names of flags in mlx-lm and llama.cpp, and toynn's names for them.
 ALSO = {each.also: each.flag for known in OPTIONS.values() for each in known.values() if each.also}
 

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 
-__all__ = ["Augment"]
-
 Images = NDArray[np.uint8]
 
 

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from toynn.errors import DataError
 from toynn.system.reading import open_file, readable
 
-__all__ = ["Tokens", "find", "map_tokens"]
-
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 
 HEADER = 256 * 4  # bytes

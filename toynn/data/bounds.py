@@ -11,8 +11,6 @@ from typing import Any, BinaryIO
 
 from toynn.errors import DataError
 
-__all__ = ["LONGEST", "USUAL", "Bounds"]
-
 LONGEST = 2**26  # bytes of a line: some are whole books
 RATIO, LEAST = 100, 2**30  # of the compressed bytes: texts unpack to 3 to 20 times as many
 

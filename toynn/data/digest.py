@@ -12,8 +12,6 @@ from toynn.errors import DataError
 from toynn.system import platform
 from toynn.system.reading import readable
 
-__all__ = ["digest", "listing"]
-
 
 def digest(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a file; for several files or a folder, of names and bytes.

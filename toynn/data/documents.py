@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from toynn.data.batch import IGNORED, Batch
 from toynn.data.text import RandomWindows, spaced_starts
 
-__all__ = ["DocumentWindows", "Documents", "parted", "spaced_documents"]
-
 
 @dataclass(frozen=True)
 class Documents:

@@ -17,19 +17,6 @@ from toynn.data.batch import IGNORED, Batch
 from toynn.errors import DataError
 from toynn.system.printing import counted
 
-__all__ = [
-    "FEW",
-    "Columns",
-    "Example",
-    "Examples",
-    "ShuffledExamples",
-    "check_not_asked",
-    "held_out",
-    "joined",
-    "split_off",
-    "tail_length",
-]
-
 #: With fewer examples none are held out, unless the user asks for it.
 FEW = 20
 

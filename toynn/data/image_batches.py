@@ -14,8 +14,6 @@ from toynn.data.augment import Augment
 from toynn.data.batch import Batch
 from toynn.errors import DataError
 
-__all__ = ["Fitted", "HeldOut", "LaterBatch", "RandomImages"]
-
 CACHE_BYTES = 512 * 2**20
 ORDER, CHANGE = 0, 1  # seeds of the generators of the order and of the augmentation
 

@@ -28,22 +28,6 @@ from toynn.data.stream import Progress, silent
 from toynn.data.texts import Texts
 from toynn.errors import DataError
 
-__all__ = [
-    "OUTSIDE",
-    "PROBLEMS",
-    "Encoded",
-    "HowToRead",
-    "LabelledText",
-    "LabelledTexts",
-    "Problem",
-    "TooLong",
-    "Words",
-    "attempts",
-    "encoded",
-    "read",
-    "words_of",
-]
-
 #: What is done with a text that has too many tokens.
 TooLong = Literal["cut", "drop", "refuse"]
 Problem = Literal["classes", "several", "number", "tokens"]

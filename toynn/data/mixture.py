@@ -29,8 +29,6 @@ from toynn.data.jsonl import Dataset
 from toynn.data.preference import PreferenceData
 from toynn.errors import ConfigError
 
-__all__ = ["MixedBatches", "Mixture", "next_source"]
-
 
 @dataclass(frozen=True)
 class Mixture:

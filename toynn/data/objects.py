@@ -4,8 +4,6 @@ import json
 from collections import Counter
 from typing import Any
 
-__all__ = ["ROWS", "RepeatedKey"]
-
 
 class RepeatedKey(ValueError):
     """A JSON object has a key twice, so its value is ambiguous."""

@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 
 from toynn.data.batch import Batch
 
-__all__ = ["PackedExamples", "examples_in_order", "in_rows", "pack", "packed_in_order"]
-
 Indices = NDArray[np.int64]
 
 FEW = 500  # examples: with at most this many, one row too many matters

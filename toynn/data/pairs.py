@@ -26,8 +26,6 @@ from toynn.data.stream import Progress, silent
 from toynn.data.texts import Texts
 from toynn.errors import DataError
 
-__all__ = ["DistinctBatches", "EncodedRows", "TextRow", "TextRows", "read", "read_search", "search"]
-
 PAIRS = ("anchor", "positive")
 NEGATIVES = ("negative", *(f"negative_{k}" for k in range(1, 65)))
 SCORED = (("sentence1", "sentence2"), ("query", "passage"))

@@ -9,8 +9,6 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["png"]
-
 GREY, RGB = 0, 2  # colour types
 
 

@@ -35,14 +35,6 @@ from toynn.data.store import Mapped
 from toynn.errors import DataError
 from toynn.system.printing import counted
 
-__all__ = [
-    "PreferenceData",
-    "PreferenceReader",
-    "Preferences",
-    "read_all_preferences",
-    "read_preferences",
-]
-
 PAIR, LABELLED = ("chosen", "rejected"), ("prompt", "completion", "label")
 
 

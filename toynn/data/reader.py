@@ -24,22 +24,6 @@ from toynn.data.stream import Progress, silent
 from toynn.errors import DataError, ToynnError
 from toynn.system.printing import counted
 
-__all__ = [
-    "ASSISTANT",
-    "TOGETHER",
-    "Contents",
-    "DataRow",
-    "Encoder",
-    "Fields",
-    "Maker",
-    "Parts",
-    "ReadOptions",
-    "Reader",
-    "Said",
-    "Talk",
-    "answers",
-]
-
 ASSISTANT = "assistant"
 CLASSES = {"label", "labels"}  # keys of classes, which training on text does not read
 TOGETHER = 2**18  # characters that are encoded at once

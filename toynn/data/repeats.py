@@ -16,8 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn.data.packing import pack
 
-__all__ = ["Cut", "Repeats", "common", "cut_at", "near", "repeated"]
-
 NEAR = 0.8
 BANDS, ROWS = 16, 4  # of a MinHash
 PACKED = 50_000  # the most examples that are packed to measure how full rows are

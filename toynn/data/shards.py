@@ -10,8 +10,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Shards", "chained"]
-
 Tokens = NDArray[np.integer[Any]]
 
 

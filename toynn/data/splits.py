@@ -21,8 +21,6 @@ from toynn.errors import DataError
 from toynn.system.reading import readable
 from toynn.system.series import SHARD, series
 
-__all__ = ["SPLITS", "Split", "choose", "files_of", "part_of"]
-
 #: For each split, the words in names of files and folders that mean it.
 SPLITS = {
     "train": ("train", "training"),

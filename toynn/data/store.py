@@ -16,8 +16,6 @@ from toynn.data.documents import Documents
 from toynn.data.examples import Examples
 from toynn.errors import DataError
 
-__all__ = ["FillExamples", "FillTokens", "InMemory", "Mapped", "Store", "Watched", "check_ids"]
-
 #: Adds examples to an object, and returns facts about them as JSON values.
 FillExamples = Callable[[Examples], dict[str, Any]]
 #: Yields tokens, some at a time.

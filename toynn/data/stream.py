@@ -9,8 +9,6 @@ from pathlib import Path
 from toynn.errors import DataError
 from toynn.system.reading import open_file, readable
 
-__all__ = ["BOM", "Progress", "blocks", "decoded", "looked_at", "silent"]
-
 BOM = b"\xef\xbb\xbf"
 BLOCK = 2**22  # bytes
 

@@ -44,16 +44,6 @@ from toynn.errors import DataError, GGUFError
 from toynn.system.printing import strings_in
 from toynn.system.reading import readable
 
-__all__ = [
-    "Characters",
-    "ShownSequence",
-    "Survey",
-    "Vocabulary",
-    "hash_of",
-    "survey",
-    "words_of",
-]
-
 SHOWN = 3  # examples that are kept to show
 REFUSED = 5  # refused rows whose error is kept
 CHARACTERS = 2000  # the most different characters without a token of their own that are listed

@@ -7,8 +7,6 @@ from toynn.data.reader import Encoder
 from toynn.data.stream import Progress, blocks, silent
 from toynn.data.survey import Survey, Vocabulary, hash_of, words_of
 
-__all__ = ["LINE", "held_lines", "survey_text"]
-
 LINE = 32  # characters: shorter lines repeat in any text
 ENDING = 0.9  # the share of a text before the held-out part
 

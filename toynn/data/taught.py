@@ -22,18 +22,6 @@ from toynn.data.examples import Examples
 from toynn.errors import DataError
 from toynn.system.reading import Unchanged, open_file
 
-__all__ = [
-    "Taught",
-    "TaughtFile",
-    "data_digest",
-    "header",
-    "in_order",
-    "is_taught",
-    "learned",
-    "record",
-    "tokens_digest",
-]
-
 HEADER = 4096
 BEGIN = b'{"toynn": "teacher 1"'
 BLOCK = 2**20  # tokens at a time

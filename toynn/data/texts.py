@@ -17,8 +17,6 @@ from toynn.data.stream import Progress, blocks, silent
 from toynn.errors import DataError, ShapeError
 from toynn.system.printing import strings_in
 
-__all__ = ["Texts", "contents", "read_texts"]
-
 CONTENT = READ - {"label", "tools"}
 NAMES = {"role", "from"}  # fields of a message that say whose it is
 

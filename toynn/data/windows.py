@@ -22,8 +22,6 @@ from toynn.data.text import Corpus
 from toynn.errors import DataError
 from toynn.system.reading import Unchanged, open_file
 
-__all__ = ["Source", "Windows", "read_binary", "read_windows", "tail_of"]
-
 Tokens = NDArray[np.integer[Any]]
 
 

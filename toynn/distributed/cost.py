@@ -15,8 +15,6 @@ MPICH, section 4 (reduce-scatter by pairs, allgather), with the order of sums fi
 
 from dataclasses import dataclass
 
-__all__ = ["LATENCY", "LINKS", "Cost"]
-
 #: Bytes a second of TCP over a link: 94 % of its bits.
 LINKS = {"1 Gbit/s": 0.94e9 / 8, "10 Gbit/s": 9.4e9 / 8}
 LATENCY = 50e-6  # seconds of a message over Ethernet and TCP

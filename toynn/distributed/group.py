@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Group"]
-
 T = TypeVar("T")
 Floats = NDArray[np.float32]
 Table = NDArray[np.float64]

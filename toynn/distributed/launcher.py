@@ -4,8 +4,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Launch"]
-
 #: Variables of the rank and the number of processes: MPICH and Intel MPI, Open MPI, MVAPICH2.
 VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),

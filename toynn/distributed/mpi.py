@@ -8,8 +8,6 @@ from typing import Any
 
 from toynn.errors import BackendUnavailable
 
-__all__ = ["INSTALL", "described", "load", "mpiexec"]
-
 INSTALL = "pip install mpi4py mpich, or mpi4py alone if you have an MPI"
 
 

@@ -25,8 +25,6 @@ from toynn.errors import ConfigError, LifecycleError, RankError
 from toynn.system import platform
 from toynn.system.printing import print_line
 
-__all__ = ["Ranks"]
-
 T = TypeVar("T")
 Floats = NDArray[np.float32]
 Table = NDArray[np.float64]

@@ -15,8 +15,6 @@ from toynn.distributed.watch import Watchdog
 from toynn.errors import BackendUnavailable
 from toynn.system.printing import print_line
 
-__all__ = ["current", "init"]
-
 #: Seconds that every rank but the first waits before it prints an error. If all ranks have the same
 #: error, rank 0 has printed it by then, and mpiexec has ended the others.
 TURN = 10.0

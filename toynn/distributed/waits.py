@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["END", "NOTHING", "NOTICE", "PATIENCE", "SAY", "Notes", "Wait"]
-
 NOTE = 1.0  # seconds of a wait until a rank tells the others that it waits
 NOTICE = 30.0  # seconds until the first one reports the missing ranks
 PATIENCE = 1800.0  # seconds until all end

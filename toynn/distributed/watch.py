@@ -8,8 +8,6 @@ from pathlib import Path
 
 from toynn.system.platform import ASKS_TO_STOP
 
-__all__ = ["Watchdog"]
-
 
 class Watchdog:
     """A watchdog process, which runs until ``end`` or the end of this process."""

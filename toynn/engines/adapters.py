@@ -26,8 +26,6 @@ from toynn.models import Source
 from toynn.nn import LoRA, Magnitude
 from toynn.session import Session
 
-__all__ = ["Adapters", "principal"]
-
 Floats = NDArray[np.float32]
 CHUNK = 1 << 20  # elements of a matrix that are dequantized at a time
 

@@ -30,8 +30,6 @@ from toynn.models import HEAD, TABLE, architecture
 from toynn.models.encoder import LABELS, PROBLEM
 from toynn.options import RecipeOptions
 
-__all__ = ["convert", "fuse_into", "unlike"]
-
 Floats = NDArray[np.float32]
 #: Called with the tensors written so far, their number in all, and the next one's name.
 Progress = Callable[[int, int, str], None]

@@ -31,8 +31,6 @@ from toynn.numerics import checks
 from toynn.ops import CACHE_ROWS
 from toynn.session import Session
 
-__all__ = ["CHUNK", "BatchDecoder", "Decoder", "Decoders"]
-
 CHUNK = 64  # rows of a run that reads prompts: enough to multiply at full speed
 MOST_KEPT = 4  # pairs (batch, room) whose keys and values stay in memory
 _APPENDED = ("keys", "values")  # how the names of caches end to which rows are appended

@@ -60,8 +60,6 @@ from toynn.numerics import checks
 from toynn.options import RecipeOptions
 from toynn.system.critical import exclusive
 
-__all__ = ["ADAPTERS", "Encoder", "Task"]
-
 Floats = NDArray[np.float32]
 Text = str | Sequence[int] | tuple[str, str]
 

@@ -34,8 +34,6 @@ from toynn.options import RecipeOptions
 from toynn.session import Session
 from toynn.system.critical import Section, exclusive
 
-__all__ = ["Engine", "Inputs", "Recorded"]
-
 RATE, BETA1, DECAY, C1 = map(SLOTS.index, ("lr", "beta1", "weight_decay", "c1"))
 
 #: How the names of blocks' weights begin, in GGUF and in timm.

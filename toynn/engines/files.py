@@ -35,23 +35,6 @@ from toynn.models import (
 )
 from toynn.options import RecipeOptions
 
-__all__ = [
-    "Carried",
-    "StrPath",
-    "check_agrees",
-    "check_model",
-    "check_options",
-    "check_tensors",
-    "classes_of",
-    "config_of",
-    "metadata_of",
-    "passed_on",
-    "tokenizer_files",
-    "tokenizer_of",
-    "write_gguf",
-    "write_hf",
-]
-
 Carried = Mapping[str, Any]  # metadata of a file that is not the model's
 StrPath = str | PathLike[str]
 

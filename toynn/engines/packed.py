@@ -11,8 +11,6 @@ from toynn.errors import ShapeError
 from toynn.graph.tape import Tensor
 from toynn.numerics import checks
 
-__all__ = ["checked", "inputs_of"]
-
 
 def checked(batch: Batch, t_seq: int, context: int) -> Batch:
     """Return a checked batch with segments; by default each ``t_seq`` tokens are a segment.

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from toynn.graph.reports import Cost, Memory
 
-__all__ = ["LEVELS", "OPTIONS", "PREPACK", "Level", "Plan", "every_plan", "plans"]
-
 
 class Level(NamedTuple):
     """What the backward pass recomputes, and how the rest is kept: options by their names."""

@@ -25,17 +25,6 @@ from toynn.errors import ShapeError
 from toynn.graph.tape import Tensor
 from toynn.options import check_fields, option, real, whole
 
-__all__ = [
-    "Policy",
-    "PolicyBatch",
-    "PolicyOptions",
-    "Sample",
-    "Scale",
-    "advantages",
-    "policy_loss",
-    "shares",
-]
-
 Doubles = NDArray[np.float64]
 Scale = Literal["group", "batch", "none"]
 STEADY, FLAT = 1e-4, 1e-8  # added to standard deviations; a lower one is 0

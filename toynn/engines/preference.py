@@ -20,8 +20,6 @@ from toynn.errors import ConfigError, ShapeError
 from toynn.graph.tape import Tape, Tensor
 from toynn.options import check_fields, option, real
 
-__all__ = ["KINDS", "Preference", "PreferenceOptions", "mismatched"]
-
 Kind = Literal["dpo", "orpo", "kto"]
 KINDS: tuple[str, ...] = get_args(Kind)
 Floats = NDArray[np.float32]

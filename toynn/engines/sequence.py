@@ -49,8 +49,6 @@ from toynn.options import RecipeOptions
 from toynn.session import Session
 from toynn.system.critical import exclusive
 
-__all__ = ["SequenceEngine"]
-
 C = TypeVar("C", bound=SequenceConfig)
 
 _DECLARED = " after the weights were declared:"

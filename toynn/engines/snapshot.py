@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from toynn.errors import CheckpointError
 
-__all__ = ["Shapes", "Snapshot", "check_alike"]
-
 Shapes = dict[str, tuple[int, ...]]
 
 

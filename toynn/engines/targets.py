@@ -14,8 +14,6 @@ from toynn.formats.adapters import LORA_B, LORA_M, Adapter, is_embedding, is_sta
 from toynn.models import architecture as model_of
 from toynn.options import check_fields, option, real, whole
 
-__all__ = ["INITS", "AdapterOptions", "principal_passes"]
-
 #: Initializations. A is drawn from N(0, init_scale), or from U(-1/sqrt(in), 1/sqrt(in)) as in PEFT.
 #: With pissa, A and B are principal singular vectors of the matrix, found exactly or by N passes of
 #: a randomized search.

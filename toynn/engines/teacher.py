@@ -21,8 +21,6 @@ from toynn.graph.tape import Tensor
 from toynn.options import RecipeOptions
 from toynn.session import Session
 
-__all__ = ["Teacher", "inputs_of", "likeliest", "recorded"]
-
 LOGITS = 64 << 20  # bytes of logits at a time
 FEW = 32  # rows that NumPy looks at: larger temporary arrays are mapped, and zeroed, each time
 

@@ -24,8 +24,6 @@ from toynn.graph.tape import Tensor
 from toynn.numerics import checks
 from toynn.session import Session
 
-__all__ = ["LOSSES", "WholeBatch", "inputs_of", "record_loss", "units"]
-
 Floats = NDArray[np.float32]
 LOSSES = ("infonce", "cosent", "triplet")
 _HIDDEN = np.float32(-1e30)  # see ops.cosent

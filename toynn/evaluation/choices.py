@@ -26,18 +26,6 @@ from toynn.evaluation.scores import finite, losses
 from toynn.generation.drawing import BatchEngine, grown
 from toynn.system.reading import read_bytes
 
-__all__ = [
-    "Accuracy",
-    "Encoder",
-    "Question",
-    "accuracy",
-    "beginning",
-    "delimited",
-    "log_likelihoods",
-    "read_questions",
-]
-
-
 SPACE = " "  # lm-eval's default between question and choice
 ROWS_READ = 8  # continuations that are read at a time; more take memory
 

@@ -27,8 +27,6 @@ from toynn.evaluation.perplexity import (
 )
 from toynn.evaluation.scores import Causal, Floats, log_probabilities, read
 
-__all__ = ["Divergence", "divergence", "example_divergence"]
-
 
 @dataclass(frozen=True)
 class Divergence:

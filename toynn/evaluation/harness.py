@@ -20,8 +20,6 @@ from toynn.formats import adapters, bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.completion import complete
 
-__all__ = ["Requests", "lm_class"]
-
 MAX_TOKENS = 256  # of a generation, if the task does not say
 
 

@@ -20,20 +20,6 @@ from toynn.data.batch import IGNORED
 from toynn.errors import ConfigError, DataError
 from toynn.evaluation.scores import Causal, Floats, losses, read
 
-__all__ = [
-    "ExampleScore",
-    "Progress",
-    "Score",
-    "TextScore",
-    "example_loss",
-    "example_scores",
-    "perplexity",
-    "score",
-    "silent",
-    "stop_and_rest",
-    "text_windows",
-]
-
 Progress = Callable[[int, int], None]
 
 

@@ -13,8 +13,6 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["cosines", "found_again", "nearest", "ranked"]
-
 Floats = NDArray[np.float32]
 RECALL_AT = (1, 10, 100)
 AT_ONCE = 256  # queries whose similarities with all texts are in memory

@@ -14,8 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn.errors import ConfigError, NonFiniteError
 
-__all__ = ["Causal", "Floats", "finite", "log_probabilities", "losses", "read"]
-
 Floats = NDArray[np.float64]
 SHORTEST = 32  # tokens of the shortest tape
 FILLER = 0

@@ -20,8 +20,6 @@ from toynn.explorer.values import followed, recorded
 from toynn.formats.files import write_atomically
 from toynn.graph.described import described, numbered, sources
 
-__all__ = ["Page", "page", "write"]
-
 FOLDER = Path(__file__).parent
 #: Fields of nodes and tensors that the memory view needs, for tapes that are only compared.
 NODE = ("op", "phase", "section")

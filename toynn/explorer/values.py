@@ -13,8 +13,6 @@ from toynn.errors import ConfigError, LifecycleError
 from toynn.graph.tensor import Role, Tensor
 from toynn.numerics.adamw_row import SLOTS
 
-__all__ = ["MOST", "followed", "recorded", "unchanged"]
-
 MOST = 1 << 20  # most numbers in a page: about 6 MB
 STEP = 0.05  # of a finite difference: float32 losses of nearer weights differ too little
 

@@ -13,8 +13,6 @@ from toynn.formats.hf import HFModel
 from toynn.formats.hf.config import CLASSES
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
-__all__ = ["Base", "context_length", "open", "opened"]
-
 #: An open model; both formats have GGUF's keys and names.
 Base = GGUFFile | HFModel
 

@@ -17,22 +17,6 @@ from typing import Any
 from toynn.system import platform
 from toynn.system.critical import uninterrupted
 
-__all__ = [
-    "ASIDE",
-    "CHANGES",
-    "Temporary",
-    "create",
-    "exchange",
-    "hold",
-    "make_folder",
-    "rename",
-    "sweep",
-    "sync",
-    "sync_folder",
-    "temporary_name",
-    "write",
-]
-
 #: The functions here that change the disk, or wait for it.
 CHANGES = ("create", "make_folder", "write", "sync", "sync_folder", "rename", "exchange")
 

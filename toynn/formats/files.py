@@ -17,22 +17,6 @@ from toynn.formats import disk
 from toynn.system import platform
 from toynn.system.critical import Section
 
-__all__ = [
-    "Content",
-    "Parts",
-    "Writer",
-    "finish",
-    "free_space",
-    "open_new",
-    "parts_of",
-    "replacing",
-    "size_of",
-    "temporary",
-    "through_links",
-    "unwritable",
-    "write_atomically",
-]
-
 #: A file's bytes, or its parts in order, so that weights need not be copied.
 Content = bytes | Iterable[bytes | memoryview]
 Parts = list[bytes | memoryview]

@@ -25,8 +25,6 @@ from toynn.formats.files import (
 from toynn.system import platform
 from toynn.system.critical import Section, uninterrupted
 
-__all__ = ["NewFolder", "new_folder", "temporary_folder", "write_together"]
-
 #: Bytes; a shorter file is first compared with the new content.
 _SHORT = 2**20
 _in_place = threading.Lock()  # else two threads would mix their files

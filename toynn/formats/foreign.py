@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterable
 
-__all__ = ["PAGE", "foreign"]
-
 #: What toynn does not do, and what to do instead.
 PAGE = "docs/limits.md"
 #: The first expression that is found in a name says what the model is.

@@ -21,8 +21,6 @@ from toynn.formats.bases import Base
 from toynn.formats.gguf import OUTTYPES, Deferred, TensorInfo
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
-__all__ = ["Fused", "fuse"]
-
 Floats = NDArray[np.float32]
 
 #: The type of merged tensors whose own type toynn cannot write; at least as precise.

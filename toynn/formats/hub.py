@@ -24,8 +24,6 @@ from toynn.formats.hf.config import CONFIG
 from toynn.formats.objects import read_object
 from toynn.system.series import series
 
-__all__ = ["PREFIX", "Name", "fetched", "fetched_data", "hub_name", "named"]
-
 PREFIX = "hf:"
 T = TypeVar("T")
 PATIENCE = 60  # seconds for the hub to say which files a repository has

@@ -18,8 +18,6 @@ from toynn.errors import CheckpointError
 from toynn.formats import disk
 from toynn.formats.files import free_space
 
-__all__ = ["Log"]
-
 
 class Log:
     """A file of JSON lines to append to, after its first ``keep`` bytes, or after all.

@@ -19,8 +19,6 @@ from toynn.formats import gguf
 from toynn.formats.files import replacing
 from toynn.formats.folders import temporary_folder
 
-__all__ = ["KINDS", "MIXES", "check_kind", "quantize", "quantized", "quantizer"]
-
 #: The mixes that need no importance matrix.
 MIXES = (
     "q2_k",

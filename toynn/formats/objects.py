@@ -7,8 +7,6 @@ from typing import Any
 from toynn.errors import DataError
 from toynn.system.reading import read_bytes
 
-__all__ = ["read_object"]
-
 
 def read_object(path: Path, *, links: bool = True) -> dict[str, Any]:
     """Read a JSON object; without ``links``, refuse symbolic links. Raises DataError."""

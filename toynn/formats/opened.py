@@ -6,8 +6,6 @@ from typing import Self
 from toynn.errors import ToynnError
 from toynn.formats.gguf.tensors import TensorInfo
 
-__all__ = ["Opened"]
-
 CHECK_BELOW = 1 << 28  # bytes: searching so many takes a tenth of a second
 
 

@@ -23,8 +23,6 @@ from toynn.formats import quants
 from toynn.formats.gguf.tensors import TensorInfo
 from toynn.system.reading import Unchanged, open_file
 
-__all__ = ["METADATA", "SafeTensors", "encode", "parts", "streamed"]
-
 Weights = Mapping[str, NDArray[np.float32]]
 
 METADATA = "__metadata__"

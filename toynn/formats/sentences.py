@@ -16,8 +16,6 @@ from toynn.errors import DataError
 from toynn.formats.objects import read_object
 from toynn.system.reading import read_bytes
 
-__all__ = ["POOLINGS", "Sentences", "read"]
-
 #: By llama.cpp's number, `pooling_type`: what becomes a text's vector; "": nothing said.
 POOLINGS = ("", "mean", "cls", "last", "rank")
 _MODULES, _POOLING = "modules.json", "1_Pooling/config.json"

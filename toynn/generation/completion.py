@@ -16,8 +16,6 @@ from toynn.errors import ConfigError
 from toynn.generation.drawing import BatchEngine, Drawing, Drawn, Engine, Reader, draw, grown
 from toynn.generation.sampling import Sampling, SamplingOptions
 
-__all__ = ["Completion", "Stops", "complete", "complete_all", "prompt_ids"]
-
 Prompt = str | Sequence[Mapping[str, Any]]
 Ended = Literal["token", "stop", "length", "interrupt"]
 

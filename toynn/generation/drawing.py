@@ -14,19 +14,6 @@ from numpy.typing import NDArray
 from toynn.errors import ConfigError
 from toynn.generation.sampling import Sampling, SamplingOptions, log_softmax, require_count
 
-__all__ = [
-    "BatchEngine",
-    "BatchReader",
-    "Drawing",
-    "Drawn",
-    "Growing",
-    "Reader",
-    "draw",
-    "generate",
-    "grown",
-    "sample",
-]
-
 
 class Decoder(Protocol):
     """A sequence that a model reads piece by piece."""

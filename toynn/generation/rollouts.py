@@ -15,8 +15,6 @@ from toynn.errors import ConfigError
 from toynn.generation.drawing import BatchEngine, grown
 from toynn.generation.sampling import Sampling, log_probability, require_count
 
-__all__ = ["Rollout", "rollouts"]
-
 
 @dataclass(frozen=True)
 class Rollout:

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from toynn.errors import ConfigError, NonFiniteError
 
-__all__ = ["Sampling", "SamplingOptions", "log_probability", "log_softmax", "require_count"]
-
 
 class SamplingOptions(TypedDict, total=False):
     """The arguments of ``Sampling``, for functions that pass them on."""

@@ -16,8 +16,6 @@ from toynn.errors import ConfigError
 from toynn.graph import checkpointing
 from toynn.graph.tape import Node, Op, Role, Tape, Tensor
 
-__all__ = ["Backward"]
-
 
 class Backward:
     """One walk from the loss to the parameters.

@@ -15,8 +15,6 @@ from dataclasses import replace
 
 from toynn.graph.tape import Node, Tensor
 
-__all__ = ["cheap", "needed_by", "reading", "repeated"]
-
 #: Recomputing a tensor is cheap if its reader takes more flops than this for each of its elements:
 #: a product with more than 512 outputs does. A GELU then takes less than 1% of a step.
 CHEAP = 1024

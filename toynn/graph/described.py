@@ -22,8 +22,6 @@ from toynn.numerics.precision import NUMBERED
 Tape: TypeAlias = Any
 Node: TypeAlias = Any
 
-__all__ = ["described", "numbered", "sources"]
-
 
 def described(tape: Tape, places: Mapping[Tensor, Place]) -> dict[str, Any]:
     """Return a tape as dicts, lists, strings and numbers; ``places`` may be {}.

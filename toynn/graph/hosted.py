@@ -8,8 +8,6 @@ from toynn.backends.host import HostFunction
 from toynn.graph.tape import Node, Op
 from toynn.graph.tensor import Tensor
 
-__all__ = ["hosted"]
-
 
 def hosted(
     name: str,

@@ -19,8 +19,6 @@ from toynn.graph.planner import Layout, layout_of
 from toynn.graph.tape import Node, Role, Tape, Tensor
 from toynn.graph.tensor import place_of
 
-__all__ = ["CompiledTape", "Lowered", "compile_tape", "lower"]
-
 _UPDATED = (Role.PARAMETER, Role.MOMENT)
 _FROM_OUTSIDE = (Role.PARAMETER, Role.CONSTANT, Role.INPUT)
 

@@ -11,8 +11,6 @@ from toynn.errors import ConfigError
 from toynn.graph.checkpointing import reading
 from toynn.graph.tape import Node, Op, Role, Tape, Tensor
 
-__all__ = ["narrow_kept"]
-
 
 def narrow_kept(tape: Tape, narrow: Op, widen: Op) -> None:
     """Narrow the activations that blocks keep on a tape whose backward pass is recorded.

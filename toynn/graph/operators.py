@@ -11,8 +11,6 @@ from typing import Any, Self
 
 from toynn.errors import LifecycleError
 
-__all__ = ["RECORDERS", "Operators"]
-
 #: The functions of ops by name: each takes the session, then the operands.
 RECORDERS: dict[str, Callable[..., Any]] = {}
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from toynn.backends.protocol import aligned
 from toynn.graph.tape import Tape, Tensor
 
-__all__ = ["Layout", "layout_of"]
-
 
 @dataclass(frozen=True)
 class Layout:

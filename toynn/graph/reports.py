@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 
-__all__ = ["Cost", "Memory", "Profile", "ProfileRow", "Shown"]
-
 
 class Shown:
     """An object that a notebook shows as it prints, in a fixed-width font."""

@@ -21,8 +21,6 @@ from toynn.errors import ConfigError, ShapeError
 from toynn.graph.tensor import Tensor
 from toynn.numerics import dtypes
 
-__all__ = ["Solved", "aliases", "fill", "solve"]
-
 Tensors = Mapping[str, Tensor | None]
 Shape = tuple[int, ...]
 

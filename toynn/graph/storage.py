@@ -17,8 +17,6 @@ from toynn.errors import LifecycleError
 from toynn.graph.tape import Role, Tensor
 from toynn.numerics import dtypes
 
-__all__ = ["REGIONS", "Storage", "values_at"]
-
 REGIONS = {
     Role.PARAMETER: "weights",
     Role.CONSTANT: "weights",

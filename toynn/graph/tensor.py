@@ -11,8 +11,6 @@ from toynn.errors import ConfigError, ShapeError
 from toynn.graph.operators import Operators
 from toynn.numerics import dtypes
 
-__all__ = ["Role", "Tensor", "ValidRows", "place_of"]
-
 
 class Role(Enum):
     """The purpose of a tensor: it decides who owns its memory and for how long."""

@@ -10,8 +10,6 @@ from toynn.formats.objects import read_object
 from toynn.jobs.directory import Directory
 from toynn.system.reading import read_bytes
 
-__all__ = ["Origin", "UnknownBase", "origin_of"]
-
 RUN_CONFIG = "config.toml"
 
 

@@ -10,8 +10,6 @@ from toynn.data.examples import Examples
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.drawing import sample
 
-__all__ = ["before_and_after"]
-
 PROMPTS = 3
 LONGEST = 512  # most tokens shown: the last ones of a prompt, the first ones of an answer
 

@@ -22,8 +22,6 @@ from toynn.recipes.encoders import decided, probabilities
 from toynn.train import classify
 from toynn.train.state import Means
 
-__all__ = ["classifier", "judged", "of_encoder", "pairs_of", "said", "text_figures"]
-
 AT_ONCE = 64  # texts
 
 

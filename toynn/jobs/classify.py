@@ -31,8 +31,6 @@ from toynn.train.folder import RunFolder, Value
 from toynn.train.loop import WHOLE
 from toynn.train.state import Result
 
-__all__ = ["ClassifyJob", "ClassifyOptions"]
-
 BALANCED = "balanced"
 LOSSES = {"classes": "cross_entropy", "several": "binary", "number": "squared", "tokens": ""}
 METRICS = ("loss", "accuracy", "macro-f1", "micro-f1", "matthews", "spearman", "entity-f1")

@@ -23,8 +23,6 @@ from toynn.optim.schedule import usual_warmup
 from toynn.options import Option, renamed
 from toynn.system.reading import read_bytes
 
-__all__ = ["read_config"]
-
 TABLES = ("run", "data", "rewards", "model", "train")
 
 

@@ -11,8 +11,6 @@ from toynn.jobs.paths import on_hub
 from toynn.jobs.weighted import path_and_weight
 from toynn.options import Option
 
-__all__ = ["Directory"]
-
 
 class Directory:
     """The working directory of a run's first start; by default the current one.

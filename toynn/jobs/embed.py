@@ -27,8 +27,6 @@ from toynn.train.folder import RunFolder
 from toynn.train.loop import WHOLE
 from toynn.train.state import Result
 
-__all__ = ["EmbedJob", "EmbedOptions", "RerankJob", "RerankOptions"]
-
 METRIC_SAID = (
     "metric that selects the best weights; more after commas are only reported: {} (default: {})"
 )

@@ -16,8 +16,6 @@ from toynn.errors import DataError
 from toynn.evaluation.retrieval import cosines, found_again, ranked
 from toynn.train.classify import of_scores, spearman
 
-__all__ = ["score_figures", "vector_figures"]
-
 
 def vector_figures(
     engine: Encoder, data: Path, columns: Mapping[str, str], corpus: Path | None = None

@@ -27,8 +27,6 @@ from toynn.system.printing import counted, fact
 from toynn.train.folder import Value
 from toynn.train.progress import Reading
 
-__all__ = ["EncoderJob", "EncoderOptions"]
-
 #: Peak learning rates.
 RATES = {"full": 2e-5, "lora": 2e-4, "head": 1e-3}
 MOST_STEPS = 500  # between evaluations, unless it is said

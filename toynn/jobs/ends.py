@@ -8,8 +8,6 @@ import numpy as np
 
 from toynn.data.batch import IGNORED
 
-__all__ = ["REST", "STOP", "added", "sums", "unlearned"]
-
 STOP, REST = "stop/loss", "rest/loss"  # loss on stop tokens, and on all other valid labels
 
 

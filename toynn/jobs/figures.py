@@ -29,17 +29,6 @@ from toynn.system.reading import open_file
 from toynn.train import classify
 from toynn.train.state import Means
 
-__all__ = [
-    "NO_QUESTIONS",
-    "SEQ",
-    "TOP",
-    "figures",
-    "has_preferences",
-    "picture_figures",
-    "preference_figures",
-    "seq_of",
-]
-
 SEQ = 512  # tokens of a window, the default of llama-perplexity
 TOP = 5  # likeliest classes, for top-k accuracy
 AT_ONCE = 64  # pictures in an evaluation batch

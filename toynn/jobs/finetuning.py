@@ -40,8 +40,6 @@ from toynn.recipes import Classifier, Embedder
 from toynn.system.printing import lenient
 from toynn.train.state import Result
 
-__all__ = ["Run", "finetune", "kept", "silence"]
-
 RECIPES = ("lora", "grpo", "classify", "embed", "rerank")
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -36,8 +36,6 @@ from toynn.train.folder import RunFolder, Value
 from toynn.train.options import LoopOptions
 from toynn.train.state import Figures, Result
 
-__all__ = ["GRPOJob", "GRPOOptions"]
-
 VALID = "valid.jsonl"
 SHOWN = 3  # prompts of a sample
 

@@ -36,9 +36,6 @@ from toynn.system.printing import fact
 from toynn.train.folder import RunFolder, Value
 from toynn.train.state import Figures, Result
 
-__all__ = ["Job", "late"]
-
-
 T = TypeVar("T")
 
 PATIENCE = 5.0  # seconds that a stopped run may take to show its results

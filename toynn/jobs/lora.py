@@ -35,8 +35,6 @@ from toynn.system.printing import fact, harmless
 from toynn.train.folder import RunFolder
 from toynn.train.state import Figures, Result
 
-__all__ = ["AdapterFields", "AdapterJob", "BaseFields", "LoRAJob", "LoRAOptions"]
-
 NORMAL_STD = 0.02  # standard deviation of A with --init normal
 _SFT = "sft"
 

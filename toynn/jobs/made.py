@@ -16,8 +16,6 @@ from toynn.jobs.vit import ViTJob
 from toynn.options import Option
 from toynn.system.platform import in_shell
 
-__all__ = ["JOBS", "OPTIONS", "made"]
-
 KINDS = (
     *(GPT2Job, FromScratchJob, WarmStartJob, LoRAJob, GRPOJob),
     *(ViTJob, ClassifyJob, EmbedJob, RerankJob),

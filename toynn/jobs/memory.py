@@ -19,18 +19,6 @@ from toynn.recipes import WarmStart
 from toynn.system.machine import free_memory
 from toynn.system.printing import size
 
-__all__ = [
-    "ADAPTER_RANK",
-    "SHORT",
-    "check_fits",
-    "choose_plan",
-    "memory_if_shorter",
-    "new_model_over",
-    "plans_of_adapters",
-    "plans_of_all_weights",
-    "read_by_step",
-]
-
 ADAPTER_RANK = 8  # rank of the adapters whose memory `toynn info` tells
 ALL_LINEAR = AdapterOptions(ADAPTER_RANK, targets="all-linear")
 SHORT = 64  # tokens of a step that is short enough to gain by prepacking in every precision

@@ -18,8 +18,6 @@ from toynn.evaluation.choices import Encoder
 from toynn.evaluation.scores import Causal, log_probabilities, read
 from toynn.generation.drawing import BatchEngine
 
-__all__ = ["Asked", "Beside", "beside", "measured"]
-
 TEXTS = 16  # held-out texts on which a model and its base are compared
 BASE = "base/kl", "base/same_top"  # the divergence; the share of tokens on which both agree
 TEACHER = "teacher/forward_kl", "teacher/agreement"

@@ -27,15 +27,6 @@ from toynn.system.platform import in_shell
 from toynn.train.folder import RunFolder, Value
 from toynn.train.state import Result
 
-__all__ = [
-    "FromScratchJob",
-    "GPT2Job",
-    "WarmStartJob",
-    "WarmStartOptions",
-    "default_d_ff",
-    "for_tied",
-]
-
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class ModelOptions(NewModelOptions, TextJobOptions):

@@ -36,24 +36,6 @@ from toynn.options import (
 from toynn.train.boards import BOARDS
 from toynn.train.options import LoopOptions
 
-__all__ = [
-    "ADAPTER",
-    "BACKEND",
-    "HEADINGS",
-    "MODEL",
-    "MOST_USED",
-    "OPTIMIZATION",
-    "PRECISION",
-    "SAVING",
-    "THREADS",
-    "JobOptions",
-    "NewModelOptions",
-    "StrPath",
-    "arranged",
-    "best_by",
-    "checked",
-]
-
 StrPath = str | PathLike[str]
 REPORTS, NO_REPORT = ("html", *BOARDS), "none"
 MODEL, ADAPTER, OPTIMIZATION = "model and data", "adapter", "optimization"

@@ -15,19 +15,6 @@ from toynn.formats.objects import read_object
 from toynn.jobs.weighted import path_and_weight
 from toynn.system.reading import read_bytes
 
-__all__ = [
-    "data_name",
-    "local_data",
-    "local_path",
-    "model_file",
-    "model_name",
-    "of_pictures",
-    "on_hub",
-    "path_or_name",
-    "picture_model",
-    "text_model",
-]
-
 #: Takes a label and a line about a download.
 Tell = Callable[[str, str], object]
 RUN = "config.toml"

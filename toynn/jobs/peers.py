@@ -10,18 +10,6 @@ from difflib import get_close_matches
 from toynn.formats.foreign import PAGE
 from toynn.options import RENAMED, Option
 
-__all__ = [
-    "ADVICE",
-    "CHAT",
-    "COMMANDS",
-    "FLAGS",
-    "VALUES",
-    "hint",
-    "hinted",
-    "meant",
-    "option_hint",
-]
-
 #: Least similarity of two words, 0 to 1, for one to be suggested for the other.
 NEAR = 0.7
 

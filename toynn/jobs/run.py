@@ -27,8 +27,6 @@ from toynn.train.options import LoopOptions
 from toynn.train.state import Result
 from toynn.train.trainer import Trainer, find
 
-__all__ = ["Outcome", "carried_out"]
-
 
 @dataclass(frozen=True)
 class Outcome:

@@ -21,8 +21,6 @@ from toynn.formats.tokenizer import Tokenizer
 from toynn.generation import Rollout, rollouts
 from toynn.rewards import Rewards
 
-__all__ = ["Asking", "Prompt", "Prompts", "Rounds", "Sampler", "Scored"]
-
 ROWS = 32  # samples that are written at a time
 
 

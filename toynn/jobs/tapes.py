@@ -22,8 +22,6 @@ from toynn.jobs.models import ModelJob
 from toynn.jobs.text import TextJob, rows_within
 from toynn.options import RecipeOptions
 
-__all__ = ["RECIPES", "VARIANTS", "Shown", "shown"]
-
 CONFIG = "config.toml"
 TEXT = "The value of a step is what it changes. A model reads, guesses, and learns. "
 #: Recipes that need no file.

@@ -17,8 +17,6 @@ from toynn.jobs.lora import LoRAJob
 from toynn.jobs.teacher import opened
 from toynn.system.reading import open_file
 
-__all__ = ["teach"]
-
 
 def teach(
     job: LoRAJob, out: Path, k: int, temperature: float, tell: Callable[[int, int], object]

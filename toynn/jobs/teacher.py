@@ -18,9 +18,6 @@ from toynn.jobs.paths import model_file, model_name, text_model
 from toynn.options import RecipeOptions, option, options_of, real, whole
 from toynn.system.printing import harmless
 
-__all__ = ["NAMED", "TaughtBatches", "TeacherOptions", "check_alone", "opened", "written"]
-
-
 #: How an option that names a teacher is read.
 NAMED: Any = {"read": model_name, "fetch": model_file, "metavar": "FILE", "hashed": True}
 

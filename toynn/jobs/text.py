@@ -47,22 +47,6 @@ from toynn.train.progress import Reading
 from toynn.train.state import Figures, Result
 from toynn.train.token_cache import TokenCache
 
-__all__ = [
-    "DATA",
-    "METRICS",
-    "NO_TEXTS",
-    "TOKENIZER",
-    "RowOptions",
-    "TextJob",
-    "TextJobOptions",
-    "TextOptions",
-    "WritingOptions",
-    "column_names",
-    "columns_of",
-    "rows_within",
-    "shown_part",
-]
-
 EVAL_BATCHES = 16
 SHOWN_BATCHES = 4  # training batches to measure stop tokens on, if nothing is held out
 SAMPLE_PROMPT = 32  # tokens of a text that a sample continues

@@ -34,8 +34,6 @@ from toynn.formats.adapters.adapter import HEAD, TABLE, is_tied
 from toynn.formats.bases import Base
 from toynn.formats.tokenizer import Tokenizer, TokenType
 
-__all__ = ["Row", "untrained_rows"]
-
 SAMPLE = 512  # most normal tokens, and unused ones, to compare with
 ZERO, ALIKE = 0.1, 0.25
 DIRECTIONS = 32  # most main directions; never more than an eighth of the columns

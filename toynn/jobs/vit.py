@@ -31,8 +31,6 @@ from toynn.train import classify
 from toynn.train.folder import RunFolder, Value
 from toynn.train.state import Result
 
-__all__ = ["ViTJob"]
-
 FOLDER_SIDE = 64  # pixels; pictures of a folder are always scaled
 INIT_SCALE = 50  # times 0.02 / sqrt(d_model): the std of new block matrices is 1 / sqrt(d_model)
 EVAL_BATCH = 64

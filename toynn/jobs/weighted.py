@@ -6,8 +6,6 @@ from pathlib import Path
 
 from toynn.errors import ConfigError
 
-__all__ = ["STRICT", "path_and_weight", "source_names", "sources"]
-
 STRICT = "fail, instead of warn, if an adapter was trained on another model"
 
 

@@ -29,9 +29,6 @@ from toynn.models.table import Floats, Row, Sizes, matrix, norm, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Bert"]
-
-
 _OFFSET = "position_offset"  # rows of the table of positions before the first
 
 

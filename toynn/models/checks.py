@@ -7,21 +7,6 @@ from typing import Any
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 
-__all__ = [
-    "check_divided",
-    "check_exported_heads",
-    "check_factors",
-    "check_flags",
-    "check_full",
-    "check_heads",
-    "check_lists",
-    "check_positive",
-    "check_recurrent",
-    "check_sizes",
-    "check_taps",
-    "set_defaults",
-]
-
 #: Window by model type where config.json has no sliding_window; None: attention sees all keys.
 _WINDOWS = {"mistral": 4096, "ministral3": None}
 _MOST_TAPS = 16

@@ -26,8 +26,6 @@ from toynn.models.windows import WindowConfig, Windowed
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Cohere2", "Cohere2Config"]
-
 _LOGITS = "logit_scale"
 #: Keys of old folders, and the only values with which this file's formulas hold.
 _SAME: dict[str, tuple[object, ...]] = {

@@ -47,8 +47,6 @@ from toynn.models.table import Floats, Sizes, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["DeepSeek2Config", "Latent"]
-
 _ATTENTION = f"{LAYER}.self_attn"
 _Q_RANK, _KV_RANK = "attention.q_lora_rank", "attention.kv_lora_rank"
 _KEY, _VALUE = "attention.key_length", "attention.value_length"

@@ -11,8 +11,6 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.models.mixture import GATING, GROUPS, GROUPS_USED, SCORES, SUM
 
-__all__ = ["V2", "scores_read", "scores_written"]
-
 V2 = "deepseek_v2"
 _ALL, _IN_GROUPS = "greedy", "group_limited_greedy"  # values of V2's topk_method
 

@@ -10,8 +10,6 @@ from toynn.models.llama import Llama
 from toynn.models.registry import register
 from toynn.models.rows import ATTENDED, MLP, QKV, changed, names
 
-__all__ = ["Ernie45"]
-
 
 class Ernie45(Llama):
     """The architecture."""

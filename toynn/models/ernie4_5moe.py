@@ -28,8 +28,6 @@ from toynn.models.mixture import (
 from toynn.models.registry import register
 from toynn.models.table import Floats
 
-__all__ = ["Ernie45MoE", "Ernie45MoEConfig"]
-
 #: Keys of config.json that transformers does not read.
 _UNUSED = ("moe_capacity", "moe_gate", "moe_use_aux_free")
 _STEP, _LAST = "interleave_moe_layer_step", "moe_layer_end_index"

@@ -15,8 +15,6 @@ from toynn.models.olmo2 import Olmo2
 from toynn.models.registry import register
 from toynn.models.windows import WindowConfig, Windowed
 
-__all__ = ["Exaone4", "Exaone4Config"]
-
 _WINDOWED = 64  # blocks
 
 

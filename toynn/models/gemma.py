@@ -36,8 +36,6 @@ from toynn.models.table import Floats
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["DIVISOR", "Gemma", "GemmaConfig", "bases_of"]
-
 _LOCAL, DIVISOR = "rope.freq_base_swa", "rope.scaling.factor"
 _WINDOW, _SCORES, _LOGITS = (
     "attention.sliding_window",

@@ -57,8 +57,6 @@ from toynn.models.windows import PATTERN
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Gemma3nConfig"]
-
 STREAMS = 4
 _ALTUP, _LAUREL = f"{LAYER}.altup", f"{LAYER}.laurel"
 _WIDTH, _SPARSITY = "feed_forward_length", "activation_sparsity_scale"

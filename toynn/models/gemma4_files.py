@@ -25,8 +25,6 @@ from toynn.models.sharing import (
 from toynn.models.table import Floats
 from toynn.models.windows import PATTERN, WINDOW
 
-__all__ = ["APART", "LOCAL", "SCALE", "Gemma4Config", "Gemma4Files"]
-
 _FULL, LOCAL = "attention.key_length", "attention.key_length_swa"
 _WIDTH = "feed_forward_length"
 _FACTORS, SCALE = "rope_freqs.weight", "blk.{n}.layer_output_scale.weight"

@@ -23,8 +23,6 @@ from toynn.models.table import Floats, Sizes, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Glm4", "Glm4Config", "PartlyRotated"]
-
 
 @dataclass(frozen=True)
 class Glm4Config(LlamaConfig):

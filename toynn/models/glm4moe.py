@@ -33,8 +33,6 @@ from toynn.models.rows import QKV, changed, names
 from toynn.models.table import Floats, Sizes
 from toynn.options import RecipeOptions
 
-__all__ = ["Glm4MoE", "Glm4MoEConfig"]
-
 _NORMS = "use_qk_norm"
 _MLP_NORM = "post_attention_norm"
 

@@ -24,9 +24,6 @@ from toynn.models.table import Floats, Shapes, Sizes, matrix, norm, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["GPT2", "GPT2Config"]
-
-
 _INITS = ("gpt2", "lcg")
 _STD = 0.02
 

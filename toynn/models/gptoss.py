@@ -29,9 +29,6 @@ from toynn.models.table import Floats, Row, experts, matrix, norm, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["GptOss", "GptOssConfig"]
-
-
 ALPHA, LIMIT = 1.702, 7.0  # fixed in llama.cpp; GGUF has no keys for them
 _MLP = f"{LAYER}.mlp.experts"
 _WINDOW = "attention.sliding_window"

@@ -25,8 +25,6 @@ from toynn.models.registry import register
 from toynn.models.table import Floats
 from toynn.nn import Layers
 
-__all__ = ["ROTATED", "Granite", "GraniteConfig"]
-
 ROTATED = "rope.scaling.finetuned"  # by this key llama.cpp decides whether there is RoPE
 #: Fields of the configuration: GGUF's keys, and config.json's.
 _SCALES = {

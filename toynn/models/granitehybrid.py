@@ -27,8 +27,6 @@ from toynn.models.rows import LAYER, changed
 from toynn.models.sequence import SequenceModel
 from toynn.models.table import Floats
 
-__all__ = ["GraniteHybrid", "GraniteHybridConfig"]
-
 #: What config.json calls kinds of blocks: those with attention, and those without.
 _ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")
 #: The values of time_step_limit that set no limit: toynn computes no other.

@@ -20,8 +20,6 @@ from toynn.models.registry import register
 from toynn.models.rows import changed
 from toynn.models.table import Floats
 
-__all__ = ["PARTS", "SHARED_MLP", "GraniteMoE", "GraniteMoEConfig"]
-
 #: Names at Hugging Face: of a mixture's parts; of the shared expert's, in Granite 4's folders.
 PARTS = {"gate": "input_linear[0/2]", "up": "input_linear[1/2]", "down": "output_linear"}
 SHARED_MLP = {part: f"model.layers.{{n}}.shared_mlp.{name}" for part, name in PARTS.items()}

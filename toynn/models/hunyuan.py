@@ -18,8 +18,6 @@ from toynn.models.rope import base_of, width_of
 from toynn.models.rows import ATTENDED, QKV, changed, names
 from toynn.models.table import Floats
 
-__all__ = ["Hunyuan"]
-
 _ATTENTION = "model.layers.{n}.self_attn"
 #: Keys beside alpha that transformers does not read, and their usual values.
 _BESIDE = {"factor": 1, "mscale": 1, "mscale_all_dim": 1, "beta_fast": 32, "beta_slow": 1}

@@ -12,8 +12,6 @@ from toynn.formats.gguf import Strings
 from toynn.formats.hf.config import CLASSES, LABELS, PROBLEM
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
-__all__ = ["EPS", "KV", "Hyper", "Source", "check_tensors", "refuse", "shape_of", "sizes_of"]
-
 #: Hyper-parameters that change no result: at any value (None), or at the value given here.
 _NEUTRAL = {
     "vocab_size": None,  # see Hyper.vocabulary

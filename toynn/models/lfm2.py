@@ -25,8 +25,6 @@ from toynn.models.table import Floats, Sizes, matrix, norm, taps
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["LFM2", "LFM2Config"]
-
 _KV, _TAPS = "attention.head_count_kv", "shortconv.l_cache"
 _PERIOD = 3  # in a new model every third block has attention
 #: Keys of config.json that transformers does not read, or reads only to adjust the MLP's width.

@@ -28,9 +28,6 @@ from toynn.models.registry import register
 from toynn.models.table import Floats, Sizes
 from toynn.options import RecipeOptions
 
-__all__ = ["LFM2MoE", "LFM2MoEConfig"]
-
-
 _PARTS = {"router": "gate", "gate": "experts.{e}.w1", "up": "experts.{e}.w3"}
 _BIAS = "expert_bias"  # only folders may lack it
 

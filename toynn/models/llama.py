@@ -48,8 +48,6 @@ from toynn.models.table import Floats, Row, Shapes, Sizes, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["IN_FILES", "Llama", "LlamaConfig"]
-
 
 @dataclass(frozen=True)
 class LlamaConfig:

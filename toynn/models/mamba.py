@@ -22,8 +22,6 @@ from toynn.models.table import Row, Sizes, matrix, norm, taps
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Mamba", "MambaConfig", "mamba_rows"]
-
 TAPS, STATE, GROUPS = "ssm.conv_kernel", "ssm.state_size", "ssm.group_count"
 HEADS, INNER = "ssm.time_step_rank", "ssm.inner_size"
 

@@ -19,8 +19,6 @@ from toynn.models.llama import IN_FILES, Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.table import Floats
 
-__all__ = ["Ministral3", "Ministral3Config"]
-
 _GROWTH, _LOG = "attention.temperature_scale", "rope.scaling.yarn_log_multiplier"
 _BETA = "llama_4_scaling_beta"
 

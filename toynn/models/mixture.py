@@ -30,8 +30,6 @@ from toynn.models.table import Floats, Row, Sizes, experts, matrix, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Mixture", "MixtureConfig", "Sparse", "SparseConfig", "check_groups", "with_experts"]
-
 EXPERTS, USED = "expert_count", "expert_used_count"
 EXPERT_WIDTH, SHARED = "expert_feed_forward_length", "expert_shared_feed_forward_length"
 SHARED_COUNT = "expert_shared_count"

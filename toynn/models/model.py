@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 from toynn.models.table import Row, Shapes, Sizes, Weight, expand
 from toynn.options import RecipeOptions
 
-__all__ = ["Blocks", "C", "Model"]
-
 
 class Blocks(Protocol):
     """The field that all configurations have."""

@@ -30,9 +30,6 @@ from toynn.models.table import Floats, Sizes, matrix, norm, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["ModernBert", "ModernBertConfig"]
-
-
 _WINDOW, _EVERY = "attention.sliding_window", "attention.sliding_window_pattern"
 _BASE, _LOCAL = "rope.freq_base", "rope.freq_base_swa"
 _POOLING = "classifier.pooling_type"  # llama.cpp reads a mean where it is missing

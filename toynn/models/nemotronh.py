@@ -43,8 +43,6 @@ from toynn.models.table import Floats, Row, Sizes, experts, matrix, norm, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["NemotronH", "NemotronHConfig"]
-
 _MIXER = f"{LAYER}.mixer"
 _WIDTH, _LATENT = "feed_forward_length", "moe_latent_size"
 LAYER_EPS = "attention.layer_norm_epsilon"  # which llama.cpp wants, too

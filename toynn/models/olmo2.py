@@ -26,8 +26,6 @@ from toynn.models.table import Floats, norm
 from toynn.models.windows import WINDOW, WindowConfig, Windowed
 from toynn.nn import Layers
 
-__all__ = ["Olmo2", "Olmo2Config"]
-
 _LOCAL = "rope.freq_base_swa"
 _THIRD = "olmo3"
 _BASE = 5e5  # of RoPE in OLMo 3, where config.json does not say

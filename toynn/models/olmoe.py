@@ -16,8 +16,6 @@ from toynn.models.llama import Llama
 from toynn.models.mixture import Mixture, MixtureConfig, with_experts
 from toynn.models.registry import register
 
-__all__ = ["OLMoE", "OLMoEConfig"]
-
 
 @dataclass(frozen=True)
 class OLMoEConfig(MixtureConfig):

@@ -32,8 +32,6 @@ from toynn.models.table import Floats, Sizes, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Phi3", "Phi3Config"]
-
 _ORIGINAL, _MAGNITUDE = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 _TABLES = {_LONG: "long_factor", _SHORT: "short_factor"}

@@ -37,8 +37,6 @@ from toynn.models.table import Floats, Row, Sizes, matrix, taps
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Qwen35", "Qwen35Config"]
-
 _LAYER, DELTA = "model.layers.{n}", "model.layers.{n}.linear_attn"
 _MOST = 256  # rows of a state
 _TAPS, D_K = "ssm.conv_kernel", "ssm.state_size"

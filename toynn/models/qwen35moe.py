@@ -25,8 +25,6 @@ from toynn.models.qwen35 import Qwen35, Qwen35Config
 from toynn.models.registry import register
 from toynn.models.table import Floats
 
-__all__ = ["Qwen35MoE", "Qwen35MoEConfig"]
-
 _WIDTH = "feed_forward_length"
 
 

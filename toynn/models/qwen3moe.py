@@ -17,8 +17,6 @@ from toynn.models.mixture import EXPERT_WIDTH, USED, Mixture, MixtureConfig, wit
 from toynn.models.registry import register
 from toynn.models.table import Floats
 
-__all__ = ["Qwen3MoE", "Qwen3MoEConfig"]
-
 _WIDTH = "feed_forward_length"
 
 

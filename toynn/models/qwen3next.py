@@ -29,8 +29,6 @@ from toynn.models.table import Sizes
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Qwen3Next", "Qwen3NextConfig"]
-
 
 @dataclass(frozen=True)
 class Qwen3NextConfig(Qwen35MoEConfig):

@@ -6,8 +6,6 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 from toynn.models.sequence import SequenceModel
 
-__all__ = ["ARCHITECTURES", "ENCODERS", "architecture", "register"]
-
 #: Models that predict the next token, by general.architecture of GGUF files; and encoders.
 ARCHITECTURES: dict[str, SequenceModel[Any]] = {}
 ENCODERS: dict[str, SequenceModel[Any]] = {}

@@ -27,27 +27,6 @@ from toynn.models.checks import check_flags, check_positive, check_sizes, set_de
 from toynn.models.hyper import Hyper, refuse
 from toynn.models.table import Floats
 
-__all__ = [
-    "ROTATED",
-    "base_of",
-    "check_channels",
-    "check_stretch",
-    "factors_of",
-    "frequencies",
-    "magnitude",
-    "numbers",
-    "part_of",
-    "part_written",
-    "plain",
-    "rope_scaling",
-    "rotated",
-    "stretch_of",
-    "unlike",
-    "width_of",
-    "written",
-]
-
-
 BASE = 1e4  # where a file does not say
 ROTATED = "rope.dimension_count"
 _TYPE, _FACTOR = "rope.scaling.type", "rope.scaling.factor"

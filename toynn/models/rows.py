@@ -6,8 +6,6 @@ from typing import Any
 
 from toynn.models.table import Row, matrix, table
 
-__all__ = ["ATTENDED", "EMBEDDING", "LAYER", "MLP", "OUTPUT", "QKV", "changed", "names"]
-
 _STD = 0.02  # of embeddings and head
 LAYER = "model.layers.{n}"
 

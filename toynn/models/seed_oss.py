@@ -14,8 +14,6 @@ from toynn.models.registry import register
 from toynn.models.rows import ATTENDED, MLP, QKV, changed, names
 from toynn.models.table import Floats
 
-__all__ = ["SeedOss"]
-
 _NORM = "post_attention_norm"
 
 

@@ -24,20 +24,6 @@ from toynn.models.table import Floats, matrix, norm, table
 from toynn.models.windows import PATTERN, WindowConfig, Windowed
 from toynn.nn import Layers
 
-__all__ = [
-    "BASE",
-    "FOR_ALL",
-    "FOR_BLOCK",
-    "HEADS",
-    "INPUT",
-    "KINDS",
-    "LOCAL_BASE",
-    "LOGITS",
-    "SHARED",
-    "Sharing",
-    "SharingConfig",
-]
-
 SHARED, INPUT = "attention.shared_kv_layers", "embedding_length_per_layer_input"
 BASE, LOCAL_BASE = "rope.freq_base", "rope.freq_base_swa"
 LOGITS = "final_logit_softcapping"

@@ -16,8 +16,6 @@ from toynn.models.llama import Llama
 from toynn.models.registry import register
 from toynn.models.table import Floats
 
-__all__ = ["SmolLM3"]
-
 _INTERVAL = 4  # of the blocks without RoPE
 
 

@@ -22,8 +22,6 @@ from toynn.models.table import Floats, matrix, norm
 from toynn.models.windows import WINDOW
 from toynn.nn import Layers
 
-__all__ = ["Starcoder2", "Starcoder2Config"]
-
 _GELU = "gelu_pytorch_tanh"
 
 

@@ -20,23 +20,6 @@ from numpy.typing import NDArray
 from toynn._kernels import random
 from toynn.formats.hf.name_mapping import Order
 
-__all__ = [
-    "Floats",
-    "Row",
-    "Shapes",
-    "Sizes",
-    "Start",
-    "Weight",
-    "by_width",
-    "expand",
-    "experts",
-    "matrix",
-    "norm",
-    "router",
-    "table",
-    "taps",
-]
-
 Floats = NDArray[np.float32]
 Shapes = dict[str, tuple[int, ...]]
 Sizes = Mapping[str, int]

@@ -16,8 +16,6 @@ from toynn.errors import DataError
 from toynn.formats.safetensors import SafeTensors
 from toynn.models.table import Floats
 
-__all__ = ["check_tensors", "class_names", "described", "metadata_of", "resampled"]
-
 Shapes = Mapping[str, tuple[int, ...]]
 
 CONFIG, NAMES = "toynn.vit", "toynn.class_names"

@@ -22,9 +22,6 @@ from toynn.nn import Layers
 from toynn.numerics import checks
 from toynn.options import RecipeOptions
 
-__all__ = ["VIT", "ViT", "ViTConfig"]
-
-
 _NORMS, _ACTIVATIONS = ("layernorm", "rmsnorm"), {"gelu": "gelu_exact", "silu": "silu"}
 _STD = 0.02
 _PATCHES = "patch_embed.proj.weight"

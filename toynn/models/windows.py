@@ -19,8 +19,6 @@ from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.table import Floats
 from toynn.nn import Layers
 
-__all__ = ["PATTERN", "WINDOW", "WindowConfig", "Windowed"]
-
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _PERIOD = 4  # by default the last of every 4 blocks has no window
 _SLIDING, _FULL = "sliding_attention", "full_attention"

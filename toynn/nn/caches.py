@@ -6,8 +6,6 @@ from toynn import ops
 from toynn.graph.tape import Tensor
 from toynn.session import Session
 
-__all__ = ["Caches"]
-
 
 @dataclass(frozen=True)
 class Caches:

@@ -17,8 +17,6 @@ from toynn.nn.caches import Caches
 from toynn.nn.lora import LoRA, linear, scaled
 from toynn.session import Session
 
-__all__ = ["Dropout", "Layers"]
-
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
 _SCORES = {"softmax": ops.softmax, "sigmoid": ops.sigmoid}  # of experts, from a router's logits
 

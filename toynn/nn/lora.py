@@ -16,8 +16,6 @@ from toynn import ops
 from toynn.graph.tape import Tensor
 from toynn.session import Session
 
-__all__ = ["LoRA", "Magnitude", "linear", "scaled"]
-
 
 @dataclass(frozen=True)
 class Magnitude:

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 
-__all__ = ["RANGES", "SLOTS", "check_row"]
-
 SLOTS = ("lr", "beta1", "beta2", "eps", "weight_decay", "c1", "c2")
 #: The range of each slot. A step moves a weight by about lr, and weights are rarely above 1.
 RANGES = {

@@ -11,24 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 from toynn.errors import ConfigError, LabelError, ShapeError
 from toynn.numerics import dtypes
 
-__all__ = [
-    "IGNORED",
-    "Below",
-    "Check",
-    "converted",
-    "count_within",
-    "dense_labels",
-    "dimensions",
-    "first_values",
-    "fits_i32",
-    "held_by",
-    "rising_to",
-    "segments_within",
-    "step_and_switch",
-    "still_finite",
-    "thread_count",
-]
-
 IGNORED = -100  # the integer label of a row without loss, as in PyTorch and the kernels
 
 _I32 = np.dtype(np.int32)

@@ -9,17 +9,6 @@ Source: ggml_type of ggml.h, and ggml-common.h, in ggml; the gguf library has th
 
 from typing import NamedTuple
 
-__all__ = [
-    "DTYPES",
-    "GGUF_BLOCKS",
-    "GGUF_TYPES",
-    "NAMES",
-    "QUANTIZED",
-    "DType",
-    "nbytes",
-    "row_fits",
-]
-
 
 class DType(NamedTuple):
     """A type: its number in GGML, and the elements and bytes of one block."""

@@ -4,15 +4,6 @@ from collections.abc import Sequence
 
 from toynn.errors import ConfigError
 
-__all__ = [
-    "ALL_PRECISIONS",
-    "NUMBERED",
-    "PRECISIONS",
-    "checked",
-    "get_float32_matmul_precision",
-    "set_float32_matmul_precision",
-]
-
 PRECISIONS = ("highest", "high", "medium")
 #: Those of a session, as kernels number them: "int8" is for frozen quantized weights alone.
 ALL_PRECISIONS = (*PRECISIONS, "int8")

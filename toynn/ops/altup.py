@@ -3,8 +3,6 @@
 from toynn.graph.tape import Op, Tensor
 from toynn.ops._shape import Recorder, by_names, flops, itself, matrix, require
 
-__all__ = ["correct", "gaussian_topk", "predict", "rescale"]
-
 
 def predict(s: Recorder, x: Tensor, w: Tensor, n_streams: int) -> Tensor:
     """Record y_i = x_i + sum_j w_ij x_j for the streams of x (N, A C); w (N, A A)."""

@@ -12,24 +12,6 @@ from toynn.ops._shape import EXP, Recorder, by_names, flops, require
 from toynn.ops.axes import broadcast
 from toynn.ops.elementwise import ADD, SCALE, scale
 
-__all__ = [
-    "abs",
-    "add",
-    "div",
-    "exp",
-    "log",
-    "masked",
-    "mul",
-    "neg",
-    "power",
-    "relu",
-    "sqrt",
-    "square",
-    "sub",
-    "tanh",
-    "where",
-]
-
 Operand = Tensor | float
 
 

@@ -9,8 +9,6 @@ from toynn.graph.tape import Node, Op, Tensor
 from toynn.numerics import checks
 from toynn.ops._shape import EXP, Recorder, Sizes, matrix, product_precision, require
 
-__all__ = ["CACHE_ROWS", "KVCache", "attention"]
-
 CACHE_ROWS = 64  # a cache has room for a multiple of this: kernels store rows in blocks
 
 

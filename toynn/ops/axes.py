@@ -19,8 +19,6 @@ from toynn.ops.elementwise import COLUMNS
 from toynn.ops.experts import EXPERTS_BACKWARD_INPUT, MOST_ROWS
 from toynn.ops.linear import LINEAR_BACKWARD_INPUT
 
-__all__ = ["broadcast", "concat", "matmul", "mean", "part", "reshape", "sum", "transpose"]
-
 Shape = tuple[int, ...]
 
 

@@ -5,8 +5,6 @@ from toynn.graph.tape import Node, Op, Tensor
 from toynn.ops._shape import Recorder, flops
 from toynn.ops.linear import BIAS_BACKWARD
 
-__all__ = ["dora", "dora_norms"]
-
 
 def dora_norms(
     s: Recorder, squares: Tensor, p: Tensor, g: Tensor, b: Tensor, scale: float

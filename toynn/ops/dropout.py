@@ -8,8 +8,6 @@ from toynn.graph.tape import Node, Op, Role, Tensor
 from toynn.numerics import checks
 from toynn.ops._shape import Recorder, flops, require
 
-__all__ = ["dropout"]
-
 
 def dropout(s: Recorder, x: Tensor, p: float, control: Tensor, site: int) -> Tensor:
     """Record y = x mask / (1 - p): each element is dropped with probability p, in [0, 1).

@@ -17,29 +17,6 @@ from toynn.ops._shape import (
     require,
 )
 
-__all__ = [
-    "ACCUMULATE",
-    "ADD",
-    "COLUMNS",
-    "GELU_BACKWARD",
-    "GELU_FORMS",
-    "NARROW",
-    "SCALE",
-    "WIDEN",
-    "columns",
-    "geglu",
-    "gelu",
-    "relu2",
-    "rounded",
-    "scale",
-    "sigmoid",
-    "silu",
-    "softcap",
-    "swiglu",
-    "swiglu_halves",
-]
-
-
 #: The two forms of GELU by name, with the value of the kernel's switch "exact".
 GELU_FORMS = {"gelu_tanh": 0, "gelu_exact": 1}
 _ROUNDED = {"f16": 0, "bf16": 1}

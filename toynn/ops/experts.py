@@ -25,17 +25,6 @@ from toynn.ops._shape import (
     require,
 )
 
-__all__ = [
-    "EXPERTS_BACKWARD_INPUT",
-    "MOST_ROWS",
-    "Routes",
-    "combine",
-    "dispatch",
-    "experts",
-    "route",
-    "weigh",
-]
-
 MOST_ROWS = 2**31 - 1  # copies of rows: their indices are int32
 MOST_GROUPS = 64  # of experts
 

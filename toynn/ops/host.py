@@ -10,8 +10,6 @@ from toynn.graph.tape import Node, Tensor
 from toynn.numerics import checks
 from toynn.ops._shape import Recorder
 
-__all__ = ["numpy"]
-
 
 def numpy(
     s: Recorder,

@@ -14,8 +14,6 @@ from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
 from toynn.ops._shape import Recorder, by_names, flops, matrix, require
 
-__all__ = ["absorbed", "expanded", "head_columns", "joined", "placed"]
-
 
 def head_columns(s: Recorder, x: Tensor, n_heads: int, first: int, width: int) -> Tensor:
     """Record columns first to first + width - 1 of each head of x (N, H W): (N, H width)."""

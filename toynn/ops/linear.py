@@ -9,8 +9,6 @@ from toynn.numerics import checks, dtypes
 from toynn.ops._shape import Recorder, Sizes, by_names, flops, matrix, product_precision
 from toynn.ops.elementwise import GELU, GELU_BACKWARD, GELU_FORMS
 
-__all__ = ["LINEAR_BACKWARD_INPUT", "embedding", "linear"]
-
 
 def embedding(s: Recorder, w: Tensor, ids: Tensor) -> Tensor:
     """Record y (N, C) = the rows ids (N,) of w (V, C); a frozen w may be quantized."""

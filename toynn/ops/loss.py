@@ -21,8 +21,6 @@ from toynn.ops.linear import (
     linear,
 )
 
-__all__ = ["Teacher", "chunk_rows", "cross_entropy", "linear_cross_entropy", "valid_rows"]
-
 #: Logits of up to this many bytes are one chunk: chunks would save too little memory.
 WHOLE = 64 << 20
 #: Rows of a chunk of larger logits. Each chunk reads and packs w twice, and adds to dw once. That

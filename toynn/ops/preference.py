@@ -8,8 +8,6 @@ from toynn.numerics import checks
 from toynn.ops._shape import EXP, Recorder, by_names, flops, matrix, require
 from toynn.ops.loss import CHUNK
 
-__all__ = ["dpo", "kto", "orpo", "token_losses", "token_sums"]
-
 
 def token_losses(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
     """Record -log softmax(logits)[label] of each row (N,); 0 where the label is -100.

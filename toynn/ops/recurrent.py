@@ -6,8 +6,6 @@ from toynn.graph.tape import Node, Op, Tensor
 from toynn.numerics import checks
 from toynn.ops._shape import EXP, SIGMOID_SLOPE, Recorder, Sizes, by_names, flops, matrix, require
 
-__all__ = ["decay", "delta", "gated", "queries", "ssd"]
-
 LENGTH = 32  # rows from one saved state to the next
 MOST = 256  # rows of a state
 CHUNK = 64  # rows of a state space that are computed together

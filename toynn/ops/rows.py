@@ -13,8 +13,6 @@ from toynn.ops._shape import (
     require,
 )
 
-__all__ = ["class_token", "layernorm", "rmsnorm", "rope", "softmax"]
-
 
 def softmax(s: Recorder, x: Tensor) -> Tensor:
     """Record y (N, C) = softmax over the rows of x."""

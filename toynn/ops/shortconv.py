@@ -6,8 +6,6 @@ from toynn.graph.tape import Node, Op, Tensor
 from toynn.numerics import checks
 from toynn.ops._shape import Recorder, Sizes, by_names, matrix, require
 
-__all__ = ["RING", "shortconv"]
-
 RING = 128  # rows of a ring, for each sequence: those of a run and the L - 1 before them
 
 

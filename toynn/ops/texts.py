@@ -11,8 +11,6 @@ from toynn.ops._shape import Recorder, by_names, flops, matrix, require
 from toynn.ops.elementwise import scale
 from toynn.ops.loss import cross_entropy, linear_cross_entropy
 
-__all__ = ["binary_cross_entropy", "cosent", "infonce", "pooling", "squared_error"]
-
 
 def pooling(s: Recorder, x: Tensor, bounds: Tensor) -> Tensor:
     """Record y (S, C), the mean of each text's rows of x (N, C).

@@ -10,8 +10,6 @@ from toynn.ops.arithmetic import SQUARE
 from toynn.ops.axes import SUM
 from toynn.ops.linear import LINEAR, LINEAR_BACKWARD_INPUT, LINEAR_BACKWARD_WEIGHT
 
-__all__ = ["adamw_step", "grad_norm", "muon_step"]
-
 #: The rounds of Newton-Schulz, and their coefficients: Jordan et al. 2024.
 ROUNDS, (A, B, C) = 5, (3.4445, -4.775, 2.0315)
 

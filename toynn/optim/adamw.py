@@ -23,8 +23,6 @@ from toynn.errors import ConfigError
 from toynn.numerics.adamw_row import check_row
 from toynn.options import option, real
 
-__all__ = ["AdamW"]
-
 
 @dataclass
 class AdamW:

@@ -20,8 +20,6 @@ from toynn.errors import ConfigError
 from toynn.numerics.adamw_row import RANGES
 from toynn.options import check_fields, option, real, whole
 
-__all__ = ["SCHEDULES", "WARMUP", "Schedule", "usual_warmup"]
-
 WARMUP = 100  # steps, or a tenth of a shorter run
 
 WSD_STABLE = 0.8  # share of the steps after warm-up that wsd spends at lr_max

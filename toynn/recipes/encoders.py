@@ -12,8 +12,6 @@ from toynn.formats.gguf import Strings
 from toynn.models import Source
 from toynn.models.encoder import LABELS
 
-__all__ = ["Classifier", "Embedder", "Reranker", "decided", "probabilities"]
-
 #: What the losses of a task say of labels.
 _PROBLEMS: dict[str, Any] = {
     "cross_entropy": "classes",

@@ -9,8 +9,6 @@ from toynn.models import GPT2Config
 from toynn.optim import AdamW
 from toynn.options import RecipeOptions
 
-__all__ = ["GPT2", "FromScratch"]
-
 
 class FromScratch(SequenceEngine[Any]):
     """Train a model of any architecture but GPT-2, all weights.

@@ -13,8 +13,6 @@ from numpy.typing import ArrayLike
 from toynn.engines import PolicyOptions
 from toynn.recipes.lora import LoRA
 
-__all__ = ["GRPO"]
-
 
 class GRPO(LoRA):
     """Train adapters of a model by rewards. Realize it like LoRA.

@@ -26,8 +26,6 @@ from toynn.models import Source
 from toynn.options import RecipeOptions
 from toynn.system.critical import Section
 
-__all__ = ["LoRA"]
-
 StrPath = str | PathLike[str]
 
 

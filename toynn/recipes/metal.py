@@ -3,8 +3,6 @@
 from toynn.recipes.lora import LoRA
 from toynn.recipes.warm_start import WarmStart
 
-__all__ = ["LoRAMetal", "WarmStartMetal"]
-
 
 class WarmStartMetal(WarmStart):
     """WarmStart on the GPU; raises BackendUnavailable if there is none."""

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from toynn.engines import PreferenceOptions
 from toynn.recipes.lora import LoRA
 
-__all__ = ["Preference"]
-
 
 class Preference(LoRA):
     """Train adapters of a model on preferences. Realize it like LoRA.

@@ -6,8 +6,6 @@ from typing import Any
 from toynn.engines.vit import ViTConfig, ViTEngine
 from toynn.options import RecipeOptions
 
-__all__ = ["VitTiny"]
-
 
 class VitTiny(ViTEngine):
     """Train a classifier of pictures. hp rows may follow either convention of AdamW."""

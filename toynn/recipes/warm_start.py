@@ -21,8 +21,6 @@ from toynn.optim import AdamW
 from toynn.options import RecipeOptions
 from toynn.recipes._donor import open_donor
 
-__all__ = ["WarmStart"]
-
 StrPath = str | PathLike[str]
 
 

@@ -17,8 +17,6 @@ from itertools import islice
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Server", "call", "main"]
-
 LONGEST = 300  # characters of an exception's text
 LAST = 5  # seconds for what the user's threads and exit handlers do at the end
 Answer = dict[str, Any]

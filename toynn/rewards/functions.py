@@ -21,8 +21,6 @@ from toynn.errors import ConfigError, RewardError
 from toynn.rewards import child
 from toynn.system.platform import kill_group, new_group
 
-__all__ = ["READY", "Rewards", "identity"]
-
 #: Ready rewards, and how they are typed.
 READY = {
     "exact": "exact[:COLUMN]",

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from toynn.runs.html import Markup, tag
 
-__all__ = ["chart", "short"]
-
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 30  # room around the curves
 POINTS = 400  # most points of a curve; a longer curve keeps the extremes of each stretch

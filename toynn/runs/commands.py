@@ -7,8 +7,6 @@ from typing import Any
 from toynn.runs.record import CONFIG, METRICS, Record
 from toynn.system.platform import in_shell
 
-__all__ = ["commands"]
-
 
 def commands(record: Record) -> Iterator[tuple[str, str]]:
     """Yield what can be done next, each with its command."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from toynn.system.printing import harmless
 
-__all__ = ["Markup", "join", "table", "tag", "text"]
-
 EMPTY = frozenset(["meta", "img", "line", "rect", "circle", "polyline", "br"])
 
 

@@ -20,8 +20,6 @@ from toynn.runs.series import PER_SECOND, Series, series
 from toynn.runs.style import STYLE
 from toynn.system.printing import duration, size
 
-__all__ = ["REPORT", "page", "write_report"]
-
 REPORT = "report.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 MIXED = (

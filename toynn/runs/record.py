@@ -11,8 +11,6 @@ from typing import Any
 from toynn.errors import DataError
 from toynn.system.reading import read_bytes
 
-__all__ = ["CONFIG", "METRICS", "NOTES", "Record", "lines_of"]
-
 CONFIG, METRICS, NOTES = "config.toml", "metrics.jsonl", "run.json"
 #: Sizes of numbers that are shown: a number outside is damage, and charts cannot scale to it.
 LEAST, MOST = 1e-100, 1e100

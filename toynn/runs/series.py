@@ -7,8 +7,6 @@ Example:
 
 from typing import NamedTuple
 
-__all__ = ["PER_SECOND", "PLAIN", "Series", "series"]
-
 HELD_OUT = "val_"
 PER_SECOND = "_per_second"
 #: Short names that differ from the field's last word.

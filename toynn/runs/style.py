@@ -1,7 +1,5 @@
 """The style sheet of report.html: system fonts, colours for light and dark, and for paper."""
 
-__all__ = ["STYLE"]
-
 STYLE = """
 :root { color-scheme: light dark; --back: #fbfbfa; --card: #ffffff; --text: #1d2129;
   --soft: #5c6470;

@@ -7,8 +7,6 @@ from toynn.runs.html import Markup, join, table, tag
 from toynn.runs.record import Record
 from toynn.system.printing import size
 
-__all__ = ["confusion", "memory", "pictures", "profile", "what_was_run"]
-
 CLASSES = 32  # most classes of a matrix; with more classes, a list of the commonest mistakes
 MISTAKES = 20
 OPS = 24

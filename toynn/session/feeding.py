@@ -10,8 +10,6 @@ from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
 from toynn.numerics import checks
 
-__all__ = ["compiled_feed", "passes_checks"]
-
 WEIGHTS = (Role.PARAMETER, Role.CONSTANT)  # backends track their uploads: they may be prepacked
 
 

@@ -11,8 +11,6 @@ from toynn.graph.storage import values_at
 from toynn.graph.tape import Tape, Tensor
 from toynn.graph.tensor import place_of
 
-__all__ = ["Look", "Read", "check_stops", "run_looking"]
-
 Read = Callable[[Tensor], NDArray[Any]]
 Look = Callable[[int, bool, Read], object]  # node, whether it has run, a function to read memory
 

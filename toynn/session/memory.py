@@ -9,8 +9,6 @@ from toynn.graph.storage import Storage
 from toynn.graph.tape import Tape
 from toynn.system.machine import free_memory
 
-__all__ = ["MemoryUse"]
-
 
 class MemoryUse:
     """Counts the bytes that tapes take, and decides which frozen weights are prepacked.

@@ -45,8 +45,6 @@ from toynn.session.step import Step
 from toynn.session.updates import Updates
 from toynn.system.critical import Section, exclusive
 
-__all__ = ["Session"]
-
 _COMPUTED = (Role.ACTIVATION, Role.GRADIENT)
 MOST_RECORDED = 8  # further tapes that are kept; each has its own arena
 _REPLACED = f"of a tape that {MOST_RECORDED} newer ones have replaced: record() it again"

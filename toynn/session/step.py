@@ -9,8 +9,6 @@ from toynn.graph.tape import Tensor
 from toynn.optim import AdamW
 from toynn.system.critical import Section
 
-__all__ = ["Step"]
-
 
 class Step:
     """One training step: ``step(x=..., labels=...)`` uploads, runs, and returns the loss.

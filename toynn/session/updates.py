@@ -17,8 +17,6 @@ from toynn.graph.narrowing import narrow_kept
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
 
-__all__ = ["Updates"]
-
 
 class Updates:
     """The gradients of a session's parameters, their moments, and the scalars of an update."""

@@ -6,8 +6,6 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["names", "submodules"]
-
 
 def submodules(package: str) -> Callable[[str], ModuleType]:
     """Return a ``__getattr__`` for a package: toynn.formats.gguf needs no import of its own."""

@@ -6,16 +6,6 @@ from platform import machine
 
 from toynn.system import platform
 
-__all__ = [
-    "cpu_quota",
-    "free_memory",
-    "load",
-    "nodes",
-    "peak_memory",
-    "processor",
-    "total_memory",
-]
-
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _NODES = Path("/sys/devices/system/node")
 

@@ -26,34 +26,6 @@ from collections.abc import Callable, Collection
 from ctypes import POINTER, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_ulong, c_void_p
 from typing import Any
 
-__all__ = [
-    "ASKS_TO_STOP",
-    "HANGUP",
-    "address_space",
-    "cpus",
-    "exchange",
-    "give_owner",
-    "in_child",
-    "in_shell",
-    "interleave",
-    "is_at",
-    "is_own",
-    "kill_group",
-    "limit",
-    "lock",
-    "memory",
-    "new_file",
-    "new_group",
-    "open_folder",
-    "open_lock",
-    "peak_memory",
-    "processor",
-    "read_file",
-    "replace",
-    "sync_folder",
-    "time_is_over",
-]
-
 PathLike = str | os.PathLike[str]
 
 #: The signal of a terminal that has gone, and all signals that ask a program to end.

@@ -9,22 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 from unicodedata import category
 
-__all__ = [
-    "WIDTH",
-    "Lenient",
-    "columns",
-    "counted",
-    "duration",
-    "fact",
-    "harmless",
-    "lenient",
-    "print_fact",
-    "print_line",
-    "size",
-    "strings_in",
-    "wrapped",
-]
-
 WIDTH, LABEL = 80, 12  # characters of a line, and of the label at its start
 
 #: Characters that change the direction of text. With them, a name can look like another name.

@@ -15,8 +15,6 @@ from pathlib import Path
 from toynn.errors import DataError, ToynnError
 from toynn.system import platform
 
-__all__ = ["Unchanged", "open_file", "read_bytes", "readable"]
-
 _KINDS = {
     stat.S_IFIFO: "a pipe; write its output to a file first",
     stat.S_IFCHR: "a device",

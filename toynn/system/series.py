@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterable
 
-__all__ = ["SHARD", "series"]
-
 #: The end of a shard's name: number, number of shards, perhaps a hash, suffix.
 SHARD = re.compile(r"[-.](\d{5})-of-(\d{5})((?:-[0-9a-f]+)?)(\.[\w.]+)")
 

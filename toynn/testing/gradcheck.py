@@ -21,8 +21,6 @@ from toynn.testing import reference
 from toynn.testing.calls import invoke
 from toynn.testing.cases import CASES, Array, Call
 
-__all__ = ["difference_quotient", "gradcheck"]
-
 #: Maps arrays to (y, backward), where backward(dy) gives a gradient (or None) for each array.
 Function = Callable[..., tuple[Any, Callable[[Array], Any]]]
 

@@ -9,8 +9,6 @@ from toynn._kernels.base.signature import Signature
 from toynn.backends.protocol import Accumulate, Backend, Launch, Place, aligned
 from toynn.testing.cases import CASES, Array, Call, cached_attention
 
-__all__ = ["OPS", "entries", "run"]
-
 #: The ops of the table that compiled programs can call.
 OPS = [op for op in CASES if getattr(getattr(kernels, op), "entries", None)]
 

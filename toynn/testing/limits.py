@@ -15,8 +15,6 @@ import numpy as np
 
 from toynn._kernels import limits as loops
 
-__all__ = ["SIZES", "Bound", "Limits", "Rates", "measure"]
-
 #: Total bytes of a memory loop's arrays: from a core's cache to main memory.
 SIZES = tuple(2**power for power in range(16, 29, 2))
 

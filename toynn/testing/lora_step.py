@@ -17,8 +17,6 @@ from toynn.options import RecipeOptions
 from toynn.recipes import LoRA
 from toynn.testing.cases.quants import blocks as random_blocks
 
-__all__ = ["ALPHA", "RANK", "SHAPES", "Shape", "batch", "recipe_over", "write_file"]
-
 RANK, ALPHA = 8, 16.0
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 

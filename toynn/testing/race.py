@@ -6,8 +6,6 @@ A turn is an untimed call, which wakes the contestant's threads, and a few timed
 import time
 from collections.abc import Callable
 
-__all__ = ["Contestants", "race", "turn"]
-
 Contestants = dict[str, Callable[[], object]]
 
 REST = 0.02  # seconds between turns: idle threads of another runtime spin for about 10 ms

@@ -13,8 +13,6 @@ from toynn.backends.reference import KERNELS, Layout
 from toynn.graph.tape import Node, Tape, Tensor
 from toynn.testing.cases import Array
 
-__all__ = ["computed"]
-
 
 def computed(tape: Tape, values: Mapping[Tensor, Array], phases: str = "FE") -> dict[Tensor, Array]:
     """Return ``values`` and everything that the nodes of phases write, in float64 or integers.

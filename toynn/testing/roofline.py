@@ -13,8 +13,6 @@ from toynn.testing.calls import check, invoke, times
 from toynn.testing.cases import CASES, Call, Sizes
 from toynn.testing.limits import Bound, Limits
 
-__all__ = ["KernelTime", "bounds", "kernel_rows", "least_seconds", "node_seconds", "step_rows"]
-
 
 @dataclass(frozen=True)
 class KernelTime:

@@ -20,19 +20,6 @@ from typing import NamedTuple
 from toynn._kernels.base import pool
 from toynn.backends.threads import set_num_threads
 
-__all__ = [
-    "Call",
-    "Launch",
-    "Lost",
-    "Machine",
-    "by_op",
-    "on_cores",
-    "record",
-    "record_pieces",
-    "simulate",
-]
-
-
 #: A call of two threads takes 0.5 microseconds on a quiet machine (docs/performance.md). How it is
 #: divided is an estimate: two cache lines go from core to core for each further thread.
 HAND_OVER = (300.0, 200.0)

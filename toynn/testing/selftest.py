@@ -24,8 +24,6 @@ from toynn.testing.calls import check, invoke
 from toynn.testing.cases import CASES
 from toynn.testing.launches import OPS, run
 
-__all__ = ["STEPS", "Found", "beside", "kernels", "recipes", "resumed", "speeds"]
-
 STEPS = 3
 CLOSE = 1e-5  # relative tolerance of losses
 T = 16

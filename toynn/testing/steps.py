@@ -14,18 +14,6 @@ from toynn.recipes import GPT2
 from toynn.testing.cases import Array
 from toynn.testing.race import Contestants
 
-__all__ = [
-    "SHAPES",
-    "Shape",
-    "contestants",
-    "draw",
-    "gpt2_recipe",
-    "positions",
-    "torch_gpt2",
-    "torch_step",
-    "toynn_step",
-]
-
 
 class Shape(NamedTuple):
     """A GPT-2 model and its batch."""

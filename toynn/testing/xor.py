@@ -9,8 +9,6 @@ from toynn import ops
 from toynn.errors import ConfigError
 from toynn.session import Session
 
-__all__ = ["Xor"]
-
 CORNERS = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]], np.float32)
 
 

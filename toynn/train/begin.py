@@ -21,20 +21,6 @@ from toynn.train.feed import Cycle, as_batch
 from toynn.train.options import LoopOptions
 from toynn.train.state import Result
 
-__all__ = [
-    "Begun",
-    "Data",
-    "Length",
-    "begun_with",
-    "computed_with",
-    "described",
-    "extension",
-    "length_of",
-    "rates",
-    "source_of",
-    "warmup_of",
-]
-
 EVAL_BATCHES = 16
 
 #: What a Trainer trains on.

@@ -23,8 +23,6 @@ from typing import Any, ClassVar, Self
 
 from toynn.errors import CheckpointError, ConfigError
 
-__all__ = ["BOARDS", "Board"]
-
 
 class Board(ABC):
     """A program's log of a run, from a step on, with the run's identity. Raises CheckpointError.

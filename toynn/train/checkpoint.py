@@ -30,18 +30,6 @@ from toynn.formats.files import finish, open_new, unwritable
 from toynn.formats.folders import new_folder
 from toynn.system.reading import open_file, read_bytes, readable
 
-__all__ = [
-    "Checkpoint",
-    "checkpoints",
-    "is_named",
-    "newest",
-    "prune",
-    "read",
-    "restore_best",
-    "save",
-    "sweep",
-]
-
 MARKER, STATE, BEST = "complete.json", "trainer_state.json", "best"
 OPTIMIZER = "optimizer.safetensors"
 WEIGHTS = ("model.safetensors", "adapter.safetensors")

@@ -18,17 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 from toynn.data.batch import IGNORED
 from toynn.data.labelled import Problem
 
-__all__ = [
-    "confusion",
-    "confusion_text",
-    "entities",
-    "figures_of_batch",
-    "in_top",
-    "joint",
-    "loss_and_accuracy",
-    "of_scores",
-]
-
 Floats = NDArray[Any]
 
 Matrix = NDArray[np.int64]

@@ -11,8 +11,6 @@ from toynn.train.begin import Begun
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.options import LoopOptions
 
-__all__ = ["check_alike", "completed", "differences"]
-
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> list[str]:
     """Return a line for each value that differs between two nested tables."""

@@ -12,8 +12,6 @@ from typing import Any
 from toynn.data.batch import IGNORED, Batch
 from toynn.errors import CheckpointError, DataError
 
-__all__ = ["Cycle", "Feed", "as_batch"]
-
 MAX_EMPTY_BATCHES = 1000  # in a row: more is a fault of the data, not chance
 
 

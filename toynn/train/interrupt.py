@@ -12,8 +12,6 @@ from toynn.system import critical
 from toynn.system.critical import uninterrupted
 from toynn.system.platform import ASKS_TO_STOP, HANGUP
 
-__all__ = ["Interrupt"]
-
 TEXT = b"\ntoynn: finishing the step, then saving; once more to stop at once\n"
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from toynn.errors import CheckpointError
 from toynn.system import platform
 
-__all__ = ["Lock"]
-
 NAME = ".lock"
 
 

@@ -29,19 +29,6 @@ from toynn.train.options import METRICS, LoopOptions
 from toynn.train.ranks import Alone
 from toynn.train.state import Figures, Means, Part, Result
 
-__all__ = [
-    "WHOLE",
-    "Best",
-    "Evaluating",
-    "Event",
-    "Learner",
-    "Reported",
-    "Sampled",
-    "Save",
-    "Stepped",
-    "train",
-]
-
 WHOLE = "whole"  # key of what ``Learner.joined`` takes of a batch
 PATIENCE = 5.0  # seconds that an evaluation may take after a signal asks to stop
 

@@ -11,8 +11,6 @@ from toynn.formats.logs import Log
 from toynn.graph.reports import Shown
 from toynn.runs.record import lines_of
 
-__all__ = ["MetricsFile", "Report", "figures_of", "read_reports"]
-
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):

@@ -21,8 +21,6 @@ from toynn.system.printing import size
 from toynn.train.options import METRICS, LoopOptions
 from toynn.train.state import Result
 
-__all__ = ["Notes"]
-
 #: Keys of the build's configuration that a report shows.
 TOLD = ("python", "platform", "ISA level in use", "threads", "matmul precision")
 

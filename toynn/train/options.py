@@ -6,8 +6,6 @@ from typing import Literal
 from toynn.errors import ConfigError
 from toynn.options import check_fields, names_of, option, real, whole
 
-__all__ = ["METRICS", "LoopOptions"]
-
 #: Metrics that can choose the best weights: the figure, and whether more is better.
 METRICS = {
     "loss": ("loss", False),

@@ -13,8 +13,6 @@ from toynn.train.metrics import Report
 if TYPE_CHECKING:
     from tqdm import tqdm  # imported where a bar is made
 
-__all__ = ["Progress", "Reading"]
-
 SHOWN = 2**23  # bytes: less is read at once
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 LEAST_BAR = 24  # columns of BAR without the step numbers: percentage, bar, time, brackets

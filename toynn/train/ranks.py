@@ -26,8 +26,6 @@ from toynn.train.feed import Feed
 from toynn.train.interrupt import Interrupt
 from toynn.train.state import Filling, Part
 
-__all__ = ["BLOCK", "Alone", "Ranks", "Spent"]
-
 T = TypeVar("T")
 
 BLOCK = 2**20  # elements of each rank's gradients that are added at once

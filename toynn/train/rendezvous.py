@@ -26,16 +26,6 @@ from toynn.system.printing import counted
 from toynn.train.differences import differences
 from toynn.train.ranks import BLOCK, Ranks
 
-__all__ = [
-    "agree",
-    "check_enough",
-    "expected",
-    "measured",
-    "share_state",
-    "share_weights",
-    "took",
-]
-
 T = TypeVar("T")
 
 MACHINES = (2, 4, 8, 16, 32, 64)

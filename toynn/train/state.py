@@ -16,8 +16,6 @@ from toynn.runs.html import join, table, tag
 from toynn.system.machine import peak_memory
 from toynn.train.metrics import Report, figures_of
 
-__all__ = ["Figures", "Filling", "Means", "Part", "Result", "State", "Window"]
-
 #: Figures of a batch by name: a mean over its labels, or (sum, count) over some of them.
 Figures = Mapping[str, float | tuple[float, float]]
 

@@ -40,8 +40,6 @@ from toynn.formats.folders import new_folder
 from toynn.formats.objects import read_object
 from toynn.system.reading import Unchanged, open_file, readable
 
-__all__ = ["TokenCache"]
-
 FORMAT = 1
 TABLE = "table.json"
 IDS, BEGINS = "ids", "begins"

@@ -74,8 +74,6 @@ from toynn.train.rendezvous import (
 )
 from toynn.train.state import Figures, Part, Result
 
-__all__ = ["Trainer"]
-
 StrPath = str | PathLike[str]
 #: A kind of event, and what is done with each event of that kind.
 Sink = tuple[type[Event], Callable[[Any], object]]

@@ -35,8 +35,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:  # setup.py loads this file before toynn is compiled
     from toynn._kernels.base.signature import Cut, Signature, TensorSpec
 
-__all__ = ["compiled", "written"]
-
 FOLDER = Path(__file__).parents[1]
 #: An entry: its name, its function if that is not _NAME, and its signature.
 _ENTRY = re.compile(

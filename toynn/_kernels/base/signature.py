@@ -39,8 +39,6 @@ from math import sqrt
 from types import CodeType
 from typing import Any, NamedTuple
 
-__all__ = ["Cut", "Signature", "TensorSpec", "Unsolved", "evaluate"]
-
 _TENSOR = re.compile(
     r"(?:(?P<kind>\w+) )?(?P<name>\w+)\[(?P<extents>[^\]]*)\](?P<marks>[?+!]*)"
     r"(?P<in_place>(?:=\w+)*)(?:@(?P<row>\w+))?(?:<(?P<below>[\w*+]+)(?:,(?P<also>-?\d+))?)?"

@@ -5,8 +5,6 @@ from typing import Any
 import toynn._kernels as kernels
 from toynn._kernels.base import cpu
 
-__all__ = ["automatic", "multiplies_in"]
-
 #: Share of highest's time that a LoRA step over Q8_0 takes in int8, by unit: docs/performance.md.
 _INT8 = {"AVX2": 0.79, "AVX_VNNI": 0.46}
 

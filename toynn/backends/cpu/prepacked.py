@@ -18,8 +18,6 @@ from toynn.backends.protocol import Buffer, Launch, Place, aligned
 from toynn.backends.work import seconds, worth
 from toynn.numerics import dtypes
 
-__all__ = ["Prepacked", "Prepacks"]
-
 READERS = ("matmul", "experts")
 
 _packing = kernels.load("prepacked", kernels.level)

@@ -15,8 +15,6 @@ from toynn.backends.host import HostBuffer
 from toynn.backends.protocol import Buffer, Launch, aligned
 from toynn.numerics import dtypes
 
-__all__ = ["Squares"]
-
 NORM, PRODUCT = "grad_norm.forward", "matmul.backward_weight"
 LEAST = 1 << 16  # elements of a gradient: smaller ones may still be in cache
 FLOAT = dtypes.nbytes("f32", 1)

@@ -29,17 +29,6 @@ import toynn._kernels as kernels
 from toynn._kernels.base.signature import Signature
 from toynn.backends.metal.grids import SCRATCH
 
-__all__ = [
-    "Member",
-    "buffers",
-    "declaration",
-    "entries",
-    "members",
-    "offset",
-    "pack",
-    "struct_name",
-]
-
 #: Types of elements in shaders. Weights, whose type is a size, are bytes.
 _TYPES = {"f32": "float", "i32": "int", "u8": "uchar", "u16": "ushort"}
 

@@ -11,8 +11,6 @@ from toynn.backends.metal.device import MetalBuffer, MetalDevice
 from toynn.backends.metal.program import MetalProgram, scratch
 from toynn.backends.protocol import Backend, Buffer, Launch, Program, UndoLog
 
-__all__ = ["Metal"]
-
 
 class Metal(Backend):
     """Runs the shaders of this folder, in the order of the tape, on the default device."""

@@ -4,8 +4,6 @@ from functools import cache
 
 from toynn._kernels.base import codebooks
 
-__all__ = ["text"]
-
 
 @cache
 def text() -> str:

@@ -12,8 +12,6 @@ from toynn.backends.metal.sources import source
 from toynn.backends.protocol import aligned
 from toynn.errors import BackendError
 
-__all__ = ["MetalBuffer", "MetalDevice"]
-
 #: Most runs in flight; a device takes no more than 64 command buffers.
 MOST_RUNS = 16
 

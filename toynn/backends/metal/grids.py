@@ -8,8 +8,6 @@ from toynn._kernels.base.signature import Signature
 from toynn.numerics import precision
 from toynn.numerics.dtypes import GGUF_TYPES
 
-__all__ = ["DISPATCHES", "SCRATCH", "TYPES", "Dispatch", "Sizes", "dispatches_of"]
-
 # The shaders have the same constants, by the same names.
 GROUP = 256  # threads of a group
 LINE = 32  # threads of a line; columns that a group adds up; rows of attention

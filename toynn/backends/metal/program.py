@@ -21,8 +21,6 @@ from toynn.backends.protocol import Accumulate, Launch, UndoLog, aligned
 from toynn.errors import BackendError, BackendUnavailable
 from toynn.numerics import dtypes
 
-__all__ = ["MetalProgram", "scratch"]
-
 #: Bytes from one struct of arguments to the next: Metal's alignment of constant buffers.
 SLOT = 256
 UPDATE = "U"  # the phase that overwrites weights

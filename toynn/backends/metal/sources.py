@@ -6,8 +6,6 @@ from importlib.resources import files
 from toynn.backends.metal import codebooks
 from toynn.backends.metal.arguments import declaration, entries
 
-__all__ = ["has", "source"]
-
 _KERNELS = files(__package__) / "kernels"
 _INCLUDE = re.compile(r'#include "(\w+)\.metal"')
 

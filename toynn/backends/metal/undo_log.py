@@ -14,8 +14,6 @@ from toynn.backends.metal import _bridge
 from toynn.backends.metal.device import MetalBuffer, MetalDevice
 from toynn.backends.protocol import UndoLog
 
-__all__ = ["MetalUndoLog"]
-
 WORD = 16  # bytes that a thread copies
 GROUP = 256  # threads of a group
 

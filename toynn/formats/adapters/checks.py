@@ -16,8 +16,6 @@ from toynn.formats.adapters.adapter import (
 )
 from toynn.formats.adapters.identity import Identity, called, identity_of, tell
 
-__all__ = ["check", "check_architecture", "check_base", "check_shapes"]
-
 
 def check(adapter: Adapter, base: Base, *, strict: bool = False) -> None:
     """Raise AdapterError, with tensor, expected and got, if an adapter does not fit a model.

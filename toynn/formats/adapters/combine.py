@@ -19,8 +19,6 @@ from toynn.errors import AdapterError, ConfigError
 from toynn.formats.adapters.adapter import BASE_NAME, LORA_A, LORA_B, Adapter, Floats, is_embedding
 from toynn.formats.adapters.identity import KEYS, Identity, called, tell
 
-__all__ = ["METHODS", "Method", "combine"]
-
 Method = Literal["cat", "linear"]
 METHODS: tuple[str, ...] = get_args(Method)
 

@@ -6,8 +6,6 @@ from toynn.formats.adapters.adapter import HEAD, LORA_M, TABLE, Base, is_stack, 
 from toynn.formats.adapters.stacks import called_as_experts
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS, module_of
 
-__all__ = ["no_gguf", "no_peft"]
-
 #: Matrices of attention over latents that llama.cpp multiplies by without their adapters.
 _UNADAPTED = ("attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b")
 #: One more matrix whose adapter llama.cpp ignores; all blocks share it.

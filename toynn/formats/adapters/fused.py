@@ -19,8 +19,6 @@ from toynn.formats.adapters.stacks import Wrapped, together
 from toynn.formats.hf.name_mapping import NameMapping
 from toynn.formats.hf.pieces import pieces_of
 
-__all__ = ["fused", "split"]
-
 
 def fused(adapter: Adapter, mapping: NameMapping, base: Base) -> dict[str, Wrapped]:
     """Return adapters in PEFT's form for modules that are several matrices here.

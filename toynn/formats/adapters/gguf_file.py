@@ -25,9 +25,6 @@ from toynn.formats.adapters.adapter import (
 from toynn.formats.adapters.forms import no_gguf
 from toynn.formats.gguf import GGUFFile
 
-__all__ = ["read_gguf", "write_gguf"]
-
-
 ALPHA = "adapter.lora.alpha"
 KINDS = {"general.type": "adapter", "adapter.type": "lora"}
 #: An adapter that acts only after these tokens (aLoRA): toynn does not compute that.

@@ -34,9 +34,6 @@ from toynn.formats.adapters.adapter import BASE_NAME, Base, Floats, text_of
 from toynn.formats.gguf import Strings
 from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
 
-__all__ = ["KEYS", "Identity", "base_metadata", "called", "identity_of", "tell"]
-
-
 FILE, NORMS, TOKENS = KEYS = ("adapter.base.file", "adapter.base.norms", "adapter.base.tokenizer")
 GAINS = 64  # gains that are stored
 SUMS = 128  # the most check sums

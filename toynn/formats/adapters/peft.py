@@ -37,18 +37,6 @@ from toynn.formats.hf.name_mapping import (
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
 
-__all__ = [
-    "ARCHITECTURE",
-    "CONFIG",
-    "SUFFIXES",
-    "TABLES",
-    "WEIGHTS",
-    "heads_in",
-    "name_mapping_of",
-    "read_peft",
-]
-
-
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ARCHITECTURE = "general.architecture"  # GGUF's key; also in the metadata of the weights
 TENSOR = re.compile(

@@ -40,8 +40,6 @@ from toynn.formats.folders import write_together
 from toynn.formats.hf.name_mapping import NameMapping, module_of, pairs_apart
 from toynn.formats.hub import hub_name
 
-__all__ = ["write_peft"]
-
 
 def write_peft(
     folder: str | os.PathLike[str],

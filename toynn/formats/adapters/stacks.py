@@ -24,9 +24,6 @@ from toynn.formats.adapters.adapter import LORA_A, LORA_B, Adapter, Base, Floats
 from toynn.formats.hf.name_mapping import NameMapping, module_of
 from toynn.formats.hf.pieces import layout_of, rows_of
 
-__all__ = ["Parameter", "Wrapped", "called_as_experts", "together", "unwrapped", "wrapped"]
-
-
 #: The parameter of transformers that holds a module of a folder's experts: name, part, parts.
 _FUSED = {
     "gate_proj": ("gate_up_proj", 0, 2),

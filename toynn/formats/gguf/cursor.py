@@ -10,8 +10,6 @@ from struct import Struct
 
 from toynn.errors import GGUFError
 
-__all__ = ["MAX_INT64", "U32", "U64", "Cursor"]
-
 MAX_INT64 = (1 << 63) - 1
 MAX_HEADER_BYTES = 1 << 25  # Gemma 3's, with 262 144 tokens and their merges, takes half
 MAX_TEXT_BYTES = 1 << 20  # of all names and single strings; Python may need four times as much

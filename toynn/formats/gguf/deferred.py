@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from toynn.formats.gguf.tensors import BLOCKS
 
-__all__ = ["Array", "Deferred", "Tensors", "stored_as"]
-
 
 @dataclass(frozen=True)
 class Deferred:

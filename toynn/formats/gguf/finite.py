@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from toynn.formats.gguf.tensors import BLOCKS
 
-__all__ = ["E8M0_LIMIT", "find_nonfinite"]
-
 Float = tuple[np.dtype[Any], int, int]
 
 #: The least scale of MXFP4 with infinite numbers: a number is up to 12 times 2^(scale - 128).

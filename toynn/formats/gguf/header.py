@@ -32,8 +32,6 @@ from toynn.formats.gguf.tensors import (
     read_tensors,
 )
 
-__all__ = ["ALIGNMENT", "Entry", "Header", "Value", "is_alignment", "read_header"]
-
 MAX_KEYS = 1 << 12
 MAX_TENSORS = 1 << 13
 MAX_STRINGS = 1 << 20  # in all arrays; Gemma 3's tokens and merges are 0.78 million

@@ -21,8 +21,6 @@ from toynn.formats.gguf.deferred import Deferred, Tensors, stored_as
 from toynn.formats.gguf.tensors import BLOCKS, TensorInfo
 from toynn.formats.quants import dequantize
 
-__all__ = ["WHOLE", "apart", "floats_of", "joined", "parts_of", "whole_of"]
-
 Floats = NDArray[np.float32]
 WHOLE, _KEYS, _VALUES = ".attn_kv_b.weight", ".attn_k_b.weight", ".attn_v_b.weight"
 

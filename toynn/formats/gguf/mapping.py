@@ -9,8 +9,6 @@ from toynn.errors import GGUFError
 from toynn.system import platform
 from toynn.system.reading import Unchanged
 
-__all__ = ["Mapping", "is_mapped", "map_file"]
-
 
 class Mapping(mmap.mmap):
     """A mapped file, with the state of the file when it was mapped."""

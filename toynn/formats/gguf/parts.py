@@ -16,8 +16,6 @@ from toynn.errors import GGUFError
 from toynn.formats.gguf.header import Entry, Header, read_header
 from toynn.formats.gguf.mapping import Mapping, map_file
 
-__all__ = ["PartFile", "open_parts"]
-
 COUNT, NUMBER, TENSORS = "split.count", "split.no", "split.tensors.count"
 NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 

@@ -15,8 +15,6 @@ from toynn.formats.gguf.deferred import Array, Deferred, Tensors
 from toynn.formats.gguf.latents import floats_of
 from toynn.formats.gguf.tensors import TensorInfo
 
-__all__ = ["one_by_one", "stacked"]
-
 _STACKS = ("altup_proj", "altup_unembd_proj")
 
 

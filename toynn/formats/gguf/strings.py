@@ -11,8 +11,6 @@ from itertools import islice
 from struct import Struct
 from typing import overload
 
-__all__ = ["STRIDE", "Strings"]
-
 STRIDE = 16
 LENGTH = Struct("<Q")
 

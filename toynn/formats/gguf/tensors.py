@@ -12,15 +12,6 @@ from toynn.formats import quants
 from toynn.formats.gguf.cursor import MAX_INT64, U32, Cursor
 from toynn.numerics.dtypes import DTYPES
 
-__all__ = [
-    "BLOCKS",
-    "MIN_TENSOR_BYTES",
-    "READABLE",
-    "TensorInfo",
-    "place_tensors",
-    "read_tensors",
-]
-
 #: Suffix of matrices of one row that llama.cpp's converter writes as vectors.
 _ONE_ROW = ".ffn_gate_inp_shexp.weight"
 MAX_NAME_BYTES = 63  # 64 with the terminator that llama.cpp adds

@@ -10,8 +10,6 @@ from toynn.errors import GGUFError
 from toynn.formats.gguf.header import SCALARS
 from toynn.formats.gguf.strings import Strings
 
-__all__ = ["typed", "typed_metadata"]
-
 DTYPES: dict[str, np.dtype[Any]] = {name: dtype for name, dtype in SCALARS.values()}
 DTYPES["BOOL"] = np.dtype(np.bool_)
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -26,8 +26,6 @@ from toynn.formats.quants import quantize
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-__all__ = ["OUTTYPES", "WRITABLE", "check_target", "encode", "write"]
-
 #: The types that floats can be converted to.
 WRITABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 #: The types that a model can be written in, with llama.cpp's file type.

@@ -7,19 +7,6 @@ from typing import Any, NoReturn
 
 from toynn.errors import DataError
 
-__all__ = [
-    "CLASSES",
-    "CLASSIFIES",
-    "CONFIG",
-    "LABELS",
-    "PROBLEM",
-    "WEIGHTS",
-    "Config",
-    "class_of",
-    "keys_of_classes",
-    "read_classes",
-]
-
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_WHOLE, MAX_REAL = 1 << 63, 1e38
 #: Of a head of classes: its matrix, the key of the classes' names, and the key of Hugging Face's

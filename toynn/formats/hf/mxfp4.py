@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCKS", "BYTES", "ELEMENTS", "SCALES", "interleaved"]
-
 BLOCKS, SCALES = "_blocks", "_scales"  # suffixes of names
 ELEMENTS, BYTES = 32, 17  # of a block: elements, and GGUF's bytes
 

@@ -15,18 +15,6 @@ from toynn.formats.hf.config import Config
 from toynn.formats.hf.mxfp4 import BLOCKS
 from toynn.formats.hf.pieces import is_cut, layout_of, pieces_of, rows_of
 
-__all__ = [
-    "NAME_MAPPINGS",
-    "Folder",
-    "NameMapping",
-    "Order",
-    "module_of",
-    "name_mapping_for",
-    "pairs_apart",
-    "pairs_together",
-    "text_name_of",
-]
-
 Floats = NDArray[np.float32]
 Hyper = Mapping[str, Any]  # by GGUF's keys without the architecture
 Weights = Mapping[str, Floats]  # by GGUF name

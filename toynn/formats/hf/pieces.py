@@ -26,8 +26,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Piece", "assembled", "cut", "is_cut", "joined", "layout_of", "pieces_of", "rows_of"]
-
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 

@@ -22,8 +22,6 @@ from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
 from toynn.system.reading import Unchanged
 
-__all__ = ["INDEX", "Shards"]
-
 INDEX = f"{WEIGHTS}.index.json"
 _SHOWN = 3
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")

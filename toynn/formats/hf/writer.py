@@ -18,8 +18,6 @@ from toynn.formats.hf.config import CLASSES, CLASSIFIES, CONFIG, WEIGHTS, keys_o
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS, Floats, module_of, pairs_apart
 from toynn.formats.hf.pieces import cut, is_cut, joined
 
-__all__ = ["contents", "write"]
-
 
 def write(path: str | os.PathLike[str], *model: Any, **more: Any) -> None:
     """Write a new folder, complete or not at all, with a model as ``contents`` takes it.

@@ -11,8 +11,6 @@ from typing import TypeVar
 from toynn.formats.tokenizer.chat import Renderers
 from toynn.system.platform import cpus
 
-__all__ = ["in_order"]
-
 A = TypeVar("A")
 B = TypeVar("B")
 

@@ -22,8 +22,6 @@ from toynn.formats.tokenizer.pre import Kind
 from toynn.formats.tokenizer.steps import without_prefix
 from toynn.formats.tokenizer.vocab import SPACE, Vocab
 
-__all__ = ["BPE", "STEPS", "cuts", "described", "of_vocab", "pairs_of", "steps_of"]
-
 MISSING = "\ufdd0"  # a noncharacter for a byte without a token, so that nothing merges across it
 STEPS = ("normalizer", "pre_tokenizer")
 _SETTINGS = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk")

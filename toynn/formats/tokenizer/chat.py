@@ -22,8 +22,6 @@ from typing import Any
 from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.system import platform
 
-__all__ = ["ChatTemplate", "Message", "Renderers", "needed"]
-
 QUOTED = re.compile(r"""(["'])([\w-]+)\1""")
 Message = Mapping[str, Any]  # role and content at least
 #: What data sets call a thought; templates read the first, gpt-oss's the second.

@@ -14,8 +14,6 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any, NoReturn
 
-__all__ = ["main"]
-
 #: What transformers gives a template without documents.
 NOTHING = {"documents": None}
 Render = Callable[..., str]

@@ -20,8 +20,6 @@ from toynn.formats.tokenizer.pieces import Algorithm, Pieces
 from toynn.formats.tokenizer.vocab import TokenType, Vocab
 from toynn.system.printing import strings_in
 
-__all__ = ["Conversations", "Talk", "Turn", "unknown_role"]
-
 #: Usual roles of chat templates; a template may name others, such as ipython.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 #: Roles whose messages may stand before an answer that nobody asked for.

@@ -35,8 +35,6 @@ from toynn.formats.tokenizer.vocab import (
 )
 from toynn.system.reading import read_bytes
 
-__all__ = ["FILES", "JSON", "MODEL", "FolderKeys", "has_tokenizer"]
-
 JSON, MODEL, LINES = "tokenizer.json", "tokenizer.model", "vocab.txt"
 _CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 _GENERATION = ("generation_config.json", "config.json")

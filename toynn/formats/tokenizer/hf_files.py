@@ -18,8 +18,6 @@ from toynn.formats.tokenizer.bpe import cuts, described, pairs_of
 from toynn.formats.tokenizer.folder import FILES, JSON
 from toynn.formats.tokenizer.vocab import SPELLED, SUBWORDS, TokenType, Vocab, byte_letters
 
-__all__ = ["copied", "written"]
-
 
 def copied(folder: Path) -> dict[str, bytes]:
     """Return the files of a folder's tokenizer, by name. Raises DataError."""

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from toynn.errors import ToynnError
 
-__all__ = ["is_failure", "refused"]
-
 
 def is_failure(error: BaseException) -> bool:
     """Return whether the library failed, and not an interrupt or exit."""

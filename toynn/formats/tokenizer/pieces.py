@@ -7,8 +7,6 @@ from typing import Protocol
 from toynn.errors import DataError
 from toynn.formats.tokenizer.vocab import TokenType, Vocab
 
-__all__ = ["Algorithm", "Pieces", "Text"]
-
 PIECE = 1 << 14  # characters of a piece for one core
 #: A text, and whether it continues the one before.
 Text = tuple[str, bool]

@@ -9,8 +9,6 @@ Sources: tokenizer.json of the models. Names and ids are llama.cpp's.
 
 from dataclasses import dataclass
 
-__all__ = ["GEMMA4", "KINDS", "Kind"]
-
 # 's|'t|... in upper case too, written out: (?i:'s) would match the long s as well
 SUFFIX = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -13,8 +13,6 @@ from toynn.formats.tokenizer.bpe import cuts, steps_of
 from toynn.formats.tokenizer.panics import is_failure
 from toynn.formats.tokenizer.pre import KINDS
 
-__all__ = ["PROBE", "name_of_cut"]
-
 #: Names that are tried first: if one kind has several names, models have these.
 _USUAL = ("gpt-2", "llama-bpe", "smaug-bpe", "qwen2", "smollm", "default", "gpt-4o", "tekken")
 #: A text that the kinds cut in different ways.

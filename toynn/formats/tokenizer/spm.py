@@ -22,8 +22,6 @@ from toynn.formats.tokenizer.chat import needed
 from toynn.formats.tokenizer.vocab import SPELLED, TokenType, Vocab
 from toynn.system.reading import read_bytes
 
-__all__ = ["SentencePiece", "Sentences", "read_model"]
-
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # ModelProto.SentencePiece.Type
 PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of ModelProto
 MODEL_TYPE, BYTE_FALLBACK = 3, 35  # of TrainerSpec

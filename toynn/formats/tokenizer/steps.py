@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from toynn.errors import DataError
 
-__all__ = ["Added", "Frame", "added_of", "parts_of", "put_around", "without_prefix"]
-
 #: The key of the list in a step of type Sequence, by step.
 _LISTS = {
     "normalizer": "normalizers",

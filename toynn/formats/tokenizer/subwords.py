@@ -23,8 +23,6 @@ from toynn.errors import DataError, GGUFError
 from toynn.formats.tokenizer.bpe import BPE, STEPS
 from toynn.formats.tokenizer.vocab import SPACE, TokenType, Vocab
 
-__all__ = ["CONTINUES", "Unigram", "WordPiece", "described", "engine_of", "of_lines", "phantom"]
-
 CONTINUES = "##"  # how Hugging Face marks a token that continues a word
 NOWHERE = "\ufdd1"  # a noncharacter: what begins with it is in no text
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)

@@ -23,8 +23,6 @@ from toynn.formats.tokenizer.panics import refused
 from toynn.formats.tokenizer.pre import KINDS
 from toynn.formats.tokenizer.vocab import TokenType, Vocab, byte_letters
 
-__all__ = ["LEAST", "train_tokenizer"]
-
 END, *TURN = SPECIAL = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 LEAST = 257 + len(SPECIAL)
 CUT = KINDS["qwen2"]

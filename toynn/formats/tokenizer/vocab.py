@@ -15,19 +15,6 @@ from toynn.errors import GGUFError, ToynnError
 from toynn.formats.gguf import Strings
 from toynn.formats.tokenizer.pre import GEMMA4, KINDS, Kind
 
-__all__ = [
-    "PREFIX",
-    "SPACE",
-    "SPELLED",
-    "SUBWORDS",
-    "Given",
-    "Keys",
-    "TokenType",
-    "Vocab",
-    "byte_letters",
-    "read_vocab",
-]
-
 Scalar = TypeVar("Scalar", bool, int, float, str)
 
 PREFIX = "tokenizer.ggml."

@@ -14,8 +14,6 @@ from toynn.testing.puzzles import PUZZLES, Puzzle
 from toynn.testing.puzzles.answer import Answer, Wrong
 from toynn.testing.puzzles.compiled import load
 
-__all__ = ["examine", "main"]
-
 
 def examine(puzzle: Puzzle, path: Path, text: str, *, timed: bool = True) -> str:
     """Check a program; return what is wrong, or "" if it is solved."""

@@ -17,8 +17,6 @@ from toynn.testing.cases import CASES
 from toynn.testing.gradcheck import difference_quotient
 from toynn.testing.puzzles.answer import Wrong
 
-__all__ = ["Expected", "Suspects", "compare", "expected", "fail"]
-
 Array = NDArray[Any]
 #: Suspicions, and the wrong results that each mistake gives.
 Suspects = Mapping[str, Any]

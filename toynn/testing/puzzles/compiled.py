@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 from toynn.testing.puzzles.answer import Wrong
 
-__all__ = ["guarded", "load"]
-
 FLAGS = ["-O3", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC"]
 X86 = ["-march=native", "-mprefer-vector-width=512"]
 #: A function of a program, and its arguments: pointers and sizes.

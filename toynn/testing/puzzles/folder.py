@@ -23,8 +23,6 @@ from toynn.formats.files import write_atomically
 from toynn.system.platform import kill_group, new_group
 from toynn.testing.puzzles import PUZZLES, Puzzle
 
-__all__ = ["PROGRESS", "Folder", "Verdict"]
-
 PROGRESS = "progress.json"
 PRINTED = 2**16  # most bytes that are kept of a program's output
 GRACE = 600  # seconds to start a process on a busy machine, in addition to the check's own

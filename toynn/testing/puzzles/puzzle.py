@@ -18,8 +18,6 @@ from typing import Literal
 
 from toynn.testing.puzzles.answer import Answer
 
-__all__ = ["Puzzle"]
-
 Language = Literal["py", "pyx", "c"]
 
 _CUT = re.compile(

@@ -12,8 +12,6 @@ from toynn.testing.puzzles.answer import Answer, Wrong
 from toynn.testing.puzzles.compare import Suspects, compare, fail
 from toynn.testing.puzzles.compiled import guarded
 
-__all__ = ["SMALL", "check_product", "check_sum", "check_sum_rate", "judge", "written"]
-
 SECONDS = 0.3  # of calls in a round; the best call counts
 ROUNDS = 6  # at most: a busy machine may spoil some
 TOO_FAST = 1.15  # of the limit: no work is done so fast
