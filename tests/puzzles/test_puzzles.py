@@ -19,13 +19,13 @@ import toynn
 from toynn import _kernels
 from toynn.cli import main
 from toynn.errors import DataError
-from toynn.testing.puzzles import PUZZLES, ROADS, find, folder
-from toynn.testing.puzzles.answer import Answer, Wrong
-from toynn.testing.puzzles.child import examine
-from toynn.testing.puzzles.compiled import load
-from toynn.testing.puzzles.folder import PROGRESS, Folder, checked
-from toynn.testing.puzzles.speed import measuring
-from toynn.testing.puzzles.speed.measuring import judge
+from toynn_puzzles import PUZZLES, ROADS, find, folder
+from toynn_puzzles.answer import Answer, Wrong
+from toynn_puzzles.child import examine
+from toynn_puzzles.compiled import load
+from toynn_puzzles.folder import PROGRESS, Folder, checked
+from toynn_puzzles.speed import measuring
+from toynn_puzzles.speed.measuring import judge
 
 PYTHON = {
     **wrong_gradients.WRONG,

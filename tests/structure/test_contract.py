@@ -45,7 +45,7 @@ def test_no_switches_on_backends_outside_their_package():
 
 
 def test_no_backend_is_imported_by_name():
-    """Except by the reference's users: the case table and the puzzles compare with it."""
+    """Except by the reference's users: the case table compares with it."""
     folders = tuple(f"toynn.backends.{path.parent.name}" for path in BACKENDS.glob("*/__init__.py"))
     assert len(folders) >= 3
     for path in PYTHON:

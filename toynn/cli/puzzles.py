@@ -11,8 +11,8 @@ from toynn.errors import ConfigError
 from toynn.system.printing import counted, harmless
 
 if TYPE_CHECKING:  # the case table is imported only when it is needed
-    from toynn.testing.puzzles import Puzzle
-    from toynn.testing.puzzles.folder import Folder
+    from toynn_puzzles import Puzzle
+    from toynn_puzzles.folder import Folder
 
 FOLDER = Path("toynn-puzzles")
 #: Actions, and their help.
@@ -53,8 +53,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: Namespace) -> int:
     """Carry out the action; return 1 if a checked answer is wrong."""
-    from toynn.testing.puzzles import find
-    from toynn.testing.puzzles.folder import Folder
+    from toynn_puzzles import find
+    from toynn_puzzles.folder import Folder
 
     action, chosen = arguments.action, [find(word) for word in arguments.puzzles]
     folder = Folder(arguments.dir)
@@ -100,7 +100,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _list(folder: "Folder") -> None:
-    from toynn.testing.puzzles import ABOUT, PUZZLES, ROADS
+    from toynn_puzzles import ABOUT, PUZZLES, ROADS
 
     written = folder.write()
     if written:
@@ -117,7 +117,7 @@ def _list(folder: "Folder") -> None:
 
 def _next(folder: "Folder", after: int = 0) -> str:
     """Return a sentence about the next puzzle that is not solved, if there is one."""
-    from toynn.testing.puzzles import PUZZLES
+    from toynn_puzzles import PUZZLES
 
     later = [puzzle for puzzle in PUZZLES.values() if puzzle.number > after]
     for puzzle in [*later, *PUZZLES.values()]:

@@ -137,7 +137,7 @@ def _xor() -> Any:
 
 def _lessons() -> dict[str, list[str]]:
     """Return for a kernel's file its stop of the tour, and the puzzles that lead to it."""
-    from toynn.testing.puzzles import PUZZLES
+    from toynn_puzzles import PUZZLES
 
     lessons = {
         f"toynn/_kernels/{name}.pyx": [f"docs/kernels.md#{stop}"]
