@@ -20,7 +20,8 @@ from smallest import smallest
 
 import toynn
 from toynn.formats import gguf, quants
-from toynn.models import LlamaConfig, Qwen3MoEConfig, architecture
+from toynn.models import LlamaConfig, architecture
+from toynn.models.qwen3moe import Qwen3MoEConfig
 from toynn.options import RecipeOptions
 from toynn.testing.cases.quants import blocks
 

@@ -56,7 +56,7 @@ def the_precision_of_before():
 @pytest.fixture(scope="module")
 def as_llama_cpp_divides():
     """Let a Gemma 3n divide by n - 1 in the standard deviation of its gates."""
-    from toynn.models import Gemma3nConfig
+    from toynn.models.gemma3n import Gemma3nConfig
 
     own = Gemma3nConfig.cutoff
 

@@ -16,7 +16,7 @@ same way, without a help. ``of=(Schedule, "lr_max")`` names the field, too.
 import math
 import re
 from argparse import SUPPRESS, ArgumentTypeError
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from inspect import get_annotations
 from types import NoneType
@@ -87,7 +87,7 @@ class Option:
     group: str = ""
     of: tuple[Any, str] = (None, "")
     read: Callable[[Any], Any] | None = None
-    words: Sequence[str] = ()
+    words: Collection[str] = ()
     fetch: Callable[[str, Callable[[str, str], object]], str] | None = None
     also: str = ""
     metavar: str = ""
@@ -201,7 +201,7 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
             told = {**target.__dataclass_fields__[name].metadata, **told, "of": (target, name)}
         kinds = [each.type, *get_args(each.type)]
         literal = [word for k in kinds if get_origin(k) is Literal for word in get_args(k)]
-        words = told.pop("words", literal) or getattr(told.get("read"), "words", ())
+        words = told.pop("words", literal or getattr(told.get("read"), "words", []))
         options[each.name] = Option(each.name, each.type, each.default, words=words, **told)
     _known[kind] = options
     return options

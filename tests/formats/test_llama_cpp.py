@@ -12,33 +12,31 @@ from toynn.evaluation import perplexity
 from toynn.formats import gguf
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.drawing import sample
-from toynn.models import (
-    Cohere2Config,
-    DeepSeek2Config,
-    Ernie45MoEConfig,
-    Exaone4Config,
-    Gemma3nConfig,
-    Gemma4Config,
-    GemmaConfig,
-    Glm4Config,
-    Glm4MoEConfig,
-    GptOssConfig,
-    GraniteConfig,
-    GraniteHybridConfig,
-    GraniteMoEConfig,
-    LFM2Config,
-    LFM2MoEConfig,
-    Ministral3Config,
-    NemotronHConfig,
-    Olmo2Config,
-    OLMoEConfig,
-    Phi3Config,
-    Qwen3MoEConfig,
-    Qwen3NextConfig,
-    Qwen35Config,
-    Qwen35MoEConfig,
-    Starcoder2Config,
-)
+from toynn.models.cohere2 import Cohere2Config
+from toynn.models.deepseek2 import DeepSeek2Config
+from toynn.models.ernie4_5moe import Ernie45MoEConfig
+from toynn.models.exaone4 import Exaone4Config
+from toynn.models.gemma import GemmaConfig
+from toynn.models.gemma3n import Gemma3nConfig
+from toynn.models.gemma4 import Gemma4Config
+from toynn.models.glm4 import Glm4Config
+from toynn.models.glm4moe import Glm4MoEConfig
+from toynn.models.gptoss import GptOssConfig
+from toynn.models.granite import GraniteConfig
+from toynn.models.granitehybrid import GraniteHybridConfig
+from toynn.models.granitemoe import GraniteMoEConfig
+from toynn.models.lfm2 import LFM2Config
+from toynn.models.lfm2moe import LFM2MoEConfig
+from toynn.models.ministral3 import Ministral3Config
+from toynn.models.nemotronh import NemotronHConfig
+from toynn.models.olmo2 import Olmo2Config
+from toynn.models.olmoe import OLMoEConfig
+from toynn.models.phi3 import Phi3Config
+from toynn.models.qwen3moe import Qwen3MoEConfig
+from toynn.models.qwen3next import Qwen3NextConfig
+from toynn.models.qwen35 import Qwen35Config
+from toynn.models.qwen35moe import Qwen35MoEConfig
+from toynn.models.starcoder2 import Starcoder2Config
 from toynn.options import RecipeOptions
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")

@@ -4,11 +4,17 @@ import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 from layers import PACKAGE
 
 import toynn
+from toynn.engines import SequenceEngine
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS
+from toynn.models import ARCHITECTURES, ENCODERS, architecture
+from toynn.models.phi3 import Phi3Config
+from toynn.models.registry import _DECODERS, _ENCODERS
 
 #: Packages that are imported when something of them is first asked for.
 LATER = ("models", "engines", "session", "ops", "graph", "jobs", "train", "cli", "testing", "data")
@@ -77,6 +83,40 @@ def test_help_imports_no_library_that_only_work_needs(words):
         "jinja2",
         "tokenizers",
     }
+
+
+def architectures_of(modules):
+    return {name.removeprefix("toynn.models.") for name in modules} & {*_DECODERS, *_ENCODERS}
+
+
+@pytest.mark.parametrize(
+    "words", [["info", "-h"], ["train", "lora", "-h"], ["generate", "-h"], ["convert", "-h"]]
+)
+def test_help_imports_no_architecture_but_those_of_the_engines(words):
+    modules = modules_after(f"from toynn.cli import parsed\n{QUIETLY} parsed({words})")
+    assert architectures_of(modules) == {"gpt2", "llama"}
+
+
+def test_an_engine_imports_the_architecture_of_its_file(tmp_path):
+    cfg = Phi3Config(vocab=32, d_model=8, n_heads=1, n_kv_heads=1, d_ff=8, n_layers=1, context=8)
+    engine = SequenceEngine(n_threads=1)
+    engine.realize_for_random_init(cfg, toynn.RecipeOptions())
+    engine.export_gguf(tmp_path / "phi.gguf")
+    read = f"SequenceEngine.from_gguf({str(tmp_path / 'phi.gguf')!r})"
+    modules = modules_after(f"from toynn.engines import SequenceEngine; {read}")
+    assert architectures_of(modules) == {"gpt2", "llama", "phi3"}
+
+
+def test_the_registry_lists_all_architectures_and_their_files():
+    """A file that is not listed, or that registers more than the list says, is found here."""
+    listed = {**_DECODERS, **_ENCODERS}
+    for path in (PACKAGE / "models").glob("*.py"):
+        assert (path.stem in listed) == ("\nregister(" in path.read_text())
+        import_module(f"toynn.models.{path.stem}")
+    names = [name for of_file in listed.values() for name in of_file]
+    assert [*ARCHITECTURES, *ENCODERS] == names
+    for name in names:
+        assert architecture(name).architecture == NAME_MAPPINGS[name].architecture == name
 
 
 @pytest.mark.parametrize("name", ["models", "engines", "session", "jobs"])

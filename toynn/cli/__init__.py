@@ -176,7 +176,7 @@ def parsed(argv: Sequence[str]) -> Namespace:
                 f"before {argv[1]} (see `toynn train --help`)"
             )
     named = any(word.partition("=")[0] in NAMING for word in argv)
-    parser = _parser(argv[0] if argv else "", required=not named)
+    parser = _parser(argv[0] if argv else "", required=not named, recipes=argv[1:2])
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         command = " ".join(["toynn", *argv[: 2 if argv[0] == "train" else 1]])
@@ -227,7 +227,7 @@ def _hint(arguments: Namespace) -> str:
     return f"; try {', or '.join(ways)}" if ways else ""
 
 
-def _parser(command: str | None = None, *, required: bool = True) -> Parser:
+def _parser(command: str | None = None, **of_train: Any) -> Parser:
     """Return the parser of all commands; or of one, whose module alone is imported.
 
     For any other word, and -h, it knows the commands by their names and lines.
@@ -244,6 +244,6 @@ def _parser(command: str | None = None, *, required: bool = True) -> Parser:
         return parser
     words = [word for word in COMMANDS if word == command] or COMMANDS
     for module in dict.fromkeys(COMMANDS[word][0] for word in words):
-        options = {"required": required} if module == "train" else {}
+        options = of_train if module == "train" else {}
         import_module(f"toynn.cli.{module}").add_parser(commands, **options)
     return parser

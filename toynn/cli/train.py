@@ -1,7 +1,7 @@
 """``toynn train RECIPE``: parse the options of a job; toynn/jobs/ carries it out."""
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from toynn.cli._commands import add_command
@@ -17,17 +17,21 @@ from toynn.jobs.run import carried_out
 ALSO = {each.also: each.flag for known in OPTIONS.values() for each in known.values() if each.also}
 
 
-def add_parser(commands: Any, *, required: bool = True) -> None:
-    """Add the command to the parser's commands.
+def add_parser(
+    commands: Any, *, required: bool = True, recipes: Container[str] = tuple(JOBS)
+) -> None:
+    """Add the command to the parser's commands, with the options of some recipes.
 
     Without ``required``, required options may come from a file (--config, --resume).
     """
     parser = add_command(commands, "train", description=None)
-    recipes = parser.add_subparsers(required=True, metavar="RECIPE", dest="recipe")
+    parsers = parser.add_subparsers(required=True, metavar="RECIPE", dest="recipe")
     for name, job in JOBS.items():
-        subparser = recipes.add_parser(
+        subparser = parsers.add_parser(
             name, help=job.help, description=job.help, allow_abbrev=False
         )
+        if name not in recipes:
+            continue
         options = OPTIONS[name]
         add_all(subparser, options.values(), required=required)
         first = (each.name for each in options.values() if each.group == MOST_USED)

@@ -10,7 +10,7 @@ before any memory is allocated. files.py writes files.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,16 +54,31 @@ C = TypeVar("C", bound=SequenceConfig)
 _DECLARED = " after the weights were declared:"
 
 
-class _Architectures:
-    """The names of the architectures whose configurations have the engine's ``config_type``."""
+class _Architectures(Collection[str]):
+    """The names of the architectures whose configurations have the engine's ``config_type``.
 
-    def __get__(self, engine: Any, kind: "type[SequenceEngine[Any]]") -> tuple[str, ...]:
-        return tuple(
-            name
-            for name, model in ARCHITECTURES.items()
-            if issubclass(model.config_type, kind.config_type)
-            and not issubclass(model.config_type, kind.other_types)
-        )
+    Asking for one name imports one architecture; asking for all imports all.
+    """
+
+    def __init__(self, engine: "type[SequenceEngine[Any]]") -> None:
+        self._types, self._others = engine.config_type, engine.other_types
+
+    def __contains__(self, name: object) -> bool:
+        if name not in ARCHITECTURES or (self._types, self._others) == (object, ()):
+            return name in ARCHITECTURES
+        kind = architecture(str(name)).config_type
+        return issubclass(kind, self._types) and not issubclass(kind, self._others)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in ARCHITECTURES if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class _Readable:
+    def __get__(self, engine: Any, kind: "type[SequenceEngine[Any]]") -> Collection[str]:
+        return _Architectures(kind)
 
 
 class SequenceEngine(Engine[C], Generic[C]):
@@ -78,7 +93,7 @@ class SequenceEngine(Engine[C], Generic[C]):
 
     config_type: type[Any] = object  # of the engine's models
     other_types: tuple[type[Any], ...] = ()  # of models that it leaves to others
-    architectures = _Architectures()  # values of general.architecture that it reads
+    architectures = _Readable()  # values of general.architecture that it reads
 
     vocab, context = width("vocab"), width("context")
     t_seq = property(lambda engine: engine.options.t_seq or engine.context)  # T

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from argparse import SUPPRESS, ArgumentTypeError
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
@@ -150,7 +150,7 @@ class ModelJob(TextJob):
         self.config = self.new_config()
 
     @classmethod
-    def reads(cls) -> tuple[str, ...]:
+    def reads(cls) -> Collection[str]:
         """Return the architectures that the recipe can continue training."""
         return cls.make.architectures
 

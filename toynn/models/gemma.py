@@ -25,7 +25,6 @@ import numpy as np
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models import table as rows
 from toynn.models.checks import check_positive, check_sizes
 from toynn.models.hyper import Hyper, shape_of
 from toynn.models.llama import Llama, LlamaConfig
@@ -33,6 +32,7 @@ from toynn.models.registry import register
 from toynn.models.rope import base_of, plain
 from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, MLP, OUTPUT, QKV
 from toynn.models.table import Floats
+from toynn.models.table import norm as gain
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -47,7 +47,7 @@ _USUAL_SCALAR = 256  # where config.json does not say
 _CAPS = {"score_cap": 50.0, "logit_cap": 30.0}  # of gemma2
 _LARGEST = {"gemma2": 46, "gemma3": 62}  # blocks of the models with 27 billion weights
 
-norm = partial(rows.norm, more=1.0)
+norm = partial(gain, more=1.0)
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,8 @@ class LlamaConfig:
         check_sizes(self, "donor_d_in", least=0)
         check_positive(self, "rope_base", "rms_eps")
         check_flags(self, "output_bias", "mlp_bias")
-        archs = [name for name, m in ARCHITECTURES.items() if m.config_type is type(self)]
-        if self.arch not in archs:
+        if self.arch not in ARCHITECTURES or architecture(self.arch).config_type is not type(self):
+            archs = [name for name, m in ARCHITECTURES.items() if m.config_type is type(self)]
             raise ConfigError(
                 f"LlamaConfig: arch must be one of {', '.join(archs)}; got {self.arch!r}"
             )

@@ -26,7 +26,6 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.formats.hf.name_mapping import Order
 from toynn.graph.tape import Tensor
-from toynn.models import table as rows
 from toynn.models.checks import check_sizes, check_taps, set_defaults
 from toynn.models.hyper import KV, Hyper, refuse, shape_of
 from toynn.models.llama import Llama, LlamaConfig
@@ -34,6 +33,7 @@ from toynn.models.registry import register
 from toynn.models.rope import base_of, check_channels, part_of, part_written
 from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV
 from toynn.models.table import Floats, Row, Sizes, matrix, taps
+from toynn.models.table import norm as gain
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -47,7 +47,7 @@ SECTIONS = "rope.dimension_sections"
 #: Keys of config.json for blocks that predict tokens after the next one, and for other programs.
 _UNUSED = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
 
-norm = partial(rows.norm, more=1.0)
+norm = partial(gain, more=1.0)
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,10 @@ class Qwen35(Llama):
             "blk.{n}.ssm_a", "H", f"{DELTA}.A_log", "decays",
             bare=True, when="delta", logarithm=True, order=_ROWS,
         ),
-        rows.norm(
+        gain(
             "blk.{n}.ssm_dt.bias", "H", f"{DELTA}.dt_bias", bare=True, when="delta", order=_ROWS
         ),
-        rows.norm("blk.{n}.ssm_norm", "DV", f"{DELTA}.norm", when="delta"),
+        gain("blk.{n}.ssm_norm", "DV", f"{DELTA}.norm", when="delta"),
         matrix("blk.{n}.ssm_out", "C I", f"{DELTA}.out_proj", when="delta", order=_COLUMNS),
         norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
         *MLP,

@@ -4,9 +4,10 @@ This file knows no architecture: `toynn.models` registers each architecture's na
 model.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from importlib import import_module
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,39 @@ _BESIDE_TEXT = (
 #: Endings of norms in the first BERTs, and what they are now.
 _OLD_NORMS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 MAX_DIGITS = 10  # of a block's number
+V = TypeVar("V")
+
+
+class Registry(MutableMapping[str, V]):
+    """Values by name. A value may be set by a module, which is imported once it is asked for."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, str] = {}  # by name; "" once a value is set
+        self._values: dict[str, V] = {}
+
+    def __getitem__(self, name: str) -> V:
+        if self.modules.get(name):
+            import_module(self.modules[name])
+        return self._values[name]
+
+    def __setitem__(self, name: str, value: V) -> None:
+        self.modules[name], self._values[name] = "", value
+
+    def __delitem__(self, name: str) -> None:
+        del self.modules[name], self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.modules
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.modules)
+
+    def __len__(self) -> int:
+        return len(self.modules)
+
+
 #: By general.architecture.
-NAME_MAPPINGS: dict[str, "NameMapping"] = {}
+NAME_MAPPINGS: Registry["NameMapping"] = Registry()
 
 
 class Rules(Protocol):
