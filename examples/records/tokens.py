@@ -5,8 +5,9 @@ In a short time a model sees little of the text, so the tokenizer reads a part o
 
 from toynn.cli import main
 
-STEPS, SHARE = {1: 650, 3: 2000, 30: 20000}, {1: 6, 3: 3, 30: 1}  # by minutes of one core
-OPTIMIZER = "--optimizer muon --lr 0.012"
+STEPS = {1: 650, 3: 2000, 30: 20000}  # by minutes of one core
+SHARE = {1: 6, 3: 3, 30: 1}
+MODEL, OPTIMIZER = "gpt2", "--optimizer muon --lr 0.012"
 
 
 def tokenized(text, out, budget):
@@ -20,7 +21,7 @@ def tokenized(text, out, budget):
 def train(text, out, seed, budget):
     """Train the tokenizer and the model; return the run's folder."""
     part, made = tokenized(text, out, budget)
-    words = f"train gpt2 --data {part} --tokenizer {made} --holdout 0 --threads 1 --save-every 0"
+    words = f"train {MODEL} --data {part} --tokenizer {made} --holdout 0 --threads 1 --save-every 0"
     words += f" --out {out} {OPTIMIZER} --steps {STEPS[budget]} --seed {seed}"
     assert main(words.split()) == 0
     return out
