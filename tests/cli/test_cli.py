@@ -19,10 +19,13 @@ from toynn.cli import main
 from toynn.data.text import Corpus, spaced_windows
 from toynn.engines import GPT2Config, LlamaConfig, SequenceEngine
 from toynn.formats import gguf
+from toynn.jobs.models import FromScratchJob, GPT2Job
 from toynn.options import RecipeOptions
 from toynn.recipes import GPT2, FromScratch
 
 TEXT = b"the cat sat on the mat and the rat sat on the cat " * 20
+# Of 8 blocks: 8 tokens for each of 6,291,456 weights, 1,024 of them a step.
+RATE256, STEPS256 = 0.0021, 49152
 FAKE = ("--steps", "30", "--batch", "2", "--seq", "8", "--log-every", "10", "--eval-every", "10")
 
 
@@ -294,6 +297,7 @@ def test_a_run_starts_from_a_model(recipe, name, form, models, text, tmp_path):
         ),
         (["gpt2", "--init-from", "gpt2-bytes", "--seq", "17"], "17 is longer than the context 16"),
         (["gpt2", "--init-from", "gpt2-bytes", "--heads", "2"], "--heads: the model that --init"),
+        (["gpt2", "--init-from", "gpt2-bytes", "--depth", "2"], "--depth: the model that --init"),
         (["from-scratch", "--init-from", "qwen2-bytes", "--init-scale", "0"], "--init-scale: the"),
         (["from-scratch", "--init-from", "qwen2-bytes", "--qkv-bias"], "--qkv-bias: the model"),
         (["warm-start"], "the following arguments are required: --donor"),
@@ -367,6 +371,32 @@ TYPED = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "from toynn.cli import main; sys.exit(main())"
 )
+
+
+@pytest.mark.parametrize(
+    ("job", "typed", "expected"),
+    [
+        (GPT2Job, {}, (256, 8, 8, RATE256, STEPS256)),
+        (FromScratchJob, {"optimizer": "muon"}, (256, 8, 8, 0.0085, STEPS256)),
+        (GPT2Job, {"seq": 256, "batch": 16, "grad_accum": 2}, (256, 8, 8, RATE256, STEPS256 // 8)),
+        (GPT2Job, {"d_model": 128, "heads": 2}, (128, 8, 2, 0.003, STEPS256 // 4)),
+        (GPT2Job, {"lr": 0.1, "steps": 7, "layers": 3}, (256, 3, 8, 0.1, 7)),
+        (GPT2Job, {"epochs": 2.0}, (256, 8, 8, RATE256, 1500)),
+    ],
+)
+def test_one_dial(job, typed, expected):
+    options = job({"data": "x", "depth": 8, **typed}).options
+    names = ("d_model", "layers", "heads", "lr", "steps")
+    assert tuple(getattr(options, name) for name in names) == expected
+
+
+def test_what_the_dial_sets_is_printed(text, tmp_path, capsys):
+    words = ["--depth", "1", "--seq", "8", "--batch", "2", "--steps", "1", "--data", text]
+    assert main(["train", "gpt2", *words, "--out", str(tmp_path / "a")]) == 0
+    shape = "--d-model 32 --layers 1 --heads 1 --batch 2 --lr 0.006 --steps 1"
+    assert f"depth       {shape}\n" in capsys.readouterr().out
+    train = tomllib.loads((tmp_path / "a" / "config.toml").read_text())["train"]
+    assert (train["d_model"], "depth" in train) == (32, False)
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ SEEN = {
         "": "other.txt",
     },
     "--decay": {"classify": "all", "": "matrices"},
+    "--depth": ("1", {"--layers": None}),
     "--desirable-weight": ("2", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "kto"}),
     "--donor": "other.gguf",
     "--dora": {"classify": ("", CRAFTED), "": ""},

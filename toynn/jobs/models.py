@@ -17,7 +17,7 @@ from toynn.errors import ConfigError, DataError
 from toynn.formats import bases
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.formats.tokenizer.folder import has_tokenizer
-from toynn.jobs.options import MODEL, NewModelOptions, StrPath
+from toynn.jobs.options import MODEL, JobOptions, NewModelOptions, StrPath
 from toynn.jobs.paths import model_file, model_name, text_model
 from toynn.jobs.text import TextJob, TextJobOptions
 from toynn.models import architecture
@@ -35,6 +35,14 @@ class ModelOptions(NewModelOptions, TextJobOptions):
     GROUP: ClassVar[str] = MODEL
 
     batch: int = option("windows of text per step", 8)
+    depth: int | None = option(
+        "one dial for a new model: N blocks and heads, a width of 32 N, and the --lr and --steps "
+        "that suit them; each can be given, too",
+        None,
+        read=whole(1, 1000),
+        source="own",
+        in_config=False,
+    )
     tokenizer: StrPath | None = option(
         "use the tokenizer of a GGUF file or Hugging Face folder (default: bytes, or the tokenizer "
         "of --init-from)",
@@ -120,6 +128,29 @@ class WarmStartOptions(LlamaOptions):
     )
 
 
+#: Tokens to learn from for a weight of the blocks.
+PER_WEIGHT = 8
+#: Peak rates at a width of 128; they fall by the root of the width.
+RATES = {"adamw": 3e-3, "muon": 1.2e-2}
+
+
+def dialed(typed: Mapping[str, Any], kind: type[ModelOptions]) -> dict[str, Any]:
+    """Return the options with those that follow from ``depth``, unless they are given.
+
+    docs/clock.md has the measurements behind the rules.
+    """
+    usual = {name: getattr(kind, name) for name in ("batch", "seq", "grad_accum", "optimizer")}
+    depth = typed["depth"]
+    values = usual | {"layers": depth, "heads": depth, "d_model": 32 * depth} | dict(typed)
+    rate = RATES[values["optimizer"]] * (128 / values["d_model"]) ** 0.5
+    values.setdefault("lr", float(f"{rate:.2g}"))
+    if "epochs" not in values:
+        weights = 12 * values["layers"] * values["d_model"] ** 2
+        tokens = values["batch"] * values["seq"] * values["grad_accum"]
+        values.setdefault("steps", max(1, round(PER_WEIGHT * weights / tokens)))
+    return values
+
+
 class ModelJob(TextJob):
     """A run that trains all weights of a model of text."""
 
@@ -127,6 +158,11 @@ class ModelJob(TextJob):
     options: ModelOptions
     make: ClassVar[type[SequenceEngine[Any]]]  # makes the recipe on a backend
     _apart: str | None = None  # the tokenizer, if model.gguf cannot hold it
+
+    def _completed(self, typed: Mapping[str, Any]) -> JobOptions:
+        """Fill in what --depth sets."""
+        new = "depth" in typed and self.source[0] not in typed
+        return super()._completed(dialed(typed, self.kind) if new else typed)
 
     @abstractmethod
     def new_config(self) -> Any:
@@ -144,6 +180,11 @@ class ModelJob(TextJob):
         if self.starts_from_source:
             self.config = self._declared(self.recipe_options(t_seq=self.options.seq)).config
             return
+        if self.options.depth is not None:
+            length = "steps" if self.options.epochs is None else "epochs"
+            names = ("d_model", "layers", "heads", "batch", "lr", length)
+            flags = (f"{self.known[n].flag} {getattr(self.options, n)}" for n in names)
+            self.say("depth", " ".join(flags))
         width, heads = self.options.d_model, self.options.heads
         if width % heads:
             raise ConfigError(f"--heads {heads} does not divide --d-model {width}")
