@@ -139,3 +139,11 @@ def test_editors_see_the_names_that_programs_get():
         assert getattr(toynn, name) is not None
     with pytest.raises(AttributeError, match="'toynn' has no attribute 'sesion'"):
         _ = toynn.sesion
+
+
+def test_a_class_of_an_architecture_is_found_in_the_package():
+    program = "from toynn.models import Phi3Config, rope; print(Phi3Config.__module__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "toynn.models.phi3\n", done.stderr
+    with pytest.raises(ImportError, match="Phi9Config"):
+        from toynn.models import Phi9Config  # noqa: F401

@@ -5,13 +5,23 @@ this package are imported when their architecture is first asked for.
 `docs/adding-a-model.md` says how to write one.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from toynn.models.checks import check_sizes
 from toynn.models.encoder import Encoder, EncoderConfig
 from toynn.models.gpt2 import GPT2Config
 from toynn.models.hyper import Hyper, Source, check_tensors, refuse
 from toynn.models.llama import LlamaConfig
 from toynn.models.model import Model
-from toynn.models.registry import ARCHITECTURES, ENCODERS, architecture, register
+from toynn.models.registry import (
+    _DECODERS,
+    _ENCODERS,
+    ARCHITECTURES,
+    ENCODERS,
+    architecture,
+    register,
+)
 from toynn.models.sequence import HEAD, TABLE, Folder, SequenceConfig, SequenceModel
 from toynn.models.table import Row, Shapes, Sizes, experts, matrix, norm, router, table
 from toynn.models.vit import VIT, ViTConfig
@@ -47,3 +57,13 @@ __all__ = [
     "router",
     "table",
 ]
+
+if not TYPE_CHECKING:  # which finds a name in its file
+
+    def __getattr__(name: str) -> Any:
+        """Return a class that an architecture's file defines; it is imported now."""
+        if name[:1].isupper():
+            for file in (*_DECODERS, *_ENCODERS):
+                if hasattr(module := import_module(f"toynn.models.{file}"), name):
+                    return getattr(module, name)
+        raise AttributeError(f"toynn.models has no {name!r}")
