@@ -71,13 +71,15 @@ def weights(folder):
 
 
 def test_a_run_learns_what_is_rewarded(files, capsys):
-    assert train("--out", "run", "--holdout", "4", "--log-every", "6", steps=24) == 0
+    """With 16 samples a prompt four seeds gained 0.39 to 0.44 at two levels; with 4, one lost."""
+    often = ("--holdout", "4", "--log-every", "6", "--num-generations", "16")
+    assert train("--out", "run", *often, steps=48) == 0
     found = reports(files / "run")
     first, last = found[0], found[-1]
-    assert last["rewards/mean"] > found[1]["rewards/mean"] + 0.1
-    assert last["val_rewards/mean"] > first["val_rewards/mean"]
+    assert last["rewards/mean"] > found[1]["rewards/mean"] + 0.3
+    assert last["val_rewards/mean"] > first["val_rewards/mean"] + 0.3
     assert last["reward/low"] == last["rewards/mean"]
-    assert last["trained_samples"] == 24 * 8 and 0 < last["samples/length"] <= 8
+    assert 24 * 32 < last["trained_samples"] <= 48 * 32 and 0 < last["samples/length"] <= 8
     assert last["sampling/difference_max"] < 0.1 and last["policy/entropy"] > 0
     page = (files / "run" / "report.html").read_text()
     for shown in ("reward of held-out prompts, best", "standard deviation of rewards in a group"):
