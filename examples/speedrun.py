@@ -26,11 +26,12 @@ from clock import bits_per_byte, check_apart, parted
 from toynn.data.texts import contents
 from toynn.formats.tokenizer import Tokenizer
 
-#: Most bytes of text, tokens of the tokenizer, flags of the model, steps, steps on conversations.
+#: Most bytes of text, tokens of the tokenizer, flags of the model, Muon's rate (1.2e-2 times the
+#: root of 128 / width), steps, steps on conversations.
 FORMS = {
-    "minute": (600_000, 512, "--d-model 64 --layers 2 --heads 2 --seq 64", 200, 60),
-    "five": (6_000_000, 2048, "--d-model 128 --layers 4 --heads 4 --seq 128", 2000, 500),
-    "evening": (10**9, 8192, "--d-model 384 --layers 6 --heads 6 --seq 256", 14000, 3000),
+    "minute": (600_000, 512, "--d-model 64 --layers 2 --heads 2 --seq 64", 0.017, 200, 60),
+    "five": (6_000_000, 2048, "--d-model 128 --layers 4 --heads 4 --seq 128", 0.012, 2000, 500),
+    "evening": (10**9, 8192, "--d-model 384 --layers 6 --heads 6 --seq 256", 0.007, 10000, 2000),
 }
 OTHERS = re.compile(r"/(site-packages|test|tests|idlelib|lib2to3|__pycache__)/")
 HELD = 12  # of 256 files
@@ -67,7 +68,7 @@ class Road:
 
     def __init__(self, out, form, data):
         self.out, self.data, self.begun = out, data, time.time()
-        self.size, self.vocab, self.shape, self.steps, self.chats = FORMS[form]
+        self.size, self.vocab, self.shape, self.rate, self.steps, self.chats = FORMS[form]
         self.settings, notes = {"form": form, "data": data and str(data)}, out / "speedrun.json"
         (out / "log").mkdir(parents=True, exist_ok=True)
         self.notes = json.loads(notes.read_text()) if notes.exists() else {"of": self.settings}
@@ -168,11 +169,10 @@ class Road:
         words = (*words, "--vocab-size", str(self.vocab))
         self.stage(2, "tokenizer", lambda: made.exists() or self.toynn("tokenizer", *words))
         self.stage(3, "tokens", self.tokens)
-        data = ("--data", str(out / "shards"), "--tokenizer", str(made), "--lr", "0.01")
-        self.train(4, "pretrain", self.steps, *data, *self.shape.split())
+        data = ("--data", str(out / "shards"), "--tokenizer", str(made))
+        self.train(4, "pretrain", self.steps, self.rate, *data, *self.shape.split())
         data = ("--data", str(out / "chats"), "--init-from", str(pre / "model.gguf"))
-        seq = self.shape.split()[-2:]
-        self.train(5, "chat", self.chats, *data, "--lr", "0.002", *seq)
+        self.train(5, "chat", self.chats, self.rate / 5, *data, *self.shape.split()[-2:])
         self.stage(6, "samples", lambda: [[ask, self.answer(chat, ask)] for ask in ASKED])
         self.stage(7, "page", self.page)
         for name in ("pretrain", "chat"):
@@ -181,11 +181,12 @@ class Road:
             print(f"\n> {ask}\n{answer}")
         print(f"\nall stages: {out / 'index.html'}\nchat: toynn chat --model {chat}")
 
-    def train(self, number, name, steps, *words):
+    def train(self, number, name, steps, rate, *words):
         """Train in the folder of a stage, then measure bits per byte."""
         run = self.out / name
         words = ("train", "from-scratch", *words, "--out", str(run), "--steps", str(steps))
         words = (*words, "--optimizer", "muon", "--save-every", "100")
+        words = (*words, "--lr", str(rate), "--precision", "auto")
         ready = lambda: self.toynn(name, *words, run=run, steps=steps)  # noqa: E731
         self.stage(number, name, lambda: ready() and self.bits(name))
 

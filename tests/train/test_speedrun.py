@@ -86,7 +86,8 @@ def road(tmp_path_factory):
     for k in range(60):
         (folder / "data" / f"{k}.py").write_text(source(k))
     old = speedrun.FORMS["minute"], speedrun.HELD, speedrun.ASKED
-    speedrun.FORMS["minute"] = (10**6, 300, "--d-model 8 --layers 1 --heads 1 --seq 128", 3, 2)
+    shape = "--d-model 8 --layers 1 --heads 1 --seq 128"
+    speedrun.FORMS["minute"] = (10**6, 300, shape, 0.01, 3, 2)
     speedrun.HELD, speedrun.ASKED = 40, ("What does it do?",)
     yield speedrun.Road(folder / "out", "minute", folder / "data")
     speedrun.FORMS["minute"], speedrun.HELD, speedrun.ASKED = old
