@@ -31,7 +31,7 @@ from toynn.formats.tokenizer import Tokenizer
 FORMS = {
     "minute": (600_000, 512, "--d-model 64 --layers 2 --heads 2 --seq 64", 0.017, 200, 60),
     "five": (6_000_000, 2048, "--d-model 128 --layers 4 --heads 4 --seq 128", 0.012, 2000, 500),
-    "evening": (10**9, 8192, "--d-model 384 --layers 6 --heads 6 --seq 256", 0.007, 10000, 2000),
+    "evening": (10**9, 8192, "--d-model 384 --layers 6 --heads 6 --seq 256", 0.007, 6000, 600),
 }
 OTHERS = re.compile(r"/(site-packages|test|tests|idlelib|lib2to3|__pycache__)/")
 HELD = 12  # of 256 files

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from toynn._kernels import matmul
+from toynn._kernels import quants as kernel
 from toynn.formats import quants
 from toynn.numerics.precision import ALL_PRECISIONS
 from toynn.testing.cases.quants import blocks
@@ -105,3 +106,19 @@ def test_any_number_of_threads_takes_blocks_of_the_same_bits(type, precision):
     one = compute(1)
     for n_threads in (2, 3, 7, 33):
         assert compute(n_threads) == one, n_threads
+
+
+@pytest.mark.parametrize("type", sorted(set(quants.BLOCKS) - {"F32"}))
+@pytest.mark.parametrize("M", [1, 2, 3])
+def test_few_rows_by_quantized_weights_have_the_bits_of_their_floats(type, M):
+    """Most types are dequantized first, four in registers; N is no multiple of four rows."""
+    N, K = 7, 768
+    rng = np.random.default_rng(M)
+    elements, _ = quants.BLOCKS[type]
+    raw = blocks(rng, quants.TYPES[type], N * K // elements)
+    x, w = rng.standard_normal((M, K), np.float32), np.empty(N * K, np.float32)
+    kernel.dequantize(w, raw.ravel(), quants.TYPES[type])
+    y, want = np.empty((M, N), np.float32), np.empty((M, N), np.float32)
+    matmul.forward(y, None, x, raw.reshape(N, -1), None, type=type)
+    matmul.forward(want, None, x, w.reshape(N, K), None)
+    assert y.tobytes() == want.tobytes()

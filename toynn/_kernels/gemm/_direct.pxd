@@ -6,7 +6,7 @@ from toynn._kernels.base._common cimport (
 )
 from toynn._kernels.base._parallel cimport deal
 from toynn._kernels.gemm._gemm cimport multiply
-from toynn._kernels.gemm._int8 cimport round_rows, rounded_row
+from toynn._kernels.gemm._int8 cimport dot_codes_of, dot_fn, round_rows, rounded_row
 from toynn._kernels.gemm._loops cimport finish_row
 from toynn._kernels.gemm._product cimport (
     GEMV_INT8, GEMV_ROWS, LINE, Operand, Product, aligned, blocks_of, is_floats, panel_start,
@@ -125,7 +125,10 @@ cdef inline void _dot_rows(
 cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexcept nogil:
     """Columns n0 .. n1 - 1 of y: the dot products of rows of x with rows of w, MOST at a time."""
     cdef Py_ssize_t i, m, N = p.b.size
-    for i in range(blocks_of(p.a.size, MOST)):
+    cdef dot_fn dot = dot_codes_of(p.b.type.number, p.a.size)
+    if dot != NULL:
+        dot(p.c + n0, N, row_of(&p.b, n0), p.b.row_bytes, n1 - n0, p.a.x, p.K, p.a.size, p.K)
+    for i in range(blocks_of(p.a.size, MOST) if dot == NULL else 0):
         m = i * MOST
         _dot_rows(p, p.c + m * N, p.a.x + m * p.K, min(p.a.size - m, <Py_ssize_t>MOST), n0, n1)
     for m in range(p.a.size):

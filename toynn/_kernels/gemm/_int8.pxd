@@ -17,6 +17,7 @@ cdef extern from "dot_int8.h" nogil:
         const float* x, Py_ssize_t x_row, Py_ssize_t M, Py_ssize_t n,
     ) noexcept nogil
     dot_fn dot_int8_of "tn_dot_int8_of" (int type, int unit) noexcept
+    dot_fn dot_codes_of "tn_dot_codes_of" (int type, Py_ssize_t M) noexcept
     void _round "tn_round_to_int8" (
         float* rounded, Py_ssize_t x_row, const float* x, Py_ssize_t M, Py_ssize_t n, int unit
     ) noexcept

@@ -103,4 +103,7 @@ TN_LINKED void tn_round_to_int8(float* rounded, ptrdiff_t x_row, const float* x,
 /* The function that multiplies a type (a GGUF number) with a unit; NULL if not one of the four. */
 TN_LINKED tn_dot_fn tn_dot_int8_of(int type, int unit);
 
+/* The same for M rows of x as they are, in float32 (gemv_codes.c); NULL: dequantize w before. */
+TN_LINKED tn_dot_fn tn_dot_codes_of(int type, ptrdiff_t M);
+
 #endif

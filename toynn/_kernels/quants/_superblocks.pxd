@@ -20,8 +20,8 @@ bits 4..7 its elements 64..127.
 pairs: the lower 2 bits of the codes. A half block has 32 bytes; their lowest two bits belong to its
 first 32 elements, the next two to the next 32. Bits 4 and 5 of Q6_K are stored in the same way, in
 high. high of Q3_K and Q5_K: the upper bit of q[j] (bit 2 in Q3_K, bit 4 in Q5_K) is bit j // 32 of
-byte j % 32. b and a: the upper and lower half of a byte. scales: see scales_k; for Q3_K
-scales_q3_k.
+byte j % 32. b and a: the upper and lower half of a byte. scales: see tn_scales_k of codes.h;
+for Q3_K scales_q3_k.
 
 No product rounds: a float16 has 11 bits, a scale 7 and a code 6; a float32 has 24. No step reads or
 makes a subnormal. Source: ggml-common.h and ggml-quants.c in ggml.
@@ -38,6 +38,7 @@ cdef extern from "codes.h" nogil:
         int high_mask, int place, int offset, const float* scale, const float* least,
     ) noexcept
     void scales_of "tn_times" (float* y, const int8_t* a, float d) noexcept
+    void scales_k "tn_scales_k" (int8_t* a, const uint8_t* raw) noexcept
     void q4_k_pair "tn_q4_k_pair" (
         float* y, const uint8_t* codes, const float* scale, const float* least
     ) noexcept
@@ -50,23 +51,6 @@ cdef enum:
     RUNS = 8     # of 32 elements each
 
 # Each block_TYPE overwrites y with runs s0 .. s1 - 1 of the block whose bytes are raw.
-
-
-@cython.overflowcheck(False)
-cdef inline void scales_k(int8_t* a, const uint8_t* raw) noexcept nogil:
-    """a[0..7] and b[0..7], which is a[8..15], 6 bits each, from 12 bytes, four at a time.
-
-    Bytes 0..3 hold a[0..3], bytes 4..7 hold b[0..3]. The upper 2 bits of these bytes belong to
-    a[4..7] and b[4..7]. The lower 4 bits of those are the two halves of bytes 8..11.
-    """
-    cdef uint32_t raw4[3]
-    cdef uint32_t four[4]
-    memcpy(raw4, raw, 12)
-    four[0] = raw4[0] & 0x3F3F3F3F
-    four[1] = (raw4[2] & 0x0F0F0F0F) | ((raw4[0] >> 2) & 0x30303030)
-    four[2] = raw4[1] & 0x3F3F3F3F
-    four[3] = ((raw4[2] >> 4) & 0x0F0F0F0F) | ((raw4[1] >> 2) & 0x30303030)
-    memcpy(a, four, 16)
 
 
 @cython.overflowcheck(False)

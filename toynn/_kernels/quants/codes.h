@@ -134,19 +134,49 @@ TN_INLINE tn_ints tn_fifth_bits(uint32_t bits, int j) {
 #endif
 }
 
+/* The 16 numbers scale (q - offset) + least for codes q of 4 bits; least may be NULL, for 0. With
+   AVX-512 they fill a register, from which codes pick. */
+#if defined(__AVX512F__)
+typedef tn_reals tn_line;
+
+TN_INLINE tn_line tn_line_of(float scale, int offset, const float* least) {
+    const tn_ints q = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const tn_reals x = TN_REALS(q - offset) * scale;
+    return least ? x + *least : x;
+}
+
+TN_INLINE tn_reals tn_on_line(tn_line line, tn_ints q) {
+    return (tn_reals)_mm512_permutexvar_ps((__m512i)q, (__m512)line);
+}
+#else
+typedef struct { float scale, least; int offset, sum; } tn_line;
+
+TN_INLINE tn_line tn_line_of(float scale, int offset, const float* least) {
+    return (tn_line){scale, least ? *least : 0, offset, least != NULL};
+}
+
+TN_INLINE tn_reals tn_on_line(tn_line line, tn_ints q) {
+    const tn_reals x = TN_REALS((q & 15) - line.offset) * line.scale;
+    return line.sum ? x + line.least : x;
+}
+#endif
+
 /* y[j] = scale (q[j] - offset) + least; least may be NULL, for 0. Bits 0..3 of 16 bytes are codes
    0..15, bits 4..7 codes 16..31. Unless high is NULL, its bit j is bit 4 of q[j]. */
 TN_INLINE void tn_nibbles_run(float* y, const uint8_t* low, const uint8_t* high, int offset,
                               float scale, const float* least) {
+    const tn_line line = tn_line_of(scale, offset, least);
     uint32_t bits = 0;
     if (high) memcpy(&bits, high, 4);
     for (int j = 0; j < 16; j += TN_CODES) {
         const tn_ints both = tn_unsigned(low + j);
-        tn_ints a = both & 15, b = both >> 4;
-        if (high) {
-            a |= tn_fifth_bits(bits, j);
-            b |= tn_fifth_bits(bits, j + 16);
+        if (!high) {
+            TN_PUT(y + j, tn_on_line(line, both));
+            TN_PUT(y + j + 16, tn_on_line(line, both >> 4));
+            continue;
         }
+        const tn_ints a = (both & 15) | tn_fifth_bits(bits, j);
+        const tn_ints b = both >> 4 | tn_fifth_bits(bits, j + 16);
         tn_reals x = TN_REALS(a - offset) * scale, z = TN_REALS(b - offset) * scale;
         if (least) {
             x += *least;
@@ -162,14 +192,44 @@ TN_INLINE void tn_times(float* y, const int8_t* a, float d) {
     for (int j = 0; j < 16; j += TN_CODES) TN_PUT(y + j, TN_REALS(tn_signed(a + j)) * d);
 }
 
+/* a[0..7] and b[0..7], which is a[8..15], 6 bits each, from 12 bytes, four at a time.
+
+   Bytes 0..3 hold a[0..3], bytes 4..7 hold b[0..3]. The upper 2 bits of these bytes belong to
+   a[4..7] and b[4..7]. The lower 4 bits of those are the two halves of bytes 8..11. */
+TN_INLINE void tn_scales_k(int8_t* a, const uint8_t* raw) {
+    const uint32_t halves = 0x0F0F0F0F, pairs = 0x30303030, six = halves | pairs;
+    uint32_t s[3];
+    memcpy(s, raw, sizeof s);
+    const uint32_t four[4] = {
+        s[0] & six, (s[2] & halves) | (s[0] >> 2 & pairs),
+        s[1] & six, (s[2] >> 4 & halves) | (s[1] >> 2 & pairs),
+    };
+    memcpy(a, four, sizeof four);
+}
+
 /* Two runs of Q4_K: y[32 r + j] = scale[r] q - least[r]. q is bits 4 r .. 4 r + 3 of codes[j]. */
 TN_INLINE void tn_q4_k_pair(float* y, const uint8_t* codes, const float* scale,
                             const float* least) {
+    const float plus[2] = {-least[0], -least[1]};
+    const tn_line a = tn_line_of(scale[0], 0, plus), b = tn_line_of(scale[1], 0, plus + 1);
     for (int j = 0; j < 32; j += TN_CODES) {
         const tn_ints both = tn_unsigned(codes + j);
-        TN_PUT(y + j, TN_REALS(both & 15) * scale[0] - least[0]);
-        TN_PUT(y + 32 + j, TN_REALS(both >> 4) * scale[1] - least[1]);
+        TN_PUT(y + j, tn_on_line(a, both));
+        TN_PUT(y + 32 + j, tn_on_line(b, both >> 4));
     }
+}
+
+/* y[j] = scale[j / 16] (q[j] - offset). */
+TN_INLINE void tn_bytes_run(float* y, const int8_t* q, int offset, const float* scale) {
+    for (int j = 0; j < 32; j += TN_CODES) {
+        TN_PUT(y + j, TN_REALS(tn_signed(q + j) - offset) * scale[j / 16]);
+    }
+}
+
+/* q - 32. Bits 0..3 of q are those of low, bits 4 and 5 are bits 2 r and 2 r + 1 of high. */
+TN_INLINE tn_reals tn_six_bits(tn_ints low, tn_ints high, int r) {
+    const tn_ints upper = r < 2 ? high << (4 - 2 * r) : high >> (2 * r - 4);
+    return TN_REALS(((low & 15) | (upper & 48)) - 32);
 }
 
 /* Four runs of Q6_K: y[32 r + j] = scale[2 r + j / 16] (q - 32). Bits 0..3 of q are half a byte of low:
@@ -179,19 +239,10 @@ TN_INLINE void tn_q6_k_four(float* y, const uint8_t* low, const uint8_t* high, c
     for (int j = 0; j < 32; j += TN_CODES) {
         const tn_ints a = tn_unsigned(low + j), b = tn_unsigned(low + 32 + j);
         const tn_ints h = tn_unsigned(high + j);
-        const tn_ints q0 = (a & 15) | (h & 3) << 4, q1 = (b & 15) | (h & 12) << 2;
-        const tn_ints q2 = a >> 4 | (h & 48), q3 = b >> 4 | (h & 192) >> 2;
-        TN_PUT(y + j, TN_REALS(q0 - 32) * scale[j / 16]);
-        TN_PUT(y + 32 + j, TN_REALS(q1 - 32) * scale[2 + j / 16]);
-        TN_PUT(y + 64 + j, TN_REALS(q2 - 32) * scale[4 + j / 16]);
-        TN_PUT(y + 96 + j, TN_REALS(q3 - 32) * scale[6 + j / 16]);
-    }
-}
-
-/* y[j] = scale[j / 16] (q[j] - offset). */
-TN_INLINE void tn_bytes_run(float* y, const int8_t* q, int offset, const float* scale) {
-    for (int j = 0; j < 32; j += TN_CODES) {
-        TN_PUT(y + j, TN_REALS(tn_signed(q + j) - offset) * scale[j / 16]);
+        TN_PUT(y + j, tn_six_bits(a, h, 0) * scale[j / 16]);
+        TN_PUT(y + 32 + j, tn_six_bits(b, h, 1) * scale[2 + j / 16]);
+        TN_PUT(y + 64 + j, tn_six_bits(a >> 4, h, 2) * scale[4 + j / 16]);
+        TN_PUT(y + 96 + j, tn_six_bits(b >> 4, h, 3) * scale[6 + j / 16]);
     }
 }
 
