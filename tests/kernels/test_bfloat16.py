@@ -1,7 +1,7 @@
 """matmul_precision="medium": products of bfloat16 pairs, where the CPU has them.
 
 References are float64 products of operands that NumPy has rounded: what is left is the error of
-adding up in float32. Products of at most 2^21 multiply-adds stay float32; those here are larger.
+adding up in float32. Products of at most 2^16 multiply-adds stay float32.
 """
 
 import numpy as np
@@ -30,6 +30,8 @@ SHAPES = [  # M, N, K
     (40, 1000, 513),  # a last block of one term
     (ROWS + 1, 1500, 1501),  # as few rows as are packed in all three products
     (257, 33, 256),
+    (32, 192, 64),  # as small as those of a tiny step
+    (ROWS + 1, COLUMNS + 94, 41),  # just over 2^16 multiply-adds
 ]
 HP = np.array([1e-3, 0.9, 0.999, 1e-8, 0.0, 10.0, 1000.0], np.float32)
 
@@ -170,10 +172,15 @@ def test_infinity_stays_infinity(value):
         assert (dw[:, column] == np.sign(value) * np.inf).all() and np.isinf(dw).sum() == 161
 
 
+SMALL = (128, 128, 128)  # 2^21 multiply-adds; with pairs 2^16, with tiles 2^14
+if matmul.multiplies_pairs():
+    SMALL = (24, 21, 32) if matmul.multiplies_tiles() else (32, 64, 32)
+
+
 @pytest.mark.parametrize(
     "shape",
     [
-        (24, 21, 32) if matmul.multiplies_tiles() else (128, 128, 128),  # 2^14 and 2^21 at most
+        SMALL,
         (3, 1500, 1501),
         (ROWS, 1500, 1501),
         (3000, COLUMNS, 1501),

@@ -37,7 +37,7 @@ def set_float32_matmul_precision(precision: str) -> None:
 
     Some operations are float32 in every precision:
 
-    - products of up to 2^21 multiply-adds (2^14 in "medium" with AMX);
+    - products of up to 2^21 multiply-adds (2^16 in "medium" in bfloat16, 2^14 with AMX);
     - skinny products (a side of up to 14 rows or 16 columns);
     - softmax;
     - attention, unless "medium" computes over more than 32 rows.

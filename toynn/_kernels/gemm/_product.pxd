@@ -318,6 +318,7 @@ cdef enum:
     GEMV_INT8_ROWS = 16    # the same if they are rounded to 8 bits
     SMALL_TO = 1 << 21     # up to so many multiplications (20 us), threads and packing do not pay
     SMALL_TO_TILES = 1 << 14  # the same for tiles of one part: they are 16 times as fast
+    SMALL_TO_PAIRS = 1 << 16  # and for pairs of bfloat16: packing takes a third of their time
     LARGE_C = 1 << 17      # elements of C (512 KB) that do not stay in L2 from one pass to the next
     ALL_TERMS = 3 << 19    # most floats of the smaller side, packed with all its terms (6 MB)
 
@@ -416,8 +417,8 @@ cdef inline void decide(
         tiles, medium, K >= 32, M N K > 2^14                    PANELS *         1 part of bfloat16
         tiles, high, K >= 64, M N K > 2^21                      PANELS *         2 parts
         tiles, highest, the same, M N >= 32 (M + N)             PANELS *         3 parts
+        medium, CPU gains by pairs, M N K > 2^16                PANELS           pairs of bfloat16
         M N K <= 2^21                                           SMALL            float32
-        medium, CPU gains by pairs                              PANELS           pairs of bfloat16
         all else                                                PANELS           float32
 
     GEMV reads w once, in order. SKINNY and SMALL pack nothing in advance: SKINNY runs on all
@@ -429,7 +430,8 @@ cdef inline void decide(
     the bits of the result depend on it.
     """
     cdef Py_ssize_t M = p.a.size, N = p.b.size, K = p.K
-    cdef bint small = M * N * K <= SMALL_TO, tiles = False, by_row = precision & BY_ROW
+    cdef bint small = M * N * K <= SMALL_TO, tiles = False, pairs = False
+    cdef bint by_row = precision & BY_ROW
     cdef bint quantized = which != BACKWARD_WEIGHT and p.b.type.values > 1
     cdef bint codes = precision == IN_INT8 and quantized and units >= CODES_UNIT
     cdef const Form* form = FLOATS
@@ -453,12 +455,13 @@ cdef inline void decide(
     else:
         if precision == MEDIUM:
             tiles = HAS_TILES and K >= SIDE and M * N * K > SMALL_TO_TILES
+            pairs = not tiles and units & GAINS_BY_PAIRS and M * N * K > SMALL_TO_PAIRS
         elif HAS_TILES and K >= 2 * SIDE and not small:
             tiles = precision == HIGH or M * N >= SIDE * (M + N)
-        p.way = SMALL if small and not tiles else PANELS
+        p.way = SMALL if small and not (tiles or pairs) else PANELS
         if tiles:
             form = form_of_parts(1 + MEDIUM - precision)
-        elif not small and precision == MEDIUM and units & GAINS_BY_PAIRS:
+        elif pairs:
             form = PAIRS
     if form != FLOATS:
         pack_as(&p.a, form)

@@ -124,15 +124,41 @@ TN_INLINE void tn_exchange(tn_vec r[TN_V]) {
     }
     TN_UNROLL for (int i = 0; i < 8; i++) r[i] = s[i];
 }
+#elif TN_V == 16
+/* Four lanes of a quarter of a register, and the same of the others; two quarters of each of (x, y). */
+#define TN_LANES(a, b, c, d) a, b, c, d, a + 4, b + 4, c + 4, d + 4, \
+    a + 8, b + 8, c + 8, d + 8, a + 12, b + 12, c + 12, d + 12
+#define TN_EVEN 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27
+#define TN_ODD 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31
+
+/* Exchange row and lane of V registers: within quarters of registers, by two rounds of interleaving,
+   then exchange whole quarters, by two more. Lanes that cross quarters would take twice as long. */
+TN_INLINE void tn_exchange(tn_vec r[TN_V]) {
+    tn_vec s[TN_V];
+    TN_UNROLL for (int i = 0; i < 16; i += 2) {
+        s[i] = __builtin_shufflevector(r[i], r[i + 1], TN_LANES(0, 16, 1, 17));
+        s[i + 1] = __builtin_shufflevector(r[i], r[i + 1], TN_LANES(2, 18, 3, 19));
+    }
+    TN_UNROLL for (int i = 0; i < 16; i++) {
+        const tn_vec x = s[i / 4 * 4 + i / 2 % 2], y = s[i / 4 * 4 + i / 2 % 2 + 2];
+        r[i] = i % 2 ? __builtin_shufflevector(x, y, TN_LANES(2, 3, 18, 19))
+                     : __builtin_shufflevector(x, y, TN_LANES(0, 1, 16, 17));
+    }
+    TN_UNROLL for (int i = 0; i < 16; i++) {
+        const tn_vec x = r[i / 8 * 8 + i % 4], y = r[i / 8 * 8 + i % 4 + 4];
+        s[i] = i & 4 ? __builtin_shufflevector(x, y, TN_ODD)
+                     : __builtin_shufflevector(x, y, TN_EVEN);
+    }
+    TN_UNROLL for (int i = 0; i < 16; i++) {
+        const tn_vec x = s[i % 8], y = s[i % 8 + 8];
+        r[i] = i & 8 ? __builtin_shufflevector(x, y, TN_ODD)
+                     : __builtin_shufflevector(x, y, TN_EVEN);
+    }
+}
 #else
 /* The lanes of (x, y) that make x0 y0 x1 y1 ..: of the lower halves, and of the upper halves. */
-#if TN_V == 16
-#define TN_LOWER 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define TN_UPPER 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#else
 #define TN_LOWER 0, 4, 1, 5
 #define TN_UPPER 2, 6, 3, 7
-#endif
 
 /* Exchange row and lane of V registers. Interleaving row i with row i + V/2 rotates the bits of
    (row, lane) by one place: log2(V) rounds do it. */
