@@ -13,10 +13,10 @@ from toynn._kernels.attention._visible cimport (
     BLOCK, WIDTH, Block, Sizes, block_size, first_key, key_blocks, strip_end, strip_size,
     visible_begin, visible_end,
 )
-from toynn._kernels.gemm._gemm cimport multiply_kept
+from toynn._kernels.gemm._gemm cimport copy_tile, multiply_kept
 from toynn._kernels.gemm._loops cimport multiply_panels
 from toynn._kernels.gemm._product cimport (
-    FLOATS, Form, KC, LINE, NR, Operand, V, aligned, blocks_of, floats_at, pack, pack_as,
+    FLOATS, Form, KC, LINE, MR, NR, Operand, V, aligned, blocks_of, floats_at, pack, pack_as,
     panel_floats, panel_start, steps,
 )
 
@@ -143,6 +143,43 @@ cdef inline void _multiply(
     _multiply_packed(y, ldy, &a, a_kept, &b, b_kept, K, add)
 
 
+cdef inline bint _in_place(const Sizes* s) noexcept nogil:
+    """Whether weights are multiplied where they are, rounded but not packed."""
+    return s.rounded != NULL and s.rounded.multiply_rounded != NULL
+
+
+cdef inline void _multiply_rounded(
+    float* y, Py_ssize_t ldy, const Sizes* s, const float* a, Py_ssize_t rows, Py_ssize_t a_row,
+    Py_ssize_t a_k, Operand b, const Panels* b_kept, Py_ssize_t K, bint add,
+) noexcept nogil:
+    """y (+)= a b, where a is rounded already, and its rows and steps are so far apart."""
+    cdef float buffer[NR * KC]
+    cdef float tile[MR * NR]
+    cdef float* packed = aligned(buffer)
+    cdef const float* panel = packed
+    cdef Py_ssize_t p, q, row, n, columns, panels = blocks_of(rows, MR)
+    pack_as(&b, s.rounded)
+    for q in range(b.panels):
+        columns = min(NR, b.size - q * NR)
+        if b_kept.at != NULL:
+            panel = b_kept.at + q * b_kept.step
+        else:
+            pack(packed, &b, q, q + 1, 0, K)
+        for p in range(panels):
+            row = p * rows // panels
+            n = (p + 1) * rows // panels - row
+            if columns == NR:
+                s.rounded.multiply_rounded(
+                    n, steps(&b, K), a + row * a_row, a_row, a_k, panel, y + row * ldy + q * NR,
+                    ldy, add,
+                )
+                continue
+            s.rounded.multiply_rounded(
+                n, steps(&b, K), a + row * a_row, a_row, a_k, panel, tile, NR, False
+            )
+            copy_tile(y + row * ldy + q * NR, ldy, tile, NR, n, columns, add)
+
+
 cdef inline void _products_of_rows(
     float* p, const Sizes* s, const Block* b, const float* x, Py_ssize_t ldx, const Panels* x_kept,
     const float* y, Py_ssize_t ldy, const Panels* y_kept, Py_ssize_t width,
@@ -168,14 +205,24 @@ cdef inline void _add_rows(
     Sums y, const Sizes* s, const Block* b, const float* p, const float* x, Py_ssize_t ldx,
     const Panels* x_kept, Py_ssize_t width, bint shared, bint add,
 ) noexcept nogil:
-    """y (+)= p x: add to each query what its visible keys give. shared: x is a cache of keys."""
-    cdef Py_ssize_t strip = strip_size(s, b), t, first
+    """y (+)= p x: add to each query what its visible keys give. shared: x is a cache of keys.
+
+    If products are in place, p is rounded along its rows.
+    """
+    cdef Py_ssize_t strip = strip_size(s, b), t, first, n
     cdef Operand weights, keys = floats_at(
         x + b.j * ldx, width, BLOCK if shared else 1, 1 if shared else ldx, False
     )
     for t in range(blocks_of(b.rows, strip)):
         first = t * strip
-        weights = floats_at(p + first * WIDTH, min(strip, b.rows - first), WIDTH, 1, True)
+        n = min(strip, b.rows - first)
+        if _in_place(s):
+            _multiply_rounded(
+                y.y + first * y.ld, y.ld, s, p + first * WIDTH, n, WIDTH, 1, keys, x_kept,
+                strip_end(s, b, first), add,
+            )
+            continue
+        weights = floats_at(p + first * WIDTH, n, WIDTH, 1, True)
         _multiply(
             y.y + first * y.ld, y.ld, s, weights, NULL, keys, x_kept, strip_end(s, b, first), add
         )
@@ -185,17 +232,25 @@ cdef inline void _add_columns(
     Sums y, const Sizes* s, const Block* b, const float* p, const float* x, Py_ssize_t ldx,
     const Panels* x_kept, Py_ssize_t width, bint add,
 ) noexcept nogil:
-    """y (+)= p^T x: add to each key what the queries that see it give."""
-    cdef Py_ssize_t strip = strip_size(s, b), t, first, above
+    """y (+)= p^T x: add to each key what the queries that see it give.
+
+    If products are in place, p is rounded across its rows.
+    """
+    cdef Py_ssize_t strip = strip_size(s, b), t, first, n, above
     cdef Operand weights, queries
     cdef Panels none = Panels(NULL, 0)
     for t in range(blocks_of(b.columns, strip)):
         first = t * strip
         above = max(0, b.j + first - s.past - b.i) if s.causal else 0  # rows that see no such key
-        weights = floats_at(
-            p + above * WIDTH + first, min(strip, b.columns - first), 1, WIDTH, True
-        )
+        n = min(strip, b.columns - first)
         queries = floats_at(x + (b.i + above) * ldx, width, 1, ldx, False)
+        if _in_place(s):
+            _multiply_rounded(
+                y.y + first * y.ld, y.ld, s, p + above // s.rounded.terms * WIDTH + first, n, 1,
+                WIDTH, queries, x_kept if above == 0 else &none, b.rows - above, add,
+            )
+            continue
+        weights = floats_at(p + above * WIDTH + first, n, 1, WIDTH, True)
         _multiply(
             y.y + first * y.ld, y.ld, s, weights, NULL, queries, x_kept if above == 0 else &none,
             b.rows - above, add,
@@ -388,6 +443,8 @@ cdef inline void add_keys(
             if factor[r] != 1:  # most rows' maximum stays, from some keys on
                 row = u.sums.y + r * u.sums.ld
                 _scale_row(row, row, factor[r], s.E)
+    if _in_place(s):
+        s.rounded.round(p, p, WIDTH, rows, b.columns, False)
     _add_rows(u.sums, s, &b, p, v, s.ldv, &v_kept.across, s.E, s.shared, not first)
 
 
@@ -461,10 +518,16 @@ cdef inline void backward_block(
                 _multiply_rows(ds, slope, n)
             _hide(ds, begin, 0)
     if dv.y != NULL:  # dv += p^T do
+        if _in_place(s):
+            s.rounded.round(scores, scores, WIDTH, b.rows, b.columns, True)
         _add_columns(dv, s, &b, scores, do, s.ldo, &do_kept.across, s.E, add_to_keys)
     if dk.y != NULL:  # dk += ds^T q
-        _add_columns(dk, s, &b, gradients, q, s.ldq, &q_kept.across, s.D, add_to_keys)
+        if _in_place(s):
+            s.rounded.round(scores, gradients, WIDTH, b.rows, b.columns, True)
+        _add_columns(dk, s, &b, scores if _in_place(s) else gradients, q, s.ldq, &q_kept.across, s.D, add_to_keys)
     if dq.y != NULL:  # dq += ds k
+        if _in_place(s):
+            s.rounded.round(gradients, gradients, WIDTH, b.rows, b.columns, False)
         _add_rows(
             dq, s, &b, gradients, k, s.ldk, &k_kept.across, s.D, False, j > first_key(s, i)
         )

@@ -59,8 +59,8 @@ from toynn._kernels.base.cpu import gains_by_pairs
 
 cdef enum:
     LINE = 64        # bytes
-    UNITS = 8        # blocks of queries for which a block of keys is packed once
-    KEYS = 4         # blocks of keys for which a block of queries is packed once, backward
+    UNITS = 16       # blocks of queries for which a block of keys is packed once
+    KEYS = 8         # blocks of keys for which a block of queries is packed once, backward
     FEW = 2          # up to so many uses, packing a block of floats costs more than it saves
     DEALT = 3        # tasks for each thread, at the least, if there are so many
     SMALL = 1 << 19  # up to this many multiplications per product, waking threads does not pay

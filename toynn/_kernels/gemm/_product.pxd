@@ -72,6 +72,18 @@ cdef extern from "forms.h" nogil:
             int h, Py_ssize_t steps, const float* a, const float* b, float* c, Py_ssize_t ldc,
             bint add,
         ) noexcept nogil
+        # Round a matrix, its rows ld floats apart, without packing it: terms run along the rows, or
+        # across them. Pairs of terms of row r, along, begin at y + r ld; across, y + p ld has pair
+        # p of all columns. NULL: only panels can be multiplied.
+        void (*round)(
+            float* y, const float* x, Py_ssize_t ld, Py_ssize_t rows, Py_ssize_t columns,
+            bint across,
+        ) noexcept nogil
+        # multiply, but rows of A, and its steps, are that far apart.
+        void (*multiply_rounded)(
+            int h, Py_ssize_t steps, const float* a, Py_ssize_t a_row, Py_ssize_t a_k,
+            const float* b, float* c, Py_ssize_t ldc, bint add,
+        ) noexcept nogil
         # Whether two panels may be multiplied. If not, they are as floats. NULL: any two may.
         bint (*fits)(Py_ssize_t steps, const float* a, const float* b) noexcept nogil
         void (*begin)() noexcept nogil  # what a thread does before it multiplies; NULL: nothing

@@ -24,6 +24,10 @@ typedef struct {
     tn_side a, b;
     void (*multiply)(int h, ptrdiff_t steps, const float* a, const float* b, float* c,
                      ptrdiff_t ldc, int add);
+    void (*round)(float* y, const float* x, ptrdiff_t ld, ptrdiff_t rows, ptrdiff_t columns,
+                  int across);
+    void (*multiply_rounded)(int h, ptrdiff_t steps, const float* a, ptrdiff_t a_row, ptrdiff_t a_k,
+                             const float* b, float* c, ptrdiff_t ldc, int add);
     int (*fits)(ptrdiff_t steps, const float* a, const float* b);
     void (*begin)(void);
     void (*end)(void);

@@ -11,8 +11,9 @@
 #if TN_PAIRS == 1
 #include "bf16.h"
 
-TN_INLINE TN_BF16 void tn_pairs_body(int h, ptrdiff_t pairs, const float* a, const float* b,
-                                     float* c, ptrdiff_t ldc, int add) {
+TN_INLINE TN_BF16 void tn_pairs_body(int h, ptrdiff_t pairs, const float* a, ptrdiff_t a_row,
+                                     ptrdiff_t a_k, const float* b, float* c, ptrdiff_t ldc,
+                                     int add) {
     tn_vec sum[TN_MR][2];
     TN_UNROLL for (int i = 0; i < h; i++) sum[i][0] = sum[i][1] = (tn_vec){0};
     tn_expect(h, 2, c, ldc);
@@ -20,7 +21,7 @@ TN_INLINE TN_BF16 void tn_pairs_body(int h, ptrdiff_t pairs, const float* a, con
         const __m512bh b0 = (__m512bh)_mm512_loadu_ps(b + p * TN_NR);
         const __m512bh b1 = (__m512bh)_mm512_loadu_ps(b + p * TN_NR + TN_V);
         TN_UNROLL for (int i = 0; i < h; i++) {
-            const __m512bh x = (__m512bh)_mm512_set1_ps(a[p * TN_MR + i]);
+            const __m512bh x = (__m512bh)_mm512_set1_ps(a[i * a_row + p * a_k]);
             sum[i][0] = (tn_vec)_mm512_dpbf16_ps((__m512)sum[i][0], x, b0);
             sum[i][1] = (tn_vec)_mm512_dpbf16_ps((__m512)sum[i][1], x, b1);
         }
@@ -30,7 +31,16 @@ TN_INLINE TN_BF16 void tn_pairs_body(int h, ptrdiff_t pairs, const float* a, con
 
 TN_BF16 static void tn_multiply_pairs(int h, ptrdiff_t pairs, const float* a, const float* b,
                                       float* c, ptrdiff_t ldc, int add) {
-    TN_ALL_HEIGHTS(tn_pairs_body, pairs, a, b, c, ldc, add)
+    const ptrdiff_t a_row = 1, a_k = TN_MR;
+    TN_ALL_HEIGHTS(tn_pairs_body, pairs, a, a_row, a_k, b, c, ldc, add)
+}
+
+/* One of the strides is 1: the compiler then needs fewer registers for addresses. */
+TN_BF16 static void tn_multiply_rounded(int h, ptrdiff_t pairs, const float* a, ptrdiff_t a_row,
+                                        ptrdiff_t a_k, const float* b, float* c, ptrdiff_t ldc,
+                                        int add) {
+    if (a_row == 1) TN_ALL_HEIGHTS(tn_pairs_body, pairs, a, 1, a_k, b, c, ldc, add)
+    else TN_ALL_HEIGHTS(tn_pairs_body, pairs, a, a_row, 1, b, c, ldc, add)
 }
 
 /* Round 32 terms of 16 rows, from row[j] + k on; only the first kc terms of a row exist. */
@@ -68,24 +78,37 @@ TN_INLINE TN_BF16 void tn_pairs_along(float* y, int width, tn_piece p) {
 }
 
 /* Terms p.k_stride apart, in contiguous columns: two rows are interleaved. */
-TN_INLINE TN_BF16 void tn_pairs_across(float* y, int width, tn_piece p) {
-    for (int i = 0; i < width; i += 16) {
+TN_INLINE TN_BF16 void tn_pairs_across(float* y, ptrdiff_t ld, ptrdiff_t width, tn_piece p) {
+    for (ptrdiff_t i = 0; i < width; i += 16) {
         const __mmask16 exist = tn_mask(p.n - i);
         for (ptrdiff_t k = 0; k < p.kc; k += 2) {
             const float* row = p.x + k * p.k_stride + i;
             const __m512 even = _mm512_maskz_loadu_ps(exist, row);
             const __m512 odd = _mm512_maskz_loadu_ps(k + 1 < p.kc ? exist : 0, row + p.k_stride);
             const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-            tn_store(y + k / 2 * width + i, (tn_vec)tn_interleaved(both));
+            tn_store(y + k / 2 * ld + i, (tn_vec)tn_interleaved(both));
         }
     }
+}
+
+/* y may be x. Along: what a row has beyond its columns is rounded, too, up to whole registers. */
+TN_BF16 static void tn_round_pairs(float* y, const float* x, ptrdiff_t ld, ptrdiff_t rows,
+                                   ptrdiff_t columns, int across) {
+    if (across) {
+        tn_pairs_across(y, ld, columns, (tn_piece){x, columns, 1, ld, rows, 0, 0});
+        return;
+    }
+    for (ptrdiff_t r = 0; r < rows; r++)
+        for (ptrdiff_t c = 0; c < columns; c += 16)
+            _mm256_storeu_ps(y + r * ld + c / 2,
+                             (__m256)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + r * ld + c)));
 }
 
 /* Pairs must be written in order: a register may be wider than a row of y, and the next pair
    overwrites the surplus. */
 TN_BF16 static void tn_pack_pairs(float* y, int width, tn_piece p) {
     if (p.k_stride == 1) tn_pairs_along(y, width, p);
-    else tn_pairs_across(y, width, p);
+    else tn_pairs_across(y, width, width, p);
 }
 
 static void tn_pack_pairs_a(float* y, const tn_piece* p) { tn_pack_pairs(y, TN_MR, *p); }
@@ -95,6 +118,6 @@ const tn_form tn_form_pairs = {
     .number = 1, .terms = 2, .pass_terms = TN_KC, .group = TN_GROUP,
     .a = {.width = TN_MR, .step = TN_MR, .even = 1, .spare = TN_V, .pack = tn_pack_pairs_a},
     .b = {.width = TN_NR, .step = TN_NR, .pack = tn_pack_pairs_b},
-    .multiply = tn_multiply_pairs,
+    .multiply = tn_multiply_pairs, .round = tn_round_pairs, .multiply_rounded = tn_multiply_rounded,
 };
 #endif
