@@ -154,6 +154,7 @@ def with_more(words, more):
         (("--holdout", "0.3"), "text.taught: it was written for other data"),
         (("--teacher-temperature", "2"), "text.taught was written at 1: run `toynn teach"),
         (("--teacher-top-k", "9"), "text.taught has 8"),
+        (("--lmbda", "0.5"), "--lmbda 0.5: a file of `toynn teach` has no words"),
         (("--data", "text.txt", "other.txt"), "belongs to one source of data"),
         (("--teacher", "text.taught.cut"), "expected "),
         (("--teacher", "damaged"), "damaged: the header of `toynn teach` is damaged"),

@@ -12,6 +12,7 @@ from toynn.cli import main
 from toynn.errors import ConfigError
 from toynn.formats import gguf
 from toynn.formats.tokenizer import ByteTokenizer
+from toynn.jobs import teacher as teacher_job
 from toynn.jobs.teacher import opened
 
 TEXT = "the cat sat on the mat and the rat sat on the cat " * 12
@@ -27,6 +28,8 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("taught")
     (folder / "text.txt").write_text(TEXT)
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    texts = [json.dumps({"text": each["prompt"]}) for each in ROWS]
+    (folder / "texts.jsonl").write_text("\n".join(texts))
     write_base(folder / "teacher.gguf", vocab=256, context=64)
     write_base(folder / "base.gguf", vocab=256, context=64, n_layers=1)
     write_base(folder / "untied.gguf", vocab=256, context=64, untied=True)
@@ -62,6 +65,81 @@ def test_labels_are_what_is_evaluated(recipe, tmp_path):
     assert first[0]["val_loss"] == pytest.approx(second[0]["val_loss"], rel=1e-6)
     assert first[1]["train_loss"] != pytest.approx(second[1]["train_loss"], rel=1e-3)
     assert first[-1]["val_loss"] != second[-1]["val_loss"]
+
+
+ON_POLICY = ("--holdout", "0", "--max-completion-length", "6")
+ON_POLICY += ("--teacher", "teacher.gguf", "--eval-every", "0")
+
+
+def weights(folder):
+    return {each.name: each.read_bytes() for each in folder.glob("*.gguf")}
+
+
+def learned(recipe, out, lmbda, *more):
+    """The reports of a run's steps, with a share of completions by the student."""
+    run = ["train", *commands()[recipe], *ON_POLICY, "--lmbda", lmbda, "--out", str(out)]
+    assert main([*run, *more]) == 0
+    return reports(out)[1:]
+
+
+def test_a_share_of_batches_is_written_by_the_student(tmp_path, capsys):
+    """A share so small that no batch is written changes no bit."""
+    for name, lmbda in (("none", "0"), ("tiny", "1e-12"), ("half", "0.5"), ("all", "1")):
+        more = {
+            "none": ("--max-completion-length", "128"),
+            "all": ("--seq", "24", "--max-completion-length", "12"),  # rows of several examples
+        }.get(name, ())
+        found = learned("lora", tmp_path / name, lmbda, *more)
+        shares = [each.get("teacher/on_policy") for each in found]
+        wanted = {"none": {None}, "tiny": {0}, "half": {0, 1}, "all": {1}}[name]
+        assert set(shares) == wanted
+        lengths = [each.get("samples/length", 0) for each in found]
+        assert all((0 < n <= 12) == (share == 1) for n, share in zip(lengths, shares, strict=True))
+        assert all(each["filled"] <= 1 for each in found)
+        assert all(each["samples/cut"] == 1 for each in found if "samples/cut" in each)
+    assert "0.5 of the batches have the student's own completions" in capsys.readouterr().out
+    assert weights(tmp_path / "none") == weights(tmp_path / "tiny") != weights(tmp_path / "half")
+
+
+@pytest.mark.parametrize("recipe", ["from-scratch", "lora"])
+def test_a_stopped_run_writes_the_same_completions(recipe, tmp_path):
+    """Which batches are written, and what, depends on the seed and their number alone."""
+    more = ("--steps", "6", "--save-every", "1", "--grad-accum", "2", "--lr-schedule", "constant")
+    whole = learned(recipe, tmp_path / "whole", "0.5", *more)
+    learned(recipe, tmp_path / "half", "0.5", *more, "--steps", "3")
+    assert main(["train", "--resume", str(tmp_path / "half"), "--steps", "6"]) == 0
+    same = ("iteration", "train_loss", "grad_norm", "teacher/on_policy", "samples/length")
+    found = reports(tmp_path / "half")[1:]
+    one, two = ([[each.get(name) for name in same] for each in run] for run in (whole, found))
+    assert one == two and {each[3] for each in one} >= {0, 0.5}
+    assert weights(tmp_path / "whole") == weights(tmp_path / "half")
+
+
+def test_the_loss_of_what_the_student_writes_is_that_of_the_formula(tmp_path, monkeypatch):
+    """The whole loss is the divergence: what the student writes is no label."""
+    seen, rollouts = [], teacher_job.rollouts
+
+    def noted(*arguments, **options):
+        seen.extend(zip(arguments[1], found := list(rollouts(*arguments, **options)), strict=True))
+        return found
+
+    monkeypatch.setattr(teacher_job, "rollouts", noted)
+    more = ("--teacher-weight", "0.3", "--teacher-beta", "0.5", "--teacher-temperature", "0.9", *K)
+    more += ("--steps", "1", "--batch", "8", "--no-packing", "--max-completion-length", "12")
+    (told,) = learned("lora", tmp_path / "run", "1", *more)
+    assert len(seen) == 8 and {"say ", "say"} >= {bytes(ids[:4]).decode() for ids, _ in seen}
+    with gguf.open("base.gguf") as base, gguf.open("teacher.gguf") as teacher:
+        student, teacher = engines.frozen(base), engines.frozen(teacher)
+    total, rows = 0.0, 0
+    for prompt, each in seen:
+        tokens = each.tokens[: 17 - len(prompt)]  # a row has 16 tokens
+        ids, own = np.array([*prompt, *tokens]), slice(len(prompt) - 1, None)
+        q, p = (log_p(x.logits(ids[:-1], batch=1)[own] / 0.9) for x in (student, teacher))
+        m = np.log((np.exp(p) + np.exp(q)) / 2)
+        total += (np.exp(p) * (p - m) + np.exp(q) * (q - m)).sum() / 2
+        rows += len(tokens)
+    assert told["train_loss"] == pytest.approx(total / rows, rel=1e-5)
+    assert told["trained_tokens"] == rows
 
 
 def log_p(logits):
@@ -136,10 +214,26 @@ def test_a_resumed_run_continues_with_its_teacher(tmp_path):
         (("--teacher", "teacher.gguf", "--teacher-beta", "2"), "at most 1"),
         (("--teacher", "teacher.gguf", "--teacher-top-k", "0"), "from 1"),
         (("--teacher", "teacher.gguf", "--seq", "80"), "tokens of a row; its context is 64 tokens"),
+        (("--lmbda", "0.5"), "--lmbda: it needs --teacher"),
+        (("--teacher", "teacher.gguf", "--lmbda", "2"), "at most 1"),
+        (
+            ("--teacher", "teacher.gguf", "--max-completion-length", "9"),
+            "--max-completion-length: it needs --lmbda above 0",
+        ),
+        (("--teacher", "teacher.gguf", "--lmbda", "1"), "--lmbda 1: expected rows of prompt and"),
+        (
+            ("--teacher", "teacher.gguf", "--lmbda", "1", "--data", "texts.jsonl"),
+            "without --no-mask-prompt; got a text, or examples without",
+        ),
+        (
+            ("--teacher", "teacher.gguf", "--lmbda", "1", "--data", "rows.jsonl", "texts.jsonl"),
+            "without a prompt, from texts",
+        ),
     ],
 )
 def test_what_is_refused(more, said, tmp_path, capsys):
-    words = ["train", *commands()["gpt2"], *more, "--out", str(tmp_path / "run")]
+    run = commands()["gpt2"][: -2 if "--data" in more else None]
+    words = ["train", *run, *more, "--out", str(tmp_path / "run")]
     try:
         code = main(words)
     except SystemExit as exit:

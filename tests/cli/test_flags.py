@@ -51,6 +51,7 @@ BASES = {
     "vit": {**RUN, "--data": "pictures.npz", **SHAPE},
 }
 CRAFTED = {"--method": "lora"}
+WRITTEN = {"--teacher": "other.gguf", "--data": "pairs.jsonl", "--seq": "64"}
 TWICE = {"--num-iterations": "2"}
 TRIPLES = {"--data": "triples.csv", "--loss": "triplet"}
 FRESH = dict.fromkeys(SHAPE)
@@ -76,7 +77,8 @@ SEEN = {
     "--importance-sampling-level": ("sequence", TWICE),
     "--loss-type": ("grpo", {"--max-completion-length": "70", "--reward": "length:50"}),
     "--mask-truncated-completions": "",
-    "--max-completion-length": "3",
+    "--lmbda": ("1", WRITTEN),
+    "--max-completion-length": {"grpo": "3", "": ("3", WRITTEN | {"--lmbda": "1"})},
     "--num-generations": "4",
     "--num-iterations": "2",
     "--reward": "number:n",

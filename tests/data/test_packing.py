@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from toynn.data.batch import IGNORED
-from toynn.data.examples import Examples
+from toynn.data.examples import Example, Examples
 from toynn.data.packing import FEW, PackedExamples, _best_fit, pack, packed_in_order
 
 SEQ = 512
@@ -128,6 +128,19 @@ def test_evaluation_sees_every_example_once_or_some_spaced_evenly():
     numbers = np.concatenate([b.inputs[b.positions == 0] for b in some])
     assert len(some) <= 3 and numbers.min() < 20 and numbers.max() > 80
     assert packed_in_order(Examples(SEQ), 2, 3) == []
+
+
+def test_a_prompt_ends_before_the_last_completion():
+    """As TRL has it, all before the last answer of a conversation."""
+    examples, prompt, answer = Examples(12), ([1, 2], False), ([3, 4], True)
+    for parts in ([prompt, answer], [prompt, answer, ([5], False), ([6], True), ([7], False)]):
+        examples.append(parts)
+    assert examples.prompted and examples[0].prompt == [1, 2]
+    assert examples[1].prompt == [1, 2, 3, 4, 5]
+    again = Example.completed([1, 2], [3, 4])
+    assert all((a == b).all() for a, b in zip(again, examples[0], strict=True))
+    examples.append([answer, prompt, answer])
+    assert not examples.prompted and examples.pick([1, 0]).prompted
 
 
 def test_too_long_an_example_loses_its_end_or_its_beginning():

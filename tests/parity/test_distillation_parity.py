@@ -71,15 +71,20 @@ def recipe_of(base, case):
     return recipe
 
 
-def logits_of(path, config, adapters):
-    """Logits of all tokens with loss, in float64."""
+def model_of(path, config, adapters):
+    """A model of PyTorch, in float64."""
     with gguf.open(path) as file:
         weights = {name: torch.tensor(file[name]).double() for name in file}
     for name, (a, b, scale) in adapters.items():
         weights[name] = weights[name] + scale * b @ a
     model = torch_llama.Model({}, config)
     model.all = weights
-    rows = []
+    return model
+
+
+def logits_of(path, config, adapters):
+    """Logits of all tokens with loss, in float64."""
+    model, rows = model_of(path, config, adapters), []
     for prompt, completion in sequences():
         ids = torch.tensor(prompt + completion)
         logits = model.sequence_logits(ids[:-1], torch.arange(len(ids) - 1))

@@ -76,6 +76,10 @@ class Batch:
     teacher
         Returns what a teacher says of the checked batch's rows with loss: see
         ``toynn.engines.teacher``. The engine calls it, so only batches that are trained on cost it.
+    writer
+        Returns the batch to train on in place of this one, which ``read`` calls.
+    figures
+        Figures to report of a batch that is trained on: (sum, count) of each.
     """
 
     inputs: Any
@@ -89,6 +93,8 @@ class Batch:
     source: str | None = field(default=None, kw_only=True)
     origin: Any = field(default=None, kw_only=True)
     teacher: Callable[["Batch"], Any] | None = field(default=None, kw_only=True)
+    writer: Callable[["Batch"], "Batch"] | None = field(default=None, kw_only=True)
+    figures: Mapping[str, tuple[float, float]] = field(default_factory=dict, kw_only=True)
 
     @classmethod
     def of(cls, batch: "Batch | ArrayLike | Iterable[Any]", *arrays: ArrayLike | None) -> "Batch":
@@ -170,8 +176,8 @@ class Batch:
         yield from (array for array in more if array is not None)
 
     def read(self) -> "Batch":
-        """Return the batch with its arrays; a subclass may read them only now."""
-        return self
+        """Return the batch with its arrays, which may be read or written only now."""
+        return self if self.writer is None else self.writer(self)
 
     @cached_property
     def rows(self) -> int:

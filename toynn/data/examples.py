@@ -27,6 +27,21 @@ class Example(NamedTuple):
     ids: NDArray[np.int32]
     labels: NDArray[np.int32]
 
+    @classmethod
+    def completed(cls, prompt: Sequence[int], tokens: Sequence[int]) -> Self:
+        """Return a prompt with its completion, which has loss."""
+        ids = np.array([*prompt, *tokens], np.int32)
+        labels = ids[1:].copy()
+        labels[: len(prompt) - 1] = IGNORED
+        return cls(ids[:-1], labels)
+
+    @property
+    def prompt(self) -> list[int]:
+        """The tokens before its last completion: that of the last run of labels with loss."""
+        learned = np.flatnonzero(self.labels != IGNORED)
+        first = learned[np.diff(learned, prepend=-2) > 1][-1]
+        return [int(id) for id in self.ids[: first + 1]]
+
 
 class Columns(NamedTuple):
     """Examples as three arrays, which may be stored on disk."""
@@ -113,6 +128,13 @@ class Examples:
     def longest(self) -> int:
         """The number of tokens that the longest example reads."""
         return int(self.lengths.max(initial=0))
+
+    @property
+    def prompted(self) -> bool:
+        """Whether every example begins with a prompt: with a token without loss."""
+        begins = np.array(self._columns.begins, np.int64)[:-1]
+        begins = begins if self._order is None else begins[self._order]
+        return not np.asarray(self._columns.learned)[begins].any()
 
     def __len__(self) -> int:
         return self._count if self._order is None else len(self._order)

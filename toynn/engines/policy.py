@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn import ops
-from toynn.data.batch import IGNORED, Batch
+from toynn.data.batch import Batch
 from toynn.data.examples import Example, joined
 from toynn.engines import packed
 from toynn.engines.engine import Inputs, Recorded
@@ -100,13 +100,7 @@ class PolicyBatch(Batch):
     @classmethod
     def with_samples(cls, samples: Sequence[Sample], weight: float) -> Self:
         """Return a batch of samples."""
-        parts = []
-        for each in samples:
-            ids = np.array([*each.prompt, *each.tokens], np.int32)
-            labels = ids[1:].copy()
-            labels[: len(each.prompt) - 1] = IGNORED
-            parts.append(Example(ids[:-1], labels))
-        whole = joined(parts, 0)
+        whole = joined((Example.completed(each.prompt, each.tokens) for each in samples), 0)
         return cls(*whole, samples=samples, weight=weight)
 
     @property

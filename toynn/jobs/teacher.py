@@ -1,18 +1,25 @@
 """Learn from a teacher: its options, and batches that know what it says of their tokens."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from toynn import engines
 from toynn.data.batch import Batch
+from toynn.data.examples import Example, Examples, joined
 from toynn.data.jsonl import Dataset
 from toynn.data.taught import TaughtFile
 from toynn.engines.teacher import Teacher
 from toynn.errors import ConfigError
 from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
+from toynn.generation import rollouts
 from toynn.jobs.options import OPTIMIZATION, StrPath
 from toynn.jobs.paths import model_file, model_name, text_model
 from toynn.options import RecipeOptions, option, options_of, real, whole
@@ -43,7 +50,9 @@ class TeacherOptions:
         "divergence: 0 forward KL, 1 reverse KL, else generalized JSD", 0.0, of=RecipeOptions
     )
     teacher_temperature: float = option(
-        "divide logits of both models by this in the divergence", 1.0, of=RecipeOptions
+        "divide logits of both models by this, in the divergence and to write by --lmbda",
+        1.0,
+        of=RecipeOptions,
     )
     teacher_top_k: int = option(
         "how many likely tokens the teacher names; all others are one",
@@ -51,15 +60,24 @@ class TeacherOptions:
         of=RecipeOptions,
         read=whole(1),
     )
+    lmbda: float = option(
+        "share of batches whose completions the student writes (GKD)", 0.0, read=real(0, 1)
+    )
+    max_completion_length: int = option(
+        "most tokens of a completion that the student writes", 128, read=whole(1)
+    )
 
 
 def check_alone(options: Any) -> None:
-    """Raise ConfigError for an option of a teacher where none is named."""
+    """Raise ConfigError for an option that needs --teacher or --lmbda, without it."""
     for name, each in options_of(type(options)).items():
-        if not name.startswith("teacher_") or options.teacher is not None:
-            continue
-        if getattr(options, name) != each.default:
-            raise ConfigError(f"{each.flag}: it needs --teacher: name a model")
+        needed = ""
+        if options.teacher is None and (name.startswith("teacher_") or name == "lmbda"):
+            needed = "--teacher: name a model"
+        elif name == "max_completion_length" and not getattr(options, "lmbda", 1):
+            needed = "--lmbda above 0"
+        if needed and getattr(options, name) != each.default:
+            raise ConfigError(f"{each.flag}: it needs {needed}")
 
 
 def written(job: TeacherOptions, tokenizer: Tokenizer, data: Any) -> TaughtFile:
@@ -70,6 +88,11 @@ def written(job: TeacherOptions, tokenizer: Tokenizer, data: Any) -> TaughtFile:
     """
     if not isinstance(data, Dataset):
         raise ConfigError(f"--teacher {job.teacher}: it belongs to one source of data; got several")
+    if job.lmbda:
+        raise ConfigError(
+            f"--lmbda {job.lmbda:g}: a file of `toynn teach` has no words for what the student "
+            "writes: name the model as --teacher"
+        )
     path, train = str(job.teacher), data.train
     file: TaughtFile = TaughtFile.opened(path, train, tokenizer.tokens, job.teacher_weight)
     given, wanted = file.facts["temperature"], job.teacher_temperature
@@ -141,3 +164,75 @@ class TaughtBatches(Iterator[Batch]):
     @state.setter
     def state(self, state: Any) -> None:
         self._source.state = state
+
+
+class OnPolicyBatches(TaughtBatches):
+    """Batches of examples; of a share of them, the student writes the completions: GKD's lmbda.
+
+    The source's position and its seed decide whether a batch is one of them. It is written when a
+    step trains on it, by the weights of this moment. It has the batch's first prompts, as many as
+    fit with the longest completions, and no labels: the divergence is the whole loss. A batch whose
+    prompts all fill the context stays as it is.
+
+    Raises ConfigError for a job whose data have no prompts.
+    """
+
+    def __init__(self, source: Any, job: Any) -> None:
+        super().__init__(source, job.teacher)
+        self._job = job
+        for name, data in job.parts:
+            if not (isinstance(data.train, Examples) and data.train.prompted):
+                raise ConfigError(
+                    f"--lmbda {job.options.lmbda:g}: expected rows of prompt and completion, or of "
+                    "messages, without --no-mask-prompt; got a text, or examples without a prompt"
+                    + (name and f", from {name}")
+                )
+
+    def __next__(self) -> Batch:
+        random = np.random.default_rng([*json.dumps(self._source.state).encode()])
+        drawn, seed = random.random() < self._job.options.lmbda, int(random.integers(2**62))
+        return replace(
+            super().__next__(),
+            writer=partial(self._written, seed) if drawn else None,
+            figures={"teacher/on_policy": (float(drawn), 1.0)},
+        )
+
+    def _written(self, seed: int, batch: Batch) -> Batch:
+        job, student, stop = self._job, self._job.recipe, self._job.tokenizer.eog
+        starts = np.flatnonzero(batch.segments == np.arange(batch.tokens))
+        asked, room = list[tuple[list[int], int]](), batch.room
+        for begin, end in pairwise([*starts.tolist(), batch.tokens]):
+            prompt = Example(batch.inputs[begin:end], batch.labels[begin:end]).prompt
+            most = min(job.options.max_completion_length, job.t_seq + 1 - len(prompt))
+            room -= len(prompt) + most - 1
+            if room >= 0 and len(prompt) < student.context:
+                asked.append((prompt, most))
+        if not asked:
+            return replace(batch, writer=None)
+        found = rollouts(
+            student,
+            [prompt for prompt, _ in asked],
+            max_tokens=max(most for _, most in asked),
+            stop=stop,
+            seed=seed,
+            temperature=job.options.teacher_temperature,
+        )
+        told = [(p, each.tokens[:most]) for (p, most), each in zip(asked, found, strict=True)]
+        cut = sum(tokens[-1] not in stop for _, tokens in told)
+        count = float(len(told))
+        return replace(
+            joined((Example.completed(*each) for each in told), batch.room),
+            teacher=lambda written: self._teacher(written)._replace(weight=1.0),
+            figures={
+                **batch.figures,
+                "samples/length": (float(sum(len(tokens) for _, tokens in told)), count),
+                "samples/cut": (float(cut), count),
+            },
+        )
+
+
+def taught_batches(source: Any, job: Any) -> Any:
+    """Return a job's batches with its teacher, if it has one."""
+    if job.teacher is None:
+        return source
+    return OnPolicyBatches(source, job) if job.options.lmbda else TaughtBatches(source, job.teacher)

@@ -36,7 +36,7 @@ from toynn.jobs.job import Job, late
 from toynn.jobs.metrics import TEACHER, Asked, beside, measured
 from toynn.jobs.options import MODEL, SAVING, JobOptions, StrPath, best_by
 from toynn.jobs.paths import data_name, local_data, model_file, model_name
-from toynn.jobs.teacher import TaughtBatches, TeacherOptions, check_alone, opened, written
+from toynn.jobs.teacher import TeacherOptions, check_alone, opened, taught_batches, written
 from toynn.jobs.weighted import path_and_weight, source_names, sources
 from toynn.options import RecipeOptions, option, options_of, whole
 from toynn.system.platform import in_shell
@@ -510,6 +510,8 @@ class TextJob(Job):
             named = f"the {self.teacher.k} likeliest tokens of {self.teacher.path}"
             share = f"its divergence is {self.options.teacher_weight:g} of the loss"
             print(fact("teacher", f"{harmless(named, '')}; {share}"))
+            if written := self.options.lmbda:
+                print(fact("", f"{written:g} of the batches have the student's own completions"))
 
     def notes(self) -> dict[str, Any]:
         """Add the notes about the data."""
@@ -614,7 +616,7 @@ class TextJob(Job):
     def batches(self) -> Any:
         """Return random windows, or examples in random order."""
         batches = self.data.batches(self.recipe_options().t_batch, self.recipe_options().seed)
-        return batches if self.teacher is None else TaughtBatches(batches, self.teacher)
+        return taught_batches(batches, self)
 
     def per_epoch(self) -> float:
         """Return the number of batches that hold all examples once, or all tokens of a text."""

@@ -48,6 +48,7 @@ PLAIN = {
     "rewards/missing": "share of missing rewards",
     "teacher/forward_kl": "KL divergence from the teacher",
     "teacher/agreement": "share of tokens on which the teacher agrees",
+    "teacher/on_policy": "share of batches that the student writes",
     "teacher/reverse_kl": "reverse KL divergence from the teacher, on samples",
     "samples/length": "tokens of a sample",
     "samples/cut": "share of samples cut at their longest",

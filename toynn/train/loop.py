@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from toynn.data.batch import Batch
 from toynn.engines.engine import Engine
 from toynn.errors import ConfigError, DataError, NonFiniteError
 from toynn.optim import AdamW
@@ -179,11 +180,13 @@ def step(model: Learner, feed: Feed, options: LoopOptions, state: Result) -> boo
     row = np.array(model.optimizer.hp_for_step(state.updates), np.float32)
     row[0] = rate
     try:
-        for batch, updates in ranks.share(feed, part):
+        for each, updates in ranks.share(feed, part):
+            batch = each.read() if isinstance(each, Batch) else each
             part.filling.add(batch)
             loss = recipe.train(batch, row, is_first) if updates else recipe.accumulate(batch)
             part.add(batch.rows, loss)
-            window.figures.add(getattr(recipe, "figures", {}), batch.rows)
+            told = recipe if hasattr(recipe, "figures") else batch
+            window.figures.add(getattr(told, "figures", {}), batch.rows)
             if not updates and ranks.interrupt.waited > PATIENCE:
                 return False
         ranks.add(part, row, is_first)
