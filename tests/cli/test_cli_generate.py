@@ -15,7 +15,7 @@ from some_adapters import draw
 from vocabs import CONTROL, bpe_file, spm_file
 
 import toynn
-from toynn.cli import generate, main
+from toynn.cli import _generate, main
 from toynn.engines import LlamaSeqEngine, frozen
 from toynn.engines.files import passed_on
 from toynn.formats import adapters, gguf
@@ -100,7 +100,7 @@ def test_what_is_not_given_has_defaults(model, says, capsys):
 def test_characters_come_whole_and_harmless(model, says, monkeypatch):
     writes = []
     monkeypatch.setattr(
-        generate,
+        _generate,
         "print",
         lambda text="", file=None, **_: file or writes.append(text),
         raising=False,
@@ -450,7 +450,7 @@ def test_tokens_of_log_probabilities_keep_their_spaces(tmp_path):
     tokenizer = Tokenizer.from_gguf(spm_file(tmp_path / "spm.gguf"))
     ids = [id for id, text in enumerate(tokenizer.tokens) if text.startswith("\u2581")][:3]
     for id in ids:
-        told = generate._token(tokenizer, Drawn(id, -1.0, ((id, -1.0),)))
+        told = _generate._token(tokenizer, Drawn(id, -1.0, ((id, -1.0),)))
         assert told["text"] == told["likeliest"][0]["text"] == tokenizer.piece(id).decode()
         assert told["text"].startswith(" ")
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from toynn.cli import main
-from toynn.cli._info_lines import _reached
+from toynn.cli._info import _reached
 from toynn.cli.runs import NAMES
 from toynn.runs import Record, write_report
 from toynn.runs.series import PLAIN, series

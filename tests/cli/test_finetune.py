@@ -12,7 +12,7 @@ import toynn
 from toynn.cli import main
 from toynn.errors import ConfigError, DataError
 from toynn.formats import adapters
-from toynn.jobs.lora import LoRAOptions
+from toynn.jobs.lora_options import LoRAOptions
 from toynn.options import options_of
 from toynn.session import Session
 

@@ -29,6 +29,7 @@ from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs import text
 from toynn.jobs.made import JOBS, OPTIONS, made
+from toynn.jobs.options import arranged
 from toynn.jobs.run import build as build_job
 from toynn.options import option, options_of, whole
 
@@ -417,6 +418,12 @@ def test_a_parser_takes_the_flags_of_its_recipe_and_no_others(name):
     )
     offered = [each.dest for each in recipes.choices[name]._actions if "help" not in each.dest]
     assert offered == [*OPTIONS[name]]
+
+
+def test_the_table_of_recipes_names_their_classes():
+    assert [*JOBS] == [*OPTIONS] == [*train.HELP] == [*train.EXAMPLES]
+    for name, job in JOBS.items():
+        assert job.name == name and arranged(job.kind) == OPTIONS[name]
 
 
 OWN = [

@@ -83,7 +83,7 @@ def test_whether_adapters_can_be_trained_here(free, verdict, base, capsys, monke
         read = read_by_step(file, 16)
         known = {"between": read + again, "rounded": read + least}
         known["beside"] = read + least - 1
-    monkeypatch.setattr("toynn.cli.info.free_memory", lambda: known.get(free, free))
+    monkeypatch.setattr("toynn.cli._info.free_memory", lambda: known.get(free, free))
     found = told(base, capsys, "--seq", "16")
     assert found["training adapters"] == "rank 8, all-linear, 1 x 16 tokens"
     assert found.get("free here", "").endswith(verdict or "")
@@ -247,5 +247,5 @@ def test_a_mixture_fits_if_what_a_step_reads_does(room, words, tmp_path, capsys,
     sizes = {"n_experts": 60, "n_experts_used": 1}
     path = write_base(tmp_path / "base.gguf", "qwen3moe", **sizes)
     assert path.stat().st_size > 10 * 70_000
-    monkeypatch.setattr("toynn.cli.info.free_memory", lambda: room + 70_000)
+    monkeypatch.setattr("toynn.cli._info.free_memory", lambda: room + 70_000)
     assert words in told(path, capsys, "--seq", "1")["free here"]

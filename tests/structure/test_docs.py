@@ -18,8 +18,9 @@ from vocabs import CONTROL, bpe_file
 
 from toynn.cli import _parser, main, parsed
 from toynn.cli.completion import _parsers
-from toynn.cli.train import ALSO
+from toynn.cli.train import also
 from toynn.formats import gguf
+from toynn.jobs.made import OPTIONS
 from toynn.jobs.peers import COMMANDS, FLAGS
 
 ROOT = Path(__file__).parents[2]
@@ -372,7 +373,7 @@ def flags():
         for _, each in _parsers(_parser(), "toynn")
         for flag, action in each._option_string_actions.items()
     }
-    return known | {also: {ours} for also, ours in ALSO.items()}
+    return known | {theirs: {ours} for theirs, ours in also(OPTIONS).items()}
 
 
 def rows_of_peers():

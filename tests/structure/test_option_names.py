@@ -10,9 +10,10 @@ import pytest
 
 import toynn
 from toynn.cli import _parser, main
-from toynn.cli.train import ALSO
+from toynn.cli.train import also
 from toynn.errors import ConfigError, flags_stay, said
 from toynn.formats import gguf
+from toynn.jobs.made import OPTIONS
 from toynn.options import RecipeOptions
 
 PACKAGE = Path(toynn.__file__).parent
@@ -59,7 +60,7 @@ def flags(parser):
 
 
 def test_every_flag_in_a_message_is_one():
-    known = flags(_parser()) | set(ALSO) | FOREIGN
+    known = flags(_parser()) | set(also(OPTIONS)) | FOREIGN
     wrong = [
         (where, flag)
         for where, message in messages()

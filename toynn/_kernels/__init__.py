@@ -23,7 +23,6 @@ rates of the CPU) and ``prepacked`` (prepacked weights) are compiled per level t
 
 import errno
 import os
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -44,6 +43,8 @@ def _expect_numpy() -> None:
     """Raise ImportError if NumPy needs a newer CPU; where it does, its import may end a process."""
     if runs_wheels() or "numpy" in sys.modules:
         return
+    import subprocess
+
     words = [sys.executable, "-P", "-c", "import numpy"]
     if subprocess.run(words, capture_output=True).returncode:
         raise ImportError(

@@ -10,21 +10,22 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
-from toynn.backends.protocol import Backend
 from toynn.errors import BackendUnavailable, ConfigError
 from toynn.system.later import submodules
 
 __all__ = ["SHIPPED", "available", "get", "register", "unavailable"]
 
-if not TYPE_CHECKING:  # editors know the modules
+if TYPE_CHECKING:  # editors know the modules
+    from toynn.backends.protocol import Backend
+else:
     __getattr__ = submodules(__name__)
 
-_registered: dict[str, Callable[[int | None], Backend]] = {}
+_registered: "dict[str, Callable[[int | None], Backend]]" = {}
 #: The names of the backends that toynn has; not every machine has all of them.
 SHIPPED = tuple(sorted(module.name for module in iter_modules(__path__) if module.ispkg))
 
 
-def register(name: str, create: Callable[[int | None], Backend]) -> None:
+def register(name: str, create: "Callable[[int | None], Backend]") -> None:
     """Register a backend by name; ``create`` gets the number of threads that it may use, or None.
 
     Raises ConfigError if the name is taken.
@@ -49,7 +50,7 @@ def unavailable() -> dict[str, str]:
     return reasons
 
 
-def get(name: str, n_threads: int | None = None) -> Backend:
+def get(name: str, n_threads: int | None = None) -> "Backend":
     """Return a new backend by name. Raises BackendUnavailable if there is none of that name."""
     if name in _registered:
         return _registered[name](n_threads)

@@ -25,7 +25,6 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from toynn import distributed
-from toynn.backends.config import other_toynn, release
 from toynn.cli._commands import COMMANDS, add_command
 from toynn.cli._streams import Unwritten, streams
 from toynn.cli._text import plain_warnings, print_error
@@ -111,7 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words, arguments = list(sys.argv[1:] if argv is None else argv), Namespace()
     with streams() as output, flags_stay():
-        if not hasattr(sys.modules["toynn"], "show_config"):
+        if "show_config" not in dir(sys.modules["toynn"]):
+            from toynn.backends.config import other_toynn
+
             return _fail(ImportError(), other_toynn())
         try:
             if words[:1] == ["train"]:
@@ -233,7 +234,11 @@ def _parser(command: str | None = None, **of_train: Any) -> Parser:
     For any other word, and -h, it knows the commands by their names and lines.
     """
     parser = Parser(prog="toynn", description=DESCRIPTION, allow_abbrev=False)
-    version = "" if command in COMMANDS else f"toynn {release()}"  # reads files of the installation
+    version = ""
+    if command not in COMMANDS:  # it reads files of the installation
+        from toynn.backends.config import release
+
+        version = f"toynn {release()}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     alone = ("-h", "--help", "--version")

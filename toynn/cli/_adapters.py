@@ -3,12 +3,13 @@
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from toynn.formats import adapters
-from toynn.formats.adapters import Adapter
 from toynn.jobs.weighted import STRICT, path_and_weight
-from toynn.models import Source
+
+if TYPE_CHECKING:
+    from toynn.formats.adapters import Adapter
+    from toynn.models import Source
 
 HELP = "adapters: run folders, .gguf files or PEFT folders, added up by weight (a.gguf:0.5)"
 
@@ -42,14 +43,16 @@ def add_adapters(parser: ArgumentParser, *, required: bool = False) -> None:
 
 def combined(
     typed: Sequence[Weighted] | None,
-    base: Source | None,
+    base: "Source | None",
     method: Literal["cat", "linear"] = "cat",
     *,
     strict: bool,
-) -> Adapter | None:
+) -> "Adapter | None":
     """Return all given adapters combined into one; None if none is given."""
     if not typed:
         return None
+    from toynn.formats import adapters
+
     loaded = [adapters.load(each.path, base, strict=strict) for each in typed]
     if len(loaded) == 1 and typed[0].weight == 1:
         return loaded[0]

@@ -18,7 +18,7 @@ from toynn.engines.encoder import Encoder
 from toynn.errors import DataError
 from toynn.formats import bases
 from toynn.jobs.paths import text_model
-from toynn.jobs.text import columns_of
+from toynn.jobs.text_options import columns_of
 from toynn.options import RecipeOptions
 from toynn.system.printing import counted, harmless
 

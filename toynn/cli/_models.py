@@ -2,20 +2,19 @@
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from toynn import engines
 from toynn.cli._adapters import add_adapters, combined
 from toynn.cli._flags import add
-from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError
-from toynn.formats import bases
-from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.adapted import Origin, origin_of
 from toynn.jobs.paths import local_path, model_file, path_or_name, text_model
-from toynn.jobs.text import TOKENIZER
-from toynn.models import ENCODERS
+from toynn.jobs.text_options import TOKENIZER
 from toynn.options import RecipeOptions
+
+if TYPE_CHECKING:
+    from toynn.engines import SequenceEngine
+    from toynn.formats.tokenizer import Tokenizer
 
 MODEL = (
     "model: a .gguf file, a run folder, a Hugging Face folder or hf:OWNER/NAME (default: the base "
@@ -61,8 +60,13 @@ def origin(arguments: Namespace) -> Origin:
     return first[1]._replace(**{} if tokenizer is None else {"tokenizer": tokenizer})
 
 
-def opened(arguments: Namespace, options: RecipeOptions) -> tuple[Tokenizer, SequenceEngine[Any]]:
+def opened(arguments: Namespace, options: RecipeOptions) -> "tuple[Tokenizer, SequenceEngine[Any]]":
     """Return the tokenizer and the model with its adapters. Raises the errors of ``origin``."""
+    from toynn import engines
+    from toynn.formats import bases
+    from toynn.formats.tokenizer import Tokenizer
+    from toynn.models import ENCODERS
+
     model, named = origin(arguments)
     with bases.open(text_model(Path(model))) as file:
         if arguments.adapter and file.architecture in ENCODERS:

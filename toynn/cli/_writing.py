@@ -4,16 +4,18 @@ import re
 import time
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toynn.cli import _models
 from toynn.cli._flags import add
 from toynn.cli._models import add_model
-from toynn.engines import SequenceEngine
-from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.options import BACKEND, PRECISION, THREADS
 from toynn.numerics.precision import PRECISIONS
 from toynn.options import RecipeOptions, real, whole
+
+if TYPE_CHECKING:
+    from toynn.engines import SequenceEngine
+    from toynn.formats.tokenizer import Tokenizer
 
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 ESCAPE = re.compile(r"""\\([nrt'"\\]|x[0-9a-fA-F]{2})""")
@@ -84,7 +86,7 @@ def unescaped(text: str) -> str:
     return ESCAPE.sub(lambda each: ESCAPES.get(each[1]) or chr(int(each[1][1:], 16)), text)
 
 
-def opened(arguments: Namespace) -> tuple[Tokenizer, SequenceEngine[Any]]:
+def opened(arguments: Namespace) -> "tuple[Tokenizer, SequenceEngine[Any]]":
     """Return the tokenizer and the model, with its adapters."""
     options = RecipeOptions(precision=arguments.precision, n_threads=arguments.threads)
     return _models.opened(arguments, options)

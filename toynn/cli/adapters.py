@@ -19,7 +19,7 @@ from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused
 from toynn.jobs.adapted import UnknownBase
 from toynn.jobs.paths import model_file, model_name, text_model
-from toynn.jobs.text import TOKENIZER
+from toynn.jobs.text_options import TOKENIZER
 from toynn.system.printing import counted, wrapped
 
 WRITERS = ("gguf", "peft", "hf")

@@ -27,10 +27,11 @@ from toynn.errors import ConfigError, DataError, ToynnError
 from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.conversations import unknown_role
-from toynn.jobs.classify import ClassifyOptions
+from toynn.jobs.encoder_options import ClassifyOptions
 from toynn.jobs.models import for_tied
 from toynn.jobs.paths import data_name, local_data, local_path, model_file, path_or_name, text_model
-from toynn.jobs.text import TOKENIZER, TextOptions, columns_of, rows_within
+from toynn.jobs.text import rows_within
+from toynn.jobs.text_options import TOKENIZER, TextOptions, columns_of
 from toynn.jobs.untrained import Row, untrained_rows
 from toynn.jobs.weighted import path_and_weight
 from toynn.options import options_of, whole

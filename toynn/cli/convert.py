@@ -11,7 +11,7 @@ from toynn.cli._flags import MIXES_NEED, add, add_outtype
 from toynn.engines.converting import convert, unlike
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.jobs.paths import local_path, model_file, path_or_name
-from toynn.jobs.text import TOKENIZER
+from toynn.jobs.text_options import TOKENIZER
 from toynn.system.printing import WIDTH, columns, harmless
 
 

@@ -18,12 +18,12 @@ from toynn.cli._models import add_model, check_named, opened, origin
 from toynn.data import jsonl
 from toynn.data.labelled import HowToRead
 from toynn.engines import PreferenceOptions, SequenceEngine, ViTEngine
-from toynn.engines.preference import KINDS
+from toynn.engines.objectives import KINDS
 from toynn.errors import ConfigError
 from toynn.formats import bases
 from toynn.jobs.classified import classifier, of_encoder, text_figures
-from toynn.jobs.classify import ClassifyOptions
 from toynn.jobs.embedded import score_figures, vector_figures
+from toynn.jobs.encoder_options import ClassifyOptions
 from toynn.jobs.figures import (
     NO_QUESTIONS,
     SEQ,
@@ -33,7 +33,7 @@ from toynn.jobs.figures import (
     preference_figures,
     seq_of,
 )
-from toynn.jobs.lora import LoRAOptions
+from toynn.jobs.lora_options import LoRAOptions
 from toynn.jobs.options import BACKEND, THREADS
 from toynn.jobs.paths import (
     data_name,
@@ -45,8 +45,8 @@ from toynn.jobs.paths import (
     picture_model,
     text_model,
 )
-from toynn.jobs.text import TextOptions, columns_of
-from toynn.jobs.vit import ViTOptions
+from toynn.jobs.text_options import TextOptions, columns_of
+from toynn.jobs.vit_options import ViTOptions
 from toynn.options import RecipeOptions, options_of, whole
 from toynn.system.printing import fact, print_fact
 from toynn.train.classify import confusion_text

@@ -20,7 +20,7 @@ from toynn.errors import ConfigError, DataError
 from toynn.jobs.classified import classifier, judged, of_encoder, said
 from toynn.jobs.options import BACKEND, THREADS
 from toynn.jobs.paths import picture_model
-from toynn.jobs.text import RowOptions, columns_of
+from toynn.jobs.text_options import RowOptions, columns_of
 from toynn.options import RecipeOptions, options_of, whole
 from toynn.system.printing import counted, harmless, print_line
 

@@ -11,10 +11,11 @@ from tqdm import tqdm
 from toynn.cli._commands import add_command
 from toynn.cli._flags import add, show_first
 from toynn.errors import ConfigError
-from toynn.jobs.lora import LoRAJob, LoRAOptions
+from toynn.jobs.lora import LoRAJob
+from toynn.jobs.lora_options import LoRAOptions
 from toynn.jobs.options import PRECISION, THREADS
 from toynn.jobs.teach import teach
-from toynn.jobs.text import TOKENIZER
+from toynn.jobs.text_options import TOKENIZER
 from toynn.options import options_of, real, whole
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, size

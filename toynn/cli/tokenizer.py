@@ -12,7 +12,7 @@ from toynn.data.texts import contents
 from toynn.errors import ConfigError
 from toynn.formats.tokenizer.trained import LEAST, train_tokenizer
 from toynn.jobs.paths import data_name, local_data
-from toynn.jobs.text import DATA
+from toynn.jobs.text_options import DATA
 from toynn.options import whole
 from toynn.system.printing import fact
 

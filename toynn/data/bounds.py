@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 from toynn.errors import DataError
 
 LONGEST = 2**26  # bytes of a line: some are whole books
+#: With fewer rows none are held out, unless the user asks for it.
+FEW = 20
 RATIO, LEAST = 100, 2**30  # of the compressed bytes: texts unpack to 3 to 20 times as many
 
 

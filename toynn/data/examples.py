@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data.batch import IGNORED, Batch
+from toynn.data.bounds import FEW
 from toynn.errors import DataError
 from toynn.system.printing import counted
-
-#: With fewer examples none are held out, unless the user asks for it.
-FEW = 20
 
 
 class Example(NamedTuple):

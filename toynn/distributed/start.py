@@ -2,18 +2,17 @@
 
 import atexit
 import os
-import socket
 import sys
 import time
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from toynn.distributed import mpi
 from toynn.distributed.group import Group
 from toynn.distributed.launcher import Launch
-from toynn.distributed.ranks import Ranks
-from toynn.distributed.watch import Watchdog
 from toynn.errors import BackendUnavailable
 from toynn.system.printing import print_line
+
+if TYPE_CHECKING:
+    from toynn.distributed.watch import Watchdog
 
 #: Seconds that every rank but the first waits before it prints an error. If all ranks have the same
 #: error, rank 0 has printed it by then, and mpiexec has ended the others.
@@ -42,7 +41,13 @@ def init() -> Group:
     return _group
 
 
-def _joined(launch: Launch) -> Ranks:
+def _joined(launch: Launch) -> Group:
+    import socket
+
+    from toynn.distributed import mpi
+    from toynn.distributed.ranks import Ranks
+    from toynn.distributed.watch import Watchdog
+
     watch = Watchdog(f"rank {launch.rank} of {launch.size} ({socket.gethostname()})")
     try:
         loaded = mpi.load(start=True)
@@ -62,7 +67,7 @@ def _joined(launch: Launch) -> Ranks:
     return group
 
 
-def _end(launch: Launch, watch: Watchdog, why: str) -> NoReturn:
+def _end(launch: Launch, watch: "Watchdog", why: str) -> NoReturn:
     """End all processes before there is a group that could."""
     if launch.rank:
         time.sleep(TURN)

@@ -266,3 +266,28 @@ def _alike(a: Any, b: Any) -> bool:
     if isinstance(a, str):
         return bool(a == b)
     return np.array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+
+
+def active_parameters(file: Source) -> int:
+    """Return the number of parameters that a token uses; of the experts, only the chosen ones.
+
+    Raises GGUFError for a file that is not a model toynn knows.
+    """
+    cfg, options = config_of(file)
+    return ARCHITECTURES[file.architecture].active(cfg, RecipeOptions(**options))
+
+
+def expert_bytes(file: Source, tokens: int) -> tuple[int, int]:
+    """Return the bytes of all experts in a file, and of those that ``tokens`` tokens use.
+
+    The second is an expected value: each token chooses K of E experts evenly and independently, so
+    it leaves an expert out with probability 1 - K/E. Both are 0 without experts. Raises GGUFError
+    for a file that is not a model toynn knows.
+    """
+    if file.architecture in ENCODERS:
+        return 0, 0
+    cfg, _ = config_of(file)
+    left_out = (1 - ARCHITECTURES[file.architecture].used(cfg)) ** tokens
+    stacks = (info for info in file.tensors.values() if info.name.endswith("_exps.weight"))
+    nbytes = sum(info.nbytes for info in stacks)
+    return nbytes, round(nbytes * (1 - left_out))

@@ -21,55 +21,13 @@ from toynn.data.batch import Batch
 from toynn.data.examples import Example, joined
 from toynn.engines import packed
 from toynn.engines.engine import Inputs, Recorded
+from toynn.engines.objectives import PolicyOptions
 from toynn.errors import ShapeError
 from toynn.graph.tape import Tensor
-from toynn.options import check_fields, option, real, whole
 
 Doubles = NDArray[np.float64]
 Scale = Literal["group", "batch", "none"]
 STEADY, FLAT = 1e-4, 1e-8  # added to standard deviations; a lower one is 0
-
-
-@dataclass(frozen=True)
-class PolicyOptions:
-    """How samples are learned from, by TRL's names.
-
-    Raises ConfigError for values out of range.
-
-    Attributes
-    ----------
-    loss_type
-        What losses of tokens are divided by: "dapo" by the tokens of an update, "bnpo" by those of
-        a batch; "grpo" takes the mean over the tokens of a sample, then over samples; "dr_grpo"
-        divides by samples times ``max_completion_length``.
-    beta
-        The weight of the divergence from the model without adapters; 0: it is not computed.
-    epsilon, epsilon_high
-        The ratio is clipped to 1 - epsilon and 1 + epsilon_high (None: epsilon).
-    delta
-        The most that the ratio counts where the advantage is negative; None: no limit.
-    importance_sampling_level
-        Whether each "token" has its ratio, or the "sequence" has one (GSPO).
-    importance_cap
-        Weigh tokens by p_train / p_sample, at most this; 0: by 1.
-    max_completion_length
-        The most tokens of a sample, by which "dr_grpo" divides.
-    temperature
-        The temperature at which samples were drawn.
-    """
-
-    loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = option(default="dapo")
-    beta: float = option(default=0.0, read=real(0))
-    epsilon: float = option(default=0.2, read=real(0, 1))
-    epsilon_high: float | None = option(default=None, read=real(0))
-    delta: float | None = option(default=None, read=real(1, above=True))
-    importance_sampling_level: Literal["token", "sequence"] = option(default="token")
-    importance_cap: float = option(default=0.0, read=real(0))
-    max_completion_length: int = option(default=256, read=whole(1))
-    temperature: float = option(default=1.0, read=real(0, above=True))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass

@@ -6,8 +6,8 @@ the step's tape as a few numbers a sequence. See toynn/ops/preference.py for the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,49 +16,11 @@ from toynn import ops
 from toynn.data.batch import IGNORED, Batch
 from toynn.engines import packed
 from toynn.engines.engine import Inputs, Recorded
-from toynn.errors import ConfigError, ShapeError
+from toynn.engines.objectives import PreferenceOptions
+from toynn.errors import ShapeError
 from toynn.graph.tape import Tape, Tensor
-from toynn.options import check_fields, option, real
 
-Kind = Literal["dpo", "orpo", "kto"]
-KINDS: tuple[str, ...] = get_args(Kind)
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class PreferenceOptions:
-    """The preference loss and its parameters, by TRL's names.
-
-    Raises ConfigError for values out of range.
-
-    Attributes
-    ----------
-    loss
-        "dpo" (arXiv:2305.18290) and "orpo" (arXiv:2403.07691) for pairs, chosen and rejected;
-        "kto" (arXiv:2402.01306) for single completions, wanted or unwanted.
-    beta
-        The factor of differences in log probability; for ORPO, the weight of the odds term.
-    label_smoothing
-        For DPO: the probability that a pair is labelled the wrong way round, below 0.5.
-    desirable_weight, undesirable_weight
-        For KTO: the weights of wanted and unwanted completions.
-    """
-
-    loss: Kind = option(default="dpo")
-    beta: float = option(default=0.1, read=real(0, above=True))
-    label_smoothing: float = option(default=0.0, read=real(0, 0.5, below=True))
-    desirable_weight: float = option(default=1.0, read=real(0, above=True))
-    undesirable_weight: float = option(default=1.0, read=real(0, above=True))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.label_smoothing and self.loss != "dpo":
-            raise ConfigError(f"label_smoothing: only dpo has it; the loss is {self.loss}")
-
-    @property
-    def paired(self) -> bool:
-        """Whether sequences come in pairs, chosen and rejected."""
-        return self.loss != "kto"
 
 
 class Preference:

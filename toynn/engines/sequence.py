@@ -27,8 +27,9 @@ from toynn.engines.adapters import Adapters
 from toynn.engines.decoding import BatchDecoder, Decoder, Decoders
 from toynn.engines.engine import Engine, Inputs, Kind, Recorded, of_step, width
 from toynn.engines.files import StrPath
-from toynn.engines.policy import Policy, PolicyOptions
-from toynn.engines.preference import Preference, PreferenceOptions
+from toynn.engines.objectives import PolicyOptions, PreferenceOptions
+from toynn.engines.policy import Policy
+from toynn.engines.preference import Preference
 from toynn.engines.targets import AdapterOptions
 from toynn.errors import ConfigError, ShapeError
 from toynn.formats import bases, quants
@@ -689,3 +690,24 @@ def _each(s: Session, logits: Tensor | None, labels: Tensor, loss: Tensor) -> Te
     losses = ops.token_losses(s, logits, labels)
     s.tape.phase = "F"
     return s.output(losses)
+
+
+def frozen(
+    file: Source,
+    adapter: Adapter | None = None,
+    backend: str = "cpu",
+    options: RecipeOptions | None = None,
+) -> SequenceEngine[Any]:
+    """Return an engine over the weights of a file as stored there, with an adapter if given.
+
+    The engine is for logits and generation: it takes no memory for training, and prepacks no
+    weights. The file may be closed; it stays mapped as long as the engine lives. Raises GGUFError,
+    AdapterError.
+    """
+    engine = SequenceEngine[Any](backend)
+    if adapter is not None:
+        engine.enable_lora(AdapterOptions.of(adapter), train=False)
+    engine.realize_for_mmap(file, None, replace(options or RecipeOptions(), prepack="never"))
+    if adapter is not None:
+        engine.load_adapter(adapter)
+    return engine

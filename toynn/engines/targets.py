@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from math import sqrt
 from os import fspath
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from toynn.errors import AdapterError, ConfigError
-from toynn.formats.adapters import LORA_B, LORA_M, Adapter, is_embedding, is_stack
-from toynn.models import architecture as model_of
 from toynn.options import check_fields, option, real, whole
+
+if TYPE_CHECKING:
+    from toynn.formats.adapters import Adapter
 
 #: Initializations. A is drawn from N(0, init_scale), or from U(-1/sqrt(in), 1/sqrt(in)) as in PEFT.
 #: With pissa, A and B are principal singular vectors of the matrix, found exactly or by N passes of
@@ -126,7 +127,7 @@ class AdapterOptions:
         object.__setattr__(self, "targets", tuple(targets))
 
     @classmethod
-    def of(cls, adapter: Adapter, dropout: float = 0.0, **training: Any) -> Self:
+    def of(cls, adapter: "Adapter", dropout: float = 0.0, **training: Any) -> Self:
         """Return the options to continue training an adapter.
 
         ``training`` are loraplus_lr_ratio and use_lorafa. Raises AdapterError if the adapter's
@@ -160,6 +161,8 @@ class AdapterOptions:
 
     def rate_of(self, tensor: str) -> float:
         """Return the factor of the learning rate of an adapter's tensor."""
+        from toynn.formats.adapters import LORA_B, LORA_M, is_embedding
+
         weight = tensor.rpartition(".")[0]
         faster = tensor.endswith((LORA_B, LORA_M)) and not is_embedding(weight)
         return self.loraplus_lr_ratio if faster else 1.0
@@ -176,6 +179,8 @@ class AdapterOptions:
         Raises ConfigError for an unknown target, for one that DoRA, PiSSA or LoRA-FA does not
         support, and if there are fewer blocks than ``num_layers``.
         """
+        from toynn.models import architecture as model_of
+
         names = list(names)
         hf_names, within = model_of(architecture).matrices(names), ""
         if self.num_layers is not None:
@@ -202,6 +207,8 @@ class AdapterOptions:
 
     def _check_kinds(self, chosen: Iterable[str]) -> None:
         """Raise ConfigError for a kind that does not support experts or the embedding table."""
+        from toynn.formats.adapters import is_embedding, is_stack
+
         for name in sorted(chosen):
             if is_stack(name) and (self.use_dora or self.is_principal):
                 kind = "DoRA" if self.use_dora else f"init {self.init!r}"

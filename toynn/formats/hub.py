@@ -9,7 +9,6 @@ Files are downloaded one after another in the caller's thread, so Ctrl-C ends a 
 ``hub_name`` returns the hub's name of a folder.
 """
 
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,7 @@ from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
 from toynn.errors import ConfigError, ToynnError
-from toynn.formats.hf.config import CONFIG
-from toynn.formats.objects import read_object
+from toynn.formats.objects import CONFIG, read_object
 from toynn.system.series import series
 
 PREFIX = "hf:"
@@ -209,6 +207,8 @@ def _belongs(file: str) -> bool:
 @contextmanager
 def _refusals(name: Name, kind: str) -> Iterator[None]:
     """Turn errors of the hub, the network or the disk into ConfigError."""
+    import logging
+
     from huggingface_hub import errors
 
     said, where = name.text, f"{name.repo} at revision {name.revision or 'main'}"

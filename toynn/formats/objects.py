@@ -7,6 +7,9 @@ from typing import Any
 from toynn.errors import DataError
 from toynn.system.reading import read_bytes
 
+#: The objects that tell what a folder is: a model of Hugging Face, an adapter of PEFT.
+CONFIG, PEFT_CONFIG = "config.json", "adapter_config.json"
+
 
 def read_object(path: Path, *, links: bool = True) -> dict[str, Any]:
     """Read a JSON object; without ``links``, refuse symbolic links. Raises DataError."""

@@ -1,12 +1,10 @@
 """Find an adapter's base model, by its run's config.toml or PEFT's adapter_config.json."""
 
-import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from toynn.errors import ConfigError
-from toynn.formats.adapters.peft import CONFIG as PEFT_CONFIG
-from toynn.formats.objects import read_object
+from toynn.formats.objects import PEFT_CONFIG, read_object
 from toynn.jobs.directory import Directory
 from toynn.system.reading import read_bytes
 
@@ -55,6 +53,8 @@ def origin_of(adapter: Path) -> Origin:
 
 def _of_run(config: Path) -> Origin | None:
     """Return the base that config.toml names; None if the run has none."""
+    import tomllib
+
     try:
         tables: dict[str, Any] = tomllib.loads(read_bytes(config, ConfigError).decode())
         run, train = tables.get("run", {}), tables.get("train", {})

@@ -1,12 +1,11 @@
 """``toynn train classify``: texts with labels to a classifier in a run folder."""
 
 import re
-from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +15,13 @@ from toynn.data.texts import Texts
 from toynn.engines.encoder import Encoder, Task
 from toynn.errors import ConfigError
 from toynn.jobs.classified import pairs_of
-from toynn.jobs.encoder import EncoderJob, EncoderOptions
+from toynn.jobs.encoder import EncoderJob
+from toynn.jobs.encoder_options import BALANCED, ClassifyOptions
 from toynn.jobs.job import late
-from toynn.jobs.options import MODEL, StrPath
 from toynn.jobs.paths import text_model
-from toynn.jobs.teacher import NAMED, check_alone
+from toynn.jobs.teacher import check_alone
 from toynn.models.encoder import LABELS
-from toynn.options import RecipeOptions, names_of, option, real
+from toynn.options import RecipeOptions
 from toynn.recipes import Classifier
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
@@ -31,85 +30,17 @@ from toynn.train.folder import RunFolder, Value
 from toynn.train.loop import WHOLE
 from toynn.train.state import Result
 
-BALANCED = "balanced"
 LOSSES = {"classes": "cross_entropy", "several": "binary", "number": "squared", "tokens": ""}
-METRICS = ("loss", "accuracy", "macro-f1", "micro-f1", "matthews", "spearman", "entity-f1")
 #: The metric that chooses the best weights, by what labels are.
 METRIC = {"classes": "macro-f1", "several": "macro-f1", "number": "loss", "tokens": "entity-f1"}
 SHOWN = 8  # classes that are listed
 _FRACTION = re.compile(r"[+-]?\d+(\.\d*)?")
 
 
-def names_of_classes(text: str) -> str:
-    """Return names between commas, each once. Raises ArgumentTypeError."""
-    names = text.split(",")
-    if not all(names) or len(set(names)) < len(names):
-        raise ArgumentTypeError(f"must be names with commas between them, each once; got {text!r}")
-    return text
-
-
-def class_weights(text: str) -> str:
-    """Return "balanced", or NAME=WEIGHT with commas between. Raises ArgumentTypeError."""
-    for pair in text.split(",") if text != BALANCED else ():
-        name, sign, weight = pair.rpartition("=")
-        if not name or not sign:
-            raise ArgumentTypeError(f"must be balanced, or NAME=WEIGHT,...; got {text!r}")
-        real(0, above=True)(weight)
-    return text
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class ClassifyOptions(EncoderOptions):
-    """The options of ``toynn train classify``."""
-
-    GROUP: ClassVar[str] = MODEL
-
-    problem: Literal["auto", *labelled.PROBLEMS] = option(  # type: ignore[valid-type]
-        "what labels are: a class of each text, several, a number, or classes of words (tokens); "
-        "auto: as the first row has it, never a number",
-        "auto",
-    )
-    labels: str | None = option(
-        "names of the classes in their order (default: the model's, or the order of first sight)",
-        None,
-        read=names_of_classes,
-        metavar="NAMES",
-    )
-    separator: str | None = option(
-        "TEXT between several classes of one text (default: lists)", None, read=str, metavar="TEXT"
-    )
-    class_weights: str | None = option(
-        "weights of classes in the loss: balanced (by their number), or NAME=WEIGHT,...",
-        None,
-        read=class_weights,
-        metavar="balanced|NAME=WEIGHT,...",
-    )
-    metric: str | Sequence[str] | None = option(  # type: ignore[assignment]
-        "metric that selects the best weights; more after commas are only reported: "
-        f"{', '.join(METRICS)} (default: macro-f1; loss of numbers; entity-f1 of tokens)",
-        None,
-        read=names_of(METRICS),
-    )
-    label_smoothing: float = option(
-        "spread this share of each label over all classes", 0.0, read=real(0, 0.99)
-    )
-    teacher: StrPath | None = option(
-        "also learn from a larger classifier with the same classes: a folder, run folder or GGUF "
-        "file",
-        None,
-        **NAMED,
-    )
-    teacher_weight: float = option(
-        "share of the teacher's probabilities in the labels", 0.5, read=real(0, 1)
-    )
-
-
 class ClassifyJob(EncoderJob):
     """``toynn train classify``."""
 
     name = "classify"
-    help = "train an encoder to classify texts, or words in them"
-    example = "--model all-MiniLM-L6-v2 --data reviews.csv --columns text=review,label=stars"
     kind = ClassifyOptions
     options: ClassifyOptions
     recipe_type = Classifier

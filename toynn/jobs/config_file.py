@@ -9,7 +9,6 @@ Given options take precedence over the file's. A run writes its config.toml in t
 --config reads. A file of an older run may have old names of options: see ``toynn.options.RENAMED``.
 """
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -99,6 +98,8 @@ def _config_of(folder: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
+    import tomllib
+
     try:
         tables = tomllib.loads(read_bytes(path, ConfigError).decode("utf-8"))
     except ConfigError:

@@ -1,8 +1,7 @@
 """``toynn train embed`` and ``rerank``: from pairs of texts to their vectors, or their scores."""
 
-from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -15,10 +14,10 @@ from toynn.data.texts import Texts
 from toynn.engines.encoder import Encoder, Task
 from toynn.errors import ConfigError, DataError
 from toynn.evaluation.retrieval import cosines, found_again
-from toynn.jobs.encoder import EncoderJob, EncoderOptions
+from toynn.jobs.encoder import EncoderJob
+from toynn.jobs.encoder_options import EmbedOptions, RerankOptions, loss_of, prompts_of
 from toynn.jobs.job import late
-from toynn.jobs.options import MODEL, OPTIMIZATION, SAVING
-from toynn.options import RecipeOptions, names_of, option, real, whole
+from toynn.options import RecipeOptions
 from toynn.recipes import Embedder, Reranker
 from toynn.system.platform import in_shell
 from toynn.system.printing import counted, fact
@@ -27,102 +26,7 @@ from toynn.train.folder import RunFolder
 from toynn.train.loop import WHOLE
 from toynn.train.state import Result
 
-METRIC_SAID = (
-    "metric that selects the best weights; more after commas are only reported: {} (default: {})"
-)
-EMBED_METRICS = ("loss", "spearman", "ndcg", "mrr", "recall")
-RERANK_METRICS = ("loss", "accuracy", "spearman")
 MINI_BATCH = 32  # texts, of a loss whose name says that it is cached
-#: sentence-transformers' names of losses.
-LOSSES = {
-    "infonce": "infonce",
-    "mnrl": "infonce",
-    "multiplenegativesranking": "infonce",
-    "cosent": "cosent",
-    "triplet": "triplet",
-}
-
-
-def loss_name(text: str) -> str:
-    """Return a loss as it is typed, if it is one. Raises ArgumentTypeError."""
-    _loss(text)
-    return text
-
-
-def _loss(text: str) -> tuple[str, bool]:
-    """Return toynn's name of a loss, and whether the given name says that it is cached."""
-    plain = text.lower().removesuffix("loss")
-    if (name := plain.removeprefix("cached")) not in LOSSES:
-        raise ArgumentTypeError(
-            f"must be infonce (MultipleNegativesRankingLoss), cosent or triplet; got {text!r}"
-        )
-    return LOSSES[name], name != plain
-
-
-def numbers(text: str) -> str:
-    """Return whole numbers above 0 between commas. Raises ArgumentTypeError."""
-    for each in text.split(","):
-        whole(1)(each)
-    return text
-
-
-def prompts_of(text: str | None) -> dict[str, str]:
-    """Return the prompt of each column from NAME=TEXT,...; spaces belong to the text."""
-    parts = (part.partition("=") for part in (text or "").split(",") if part)
-    return {name.strip(): prompt for name, _, prompt in parts}
-
-
-def column_prompts(text: str) -> str:
-    """Return NAME=TEXT,... if it is well-formed. Raises ArgumentTypeError."""
-    if unknown := [name for name in prompts_of(text) if name not in pairs.FIELDS]:
-        raise ArgumentTypeError(f"must be COLUMN=TEXT, separated by commas; got {unknown[0]!r}")
-    return text
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class EmbedOptions(EncoderOptions):
-    """The options of ``toynn train embed``."""
-
-    GROUP: ClassVar[str] = OPTIMIZATION
-
-    batch: int = option("rows per step; the other rows' texts are the wrong answers", 32)
-    loss: str | None = option(
-        "infonce (MultipleNegativesRankingLoss, mnrl, Cached...), cosent (CoSENTLoss) or triplet "
-        "(TripletLoss) (default: cosent of scored rows, else infonce)",
-        None,
-        read=loss_name,
-        metavar="NAME",
-    )
-    mini_batch: int = option(
-        "embed N texts at a time, twice, so that --batch may be thousands (GradCache); 0: all",
-        0,
-        read=whole(0),
-        memory="smaller",
-    )
-    scale: float = option("factor of cosines in infonce and cosent", 20.0, read=real(0, above=True))
-    symmetric: bool = option("infonce: positives also look for their anchors", False)
-    margin: float = option(
-        "triplet: how much further negatives should be than positives", 5.0, read=real(0)
-    )
-    dims: str | None = option(
-        "add up the losses of the first N numbers of vectors, for each of these (Matryoshka)",
-        None,
-        read=numbers,
-        metavar="N,N,...",
-    )
-    metric: str | Sequence[str] | None = option(  # type: ignore[assignment]
-        METRIC_SAID.format(", ".join(EMBED_METRICS), "spearman of scored rows, else ndcg"),
-        None,
-        group=SAVING,
-        read=names_of(EMBED_METRICS),
-    )
-    prompts: str | None = option(
-        "texts before those of a column: 'anchor=query: ,positive=passage: '",
-        None,
-        group=MODEL,
-        read=column_prompts,
-        metavar="COLUMN=TEXT,...",
-    )
 
 
 class _PairsJob(EncoderJob):
@@ -171,8 +75,6 @@ class EmbedJob(_PairsJob):
     """``toynn train embed``."""
 
     name = "embed"
-    help = "train an encoder's vectors of texts, for search and likeness"
-    example = "--model all-MiniLM-L6-v2 --data faq.csv --columns anchor=question,positive=answer"
     kind = EmbedOptions
     options: EmbedOptions
     recipe_type = Embedder
@@ -191,7 +93,7 @@ class EmbedJob(_PairsJob):
             raise ConfigError("--method head: vectors have no head: full or lora")
         train = self.read_pairs(progress)
         self.columns = len(train.columns)
-        loss, is_cached = _loss(options.loss or ("cosent" if train.is_scored else "infonce"))
+        loss, is_cached = loss_of(options.loss or ("cosent" if train.is_scored else "infonce"))
         needs = {"cosent": "scored rows", "triplet": "anchor, positive and one negative"}
         fits = {"cosent": train.is_scored, "triplet": self.columns == 3}.get(
             loss, not train.is_scored
@@ -297,23 +199,10 @@ class EmbedJob(_PairsJob):
         yield f"in Python   SentenceTransformer({str(folder.path)!r})"
 
 
-@dataclass(kw_only=True, repr=False, eq=False)
-class RerankOptions(EncoderOptions):
-    """The options of ``toynn train rerank``."""
-
-    GROUP: ClassVar[str] = SAVING
-
-    metric: str | Sequence[str] | None = option(  # type: ignore[assignment]
-        METRIC_SAID.format(", ".join(RERANK_METRICS), "loss"), None, read=names_of(RERANK_METRICS)
-    )
-
-
 class RerankJob(_PairsJob):
     """``toynn train rerank``."""
 
     name = "rerank"
-    help = "train an encoder to score pairs of texts, such as questions and passages"
-    example = "--model MiniLM-L6-H384 --data pairs.csv --columns query=question,passage=answer"
     kind = RerankOptions
     options: RerankOptions
     recipe_type = Reranker

@@ -2,99 +2,33 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from toynn.data.bounds import Bounds
 from toynn.data.digest import digest
 from toynn.data.examples import ShuffledExamples, check_not_asked, split_off
-from toynn.data.labelled import HowToRead, TooLong
+from toynn.data.labelled import HowToRead
 from toynn.data.splits import part_of
 from toynn.data.texts import Texts
 from toynn.engines import AdapterOptions
 from toynn.engines.encoder import Encoder, Task
 from toynn.errors import ConfigError
 from toynn.formats import bases
+from toynn.jobs.encoder_options import MOST_STEPS, EncoderOptions
 from toynn.jobs.job import Job
-from toynn.jobs.lora import AdapterFields
-from toynn.jobs.options import MODEL, OPTIMIZATION, JobOptions, StrPath
-from toynn.jobs.paths import data_name, local_data, model_file, model_name, text_model
-from toynn.jobs.text import RowOptions, columns_of
-from toynn.options import Decay, RecipeOptions, option, whole
+from toynn.jobs.paths import text_model
+from toynn.jobs.text_options import columns_of
+from toynn.options import RecipeOptions
 from toynn.system.printing import counted, fact
 from toynn.train.folder import Value
 from toynn.train.progress import Reading
 
 #: Peak learning rates.
 RATES = {"full": 2e-5, "lora": 2e-4, "head": 1e-3}
-MOST_STEPS = 500  # between evaluations, unless it is said
 TRAIN, VALID = "train.jsonl", "valid.jsonl"
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class _Encoder(RowOptions):
-    """The model, its texts, and what of it is trained."""
-
-    GROUP: ClassVar[str] = MODEL
-
-    model: StrPath = option(
-        "encoder to start from: a Hugging Face or sentence-transformers folder, a GGUF file, a run "
-        "folder or hf:OWNER/NAME",
-        also="-m",
-        read=model_name,
-        fetch=model_file,
-        metavar="PATH",
-        hashed=True,
-    )
-    data: str = option(
-        "texts: .csv, .tsv, .jsonl, .parquet, .arrow, a folder with train.csv, or "
-        "hf:OWNER/NAME[:SPLIT]",
-        read=data_name,
-        fetch=local_data,
-        metavar="PATH",
-        once="name one file, or a folder with train and valid files",
-    )
-    method: Literal["full", "lora", "head"] = option(
-        "what is trained: all weights (full), adapters (lora), or the head alone", "full"
-    )
-    seq: int | None = option(
-        "most tokens of a text (default: what the model can read)",
-        None,
-        also="--max-seq-length",
-        read=whole(3),
-        memory="smaller",
-    )
-    too_long: TooLong = option("cut, drop or refuse texts longer than --seq", "cut")
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class EncoderOptions(JobOptions, AdapterFields, _Encoder):
-    """The options of a job on an encoder."""
-
-    GROUP: ClassVar[str] = OPTIMIZATION
-
-    columns: str | None = option("map fields to columns of the data: text=review,label=stars", None)
-    steps: int = option("number of weight updates (default: those of --epochs)", 1500)
-    batch: int = option("texts per step", 32)
-    epochs: float | None = option("passes through the data, unless --steps are given", 3.0)
-    lr: float | None = option(  # type: ignore[assignment]
-        "peak learning rate (default: 2e-5; 2e-4 of lora; 1e-3 of head)", None
-    )
-    lr_schedule: Literal["cosine", "linear", "wsd", "constant"] = "linear"
-    min_lr_ratio: float = 0.0
-    weight_decay: float = 0.01
-    decay: Decay = option(
-        "apply --weight-decay to all weights or to matrices only", "matrices", of=RecipeOptions
-    )
-    eval_every: int | None = option(  # type: ignore[assignment]
-        f"steps between evaluations; 0: none (default: an epoch, at most {MOST_STEPS})", None
-    )
-    save_every: int | None = option(  # type: ignore[assignment]
-        "steps between checkpoints; 0: only when a signal stops the run (default: --eval-every)",
-        None,
-    )
 
 
 class EncoderJob(Job):

@@ -20,7 +20,7 @@ from toynn.data.preference import read_all_preferences
 from toynn.data.splits import files_of
 from toynn.data.text import Corpus
 from toynn.engines import SequenceEngine, ViTEngine
-from toynn.engines.preference import KINDS
+from toynn.engines.objectives import KINDS
 from toynn.errors import ConfigError, DataError, NonFiniteError
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.text import NO_TEXTS

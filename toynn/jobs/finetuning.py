@@ -30,11 +30,12 @@ from toynn.generation.completion import complete
 from toynn.jobs.classified import text_figures
 from toynn.jobs.embedded import score_figures, vector_figures
 from toynn.jobs.figures import figures, has_preferences, preference_figures, seq_of
-from toynn.jobs.lora import AdapterJob, LoRAOptions
+from toynn.jobs.lora import AdapterJob
+from toynn.jobs.lora_options import LoRAOptions
 from toynn.jobs.made import made
 from toynn.jobs.options import StrPath
 from toynn.jobs.run import Outcome, carried_out
-from toynn.jobs.text import columns_of
+from toynn.jobs.text_options import columns_of
 from toynn.options import checked
 from toynn.recipes import Classifier, Embedder
 from toynn.system.printing import lenient

@@ -57,8 +57,6 @@ class Job(ABC):
     """
 
     name: ClassVar[str]
-    help: ClassVar[str]
-    example: ClassVar[str] = ""  # words after `toynn train RECIPE`
     kind: ClassVar[type[JobOptions]]
     source: ClassVar[tuple[str, str]] = ("init_from", "model")  # option to start from, its kind
     unit: str = "tokens"  # what metrics.jsonl counts

@@ -1,31 +1,47 @@
 """Make a job from options that Python gives or a config.toml holds."""
 
 from collections.abc import Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from toynn.errors import ConfigError
-from toynn.jobs.classify import ClassifyJob
 from toynn.jobs.config_file import read_config
-from toynn.jobs.embed import EmbedJob, RerankJob
-from toynn.jobs.grpo import GRPOJob
-from toynn.jobs.job import Job
-from toynn.jobs.lora import LoRAJob
-from toynn.jobs.models import FromScratchJob, GPT2Job, WarmStartJob
 from toynn.jobs.options import arranged, checked
-from toynn.jobs.vit import ViTJob
 from toynn.options import Option
+from toynn.system.later import Later
 from toynn.system.platform import in_shell
 
-KINDS = (
-    *(GPT2Job, FromScratchJob, WarmStartJob, LoRAJob, GRPOJob),
-    *(ViTJob, ClassifyJob, EmbedJob, RerankJob),
-)
-JOBS: dict[str, type[Job]] = {job.name: job for job in KINDS}
+if TYPE_CHECKING:
+    from toynn.jobs.job import Job
+
+
+#: The classes of each recipe's job and options, by their modules in toynn.jobs.
+RECIPES = {
+    "gpt2": ("models.GPT2Job", "model_options.ModelOptions"),
+    "from-scratch": ("models.FromScratchJob", "llama_options.FromScratchOptions"),
+    "warm-start": ("models.WarmStartJob", "llama_options.WarmStartOptions"),
+    "lora": ("lora.LoRAJob", "lora_options.LoRAOptions"),
+    "grpo": ("grpo.GRPOJob", "grpo_options.GRPOOptions"),
+    "vit": ("vit.ViTJob", "vit_options.ViTOptions"),
+    "classify": ("classify.ClassifyJob", "encoder_options.ClassifyOptions"),
+    "embed": ("embed.EmbedJob", "encoder_options.EmbedOptions"),
+    "rerank": ("embed.RerankJob", "encoder_options.RerankOptions"),
+}
 LENGTH = ("steps", "epochs")  # if one of them is given, the file's steps and epochs are ignored
-OPTIONS = {name: arranged(job.kind) for name, job in JOBS.items()}
 
 
-def made(recipe: str, typed: Mapping[str, Any], command: str | None = None) -> Job:
+def _found(name: str) -> Any:
+    """Return a class of a module of toynn.jobs; the module is imported now."""
+    module, _, of = name.partition(".")
+    return getattr(import_module(f"toynn.jobs.{module}"), of)
+
+
+#: The job of each recipe, and its options.
+JOBS: "Later[type[Job]]" = Later(RECIPES, lambda name: _found(RECIPES[name][0]))
+OPTIONS = Later(RECIPES, lambda name: arranged(_found(RECIPES[name][1])))
+
+
+def made(recipe: str, typed: Mapping[str, Any], command: str | None = None) -> "Job":
     """Return a job of a recipe. Options that are not given have the recipe's defaults.
 
     The options ``config`` and ``resume`` name a file with defaults for the others. ``command`` is

@@ -12,7 +12,8 @@ from toynn.engines.plans import LEVELS, OPTIONS, PREPACK, Level, Plan, every_pla
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import CLASSES
 from toynn.jobs.job import Job
-from toynn.jobs.models import WarmStartOptions, default_d_ff
+from toynn.jobs.llama_options import WarmStartOptions
+from toynn.jobs.models import default_d_ff
 from toynn.models import ENCODERS, Source
 from toynn.options import RecipeOptions
 from toynn.recipes import WarmStart

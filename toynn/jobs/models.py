@@ -1,132 +1,32 @@
 """Jobs that train all weights of a text model: gpt2, from-scratch and warm-start."""
 
 from abc import abstractmethod
-from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
 from toynn.data.mixture import Mixture
 from toynn.data.text import VOCAB, ByteBigram
-from toynn.engines import GPT2Config, LlamaConfig, LlamaSeqEngine, SequenceEngine
+from toynn.engines import GPT2Config, LlamaConfig, SequenceEngine
 from toynn.engines.engine import Engine
 from toynn.errors import ConfigError, DataError
 from toynn.formats import bases
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.formats.tokenizer.folder import has_tokenizer
-from toynn.jobs.options import MODEL, JobOptions, NewModelOptions, StrPath
-from toynn.jobs.paths import model_file, model_name, text_model
-from toynn.jobs.text import TextJob, TextJobOptions
+from toynn.jobs.llama_options import FromScratchOptions, LlamaOptions, WarmStartOptions
+from toynn.jobs.model_options import ModelOptions
+from toynn.jobs.options import JobOptions
+from toynn.jobs.paths import text_model
+from toynn.jobs.text import TextJob
 from toynn.models import architecture
-from toynn.options import RecipeOptions, WeightType, option, whole
+from toynn.options import RecipeOptions
 from toynn.recipes import GPT2, FromScratch, WarmStart
 from toynn.system.platform import in_shell
 from toynn.train.folder import RunFolder, Value
 from toynn.train.state import Result
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class ModelOptions(NewModelOptions, TextJobOptions):
-    """The options of a job that trains all weights of a model of text."""
-
-    GROUP: ClassVar[str] = MODEL
-
-    batch: int = option("windows of text per step", 8)
-    depth: int | None = option(
-        "one dial for a new model: N blocks and heads, a width of 32 N, and the --lr and --steps "
-        "that suit them; each can be given, too",
-        None,
-        read=whole(1, 1000),
-        source="own",
-        in_config=False,
-    )
-    tokenizer: StrPath | None = option(
-        "use the tokenizer of a GGUF file or Hugging Face folder (default: bytes, or the tokenizer "
-        "of --init-from)",
-        None,
-    )
-    init_from: StrPath | None = option(
-        "start from the weights of a GGUF file or Hugging Face folder",
-        None,
-        read=model_name,
-        fetch=model_file,
-        metavar="PATH",
-        hashed=True,
-    )
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class LlamaOptions(ModelOptions):
-    """The options of a Llama-like model."""
-
-    arch: str = option(
-        "model architecture", LlamaConfig.arch, words=LlamaSeqEngine.architectures, source="own"
-    )
-    kv_heads: int | None = option(
-        "number of key and value heads; must divide --heads (default: --heads)",
-        None,
-        read=whole(1),
-        source="own",
-    )
-    d_ff: int | None = option(
-        "width of the feed-forward layers (default: 8/3 of --d-model, a multiple of 32)",
-        None,
-        read=whole(1),
-        source="own",
-    )
-    weight_dtype: WeightType = option(
-        "round weights to this type before a product", "f32", of=RecipeOptions
-    )
-    qkv_bias: bool = option(
-        "add biases to the q, k and v projections", False, of=RecipeOptions, source="own"
-    )
-    init_scale: float = option(
-        "scale of the initial block matrices", 1.0, of=RecipeOptions, source="own"
-    )
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class FromScratchOptions(LlamaOptions):
-    """The options of ``toynn train from-scratch``."""
-
-    untied: bool = option(
-        "give the model an output matrix of its own", False, of=RecipeOptions, source="own"
-    )
-
-
-def _no_start(path: str) -> NoReturn:
-    """Refuse --init-from where the model starts from a donor."""
-    raise ArgumentTypeError(
-        "a warm start takes only a donor's embeddings (--donor); all other weights are random. "
-        f"`toynn train from-scratch --init-from {path}` continues training all weights of a model, "
-        "including one of a warm start"
-    )
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class WarmStartOptions(LlamaOptions):
-    """The options of ``toynn train warm-start``."""
-
-    tokenizer: StrPath | None = option(
-        "use the tokenizer of a GGUF file or Hugging Face folder (default: bytes)", None
-    )
-    init_from: StrPath | None = option(SUPPRESS, None, read=_no_start)
-    donor: StrPath = option(
-        "GGUF file whose token embeddings the model starts from",
-        read=model_name,
-        fetch=model_file,
-        metavar="FILE",
-        hashed=True,
-    )
-    init: Literal["scratch", "donor", "pca"] = option(
-        "start from: donor, its embeddings and a random projection; pca, its embeddings and their "
-        "PCA; scratch, random embeddings",
-        "donor",
-    )
-
 
 #: Tokens to learn from for a weight of the blocks.
 PER_WEIGHT = 8
@@ -299,8 +199,6 @@ class GPT2Job(ModelJob):
     """``toynn train gpt2``."""
 
     name = "gpt2"
-    help = "train a small GPT-2 from scratch, on text"
-    example = "--data book.txt --steps 3000"
     make = GPT2
 
     def new_config(self) -> GPT2Config:
@@ -325,8 +223,6 @@ class FromScratchJob(ModelJob):
     """``toynn train from-scratch``."""
 
     name = "from-scratch"
-    help = "train a small Llama-like model from scratch, on text"
-    example = "--data book.txt --tokenizer model.gguf"
     kind: ClassVar[type[ModelOptions]] = FromScratchOptions
     options: LlamaOptions
     make: ClassVar[type[SequenceEngine[Any]]] = FromScratch
@@ -359,8 +255,6 @@ class WarmStartJob(FromScratchJob):
     """``toynn train warm-start``."""
 
     name = "warm-start"
-    help = "train a small Llama-like model from a donor's embeddings, on text"
-    example = "--donor model.gguf --data book.txt"
     kind = WarmStartOptions
     options: WarmStartOptions
     make = WarmStart

@@ -1,4 +1,4 @@
-"""The options of any job. Each job adds its own, and has its own defaults: text.py, lora.py, ...
+"""The options of any job. lora_options.py and others add those of a job, and change defaults.
 
     class LoRAOptions(...):
         steps: int = 200

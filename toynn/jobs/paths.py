@@ -1,17 +1,13 @@
 """Paths on the command line, and names on the hub: toynn/formats/hub.py."""
 
 import contextlib
-import tomllib
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from toynn.data import splits
 from toynn.errors import ConfigError, DataError
 from toynn.formats import hub
-from toynn.formats.adapters.peft import CONFIG as PEFT_CONFIG
-from toynn.formats.hf.config import CONFIG
-from toynn.formats.objects import read_object
+from toynn.formats.objects import CONFIG, PEFT_CONFIG, read_object
 from toynn.jobs.weighted import path_and_weight
 from toynn.system.reading import read_bytes
 
@@ -83,6 +79,7 @@ def local_data(text: str, tell: Tell = silent) -> str:
     path, weight = path_and_weight(text, "--data")
     if not on_hub(str(path)):
         return text
+    from toynn.data import splits
 
     def choose(name: hub.Name, files: Sequence[str], cached: bool) -> tuple[Sequence[str], str]:
         split = splits.choose(name.text, files, name.file or "", name.split, cached=cached)
@@ -177,6 +174,8 @@ def _has_words(folder: Path) -> bool:
 
 def _recipe(folder: Path) -> str | None:
     """Return the recipe of a run's folder; None for any other folder."""
+    import tomllib
+
     with contextlib.suppress(DataError, ValueError, RecursionError):
         run = tomllib.loads(read_bytes(folder / RUN).decode()).get("run")
         name = run.get("recipe") if isinstance(run, dict) else None

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -20,52 +20,11 @@ from toynn.errors import ConfigError
 from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation import rollouts
-from toynn.jobs.options import OPTIMIZATION, StrPath
-from toynn.jobs.paths import model_file, model_name, text_model
-from toynn.options import RecipeOptions, option, options_of, real, whole
+from toynn.jobs.options import StrPath
+from toynn.jobs.paths import text_model
+from toynn.jobs.text_options import TeacherOptions
+from toynn.options import RecipeOptions, options_of
 from toynn.system.printing import harmless
-
-#: How an option that names a teacher is read.
-NAMED: Any = {"read": model_name, "fetch": model_file, "metavar": "FILE", "hashed": True}
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class TeacherOptions:
-    """A teacher, and how much of it is learned."""
-
-    GROUP: ClassVar[str] = OPTIMIZATION
-
-    teacher: StrPath | None = option(
-        "also learn from a larger model with the same tokenizer: a GGUF file, Hugging Face folder, "
-        "or file of `toynn teach`",
-        None,
-        **NAMED,
-    )
-    teacher_weight: float = option(
-        "share of the divergence from the teacher in the loss; labels have the rest",
-        0.5,
-        read=real(0, 1),
-    )
-    teacher_beta: float = option(
-        "divergence: 0 forward KL, 1 reverse KL, else generalized JSD", 0.0, of=RecipeOptions
-    )
-    teacher_temperature: float = option(
-        "divide logits of both models by this, in the divergence and to write by --lmbda",
-        1.0,
-        of=RecipeOptions,
-    )
-    teacher_top_k: int = option(
-        "how many likely tokens the teacher names; all others are one",
-        64,
-        of=RecipeOptions,
-        read=whole(1),
-    )
-    lmbda: float = option(
-        "share of batches whose completions the student writes (GKD)", 0.0, read=real(0, 1)
-    )
-    max_completion_length: int = option(
-        "most tokens of a completion that the student writes", 128, read=whole(1)
-    )
 
 
 def check_alone(options: Any) -> None:

@@ -1,22 +1,21 @@
 """Jobs on texts: data through a tokenizer, and samples of the model."""
 
 from abc import abstractmethod
-from argparse import ArgumentTypeError
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 
 from toynn.data import jsonl
 from toynn.data.batch import IGNORED
-from toynn.data.bounds import LONGEST, Bounds
+from toynn.data.bounds import Bounds
 from toynn.data.digest import digest
-from toynn.data.examples import FEW, Examples
+from toynn.data.examples import Examples
 from toynn.data.jsonl import Dataset
 from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
@@ -34,15 +33,20 @@ from toynn.generation.drawing import generate
 from toynn.jobs import ends
 from toynn.jobs.job import Job, late
 from toynn.jobs.metrics import TEACHER, Asked, beside, measured
-from toynn.jobs.options import MODEL, SAVING, JobOptions, StrPath, best_by
-from toynn.jobs.paths import data_name, local_data, model_file, model_name
-from toynn.jobs.teacher import TeacherOptions, check_alone, opened, taught_batches, written
-from toynn.jobs.weighted import path_and_weight, source_names, sources
-from toynn.options import RecipeOptions, option, options_of, whole
+from toynn.jobs.teacher import check_alone, opened, taught_batches, written
+from toynn.jobs.text_options import (
+    CACHED,
+    OF_QUESTIONS,
+    SAMPLE_ON_THE_WAY,
+    TOKENS,
+    TextJobOptions,
+    columns_of,
+)
+from toynn.jobs.weighted import path_and_weight, source_names
+from toynn.options import RecipeOptions
 from toynn.system.platform import in_shell
 from toynn.system.printing import counted, fact, harmless, print_line
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import LoopOptions
 from toynn.train.progress import Reading
 from toynn.train.state import Figures, Result
 from toynn.train.token_cache import TokenCache
@@ -52,43 +56,6 @@ SHOWN_BATCHES = 4  # training batches to measure stop tokens on, if nothing is h
 SAMPLE_PROMPT = 32  # tokens of a text that a sample continues
 EXAMPLE_PROMPT = 8  # tokens of an example without a prompt that a sample continues
 SAMPLE_TOKENS = 256
-SAMPLE_ON_THE_WAY = 64
-HUGE = 2**62  # bytes: more than any bound
-#: Data of at least this many bytes have their tokens cached on disk, beside the run's folder.
-CACHED = 64_000_000
-TOKENS = "tokens"
-OF_QUESTIONS = frozenset(["accuracy", "accuracy-normalized"])
-METRICS = ("loss", "perplexity", *sorted(OF_QUESTIONS))
-DATA = (
-    "text, .jsonl, table, tokens (.bin), a folder of texts or with train.jsonl, or "
-    "hf:OWNER/NAME[:SPLIT]; several are mixed by weight"
-)
-
-
-def delimiter(text: str) -> str:
-    r"""Return a delimiter with typed \n and \t replaced by a line break and a tab."""
-    return text.replace("\\n", "\n").replace("\\t", "\t")
-
-
-def separator(text: str) -> str:
-    """Return a delimiter that is not empty. Raises ArgumentTypeError."""
-    if not text:
-        raise ArgumentTypeError("expected a text; got an empty one")
-    return delimiter(text)
-
-
-def columns_of(text: str | None) -> dict[str, str]:
-    """Return the column of each field, from NEW=OLD,..."""
-    pairs = [pair.partition("=") for pair in (text or "").split(",") if pair]
-    return {new.strip(): old.strip() for new, _, old in pairs}
-
-
-def column_names(text: str) -> str:
-    """Return NEW=OLD,... if it is well-formed. Raises ArgumentTypeError."""
-    columns = columns_of(text)
-    if not columns or not all(columns) or not all(columns.values()):
-        raise ArgumentTypeError(f"must be NEW=OLD, several separated by commas; got {text!r}")
-    return text
 
 
 def rows_within(seq: int, context: int) -> tuple[int, str]:
@@ -96,164 +63,6 @@ def rows_within(seq: int, context: int) -> tuple[int, str]:
     if seq <= context:
         return seq, ""
     return context, f"--seq {seq}: the model's context is {context} tokens: rows have {context}"
-
-
-def share_or_count(text: str) -> float:
-    """Parse a share below 1, or a whole number. Raises ArgumentTypeError."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not (0 <= number < 1 or (1 <= number < 2**31 and number.is_integer())):
-        raise ArgumentTypeError(
-            f"must be a share below 1, a whole number of rows, or 0 for none; got {text!r}"
-        )
-    return number if number < 1 else int(number)
-
-
-def data_names(texts: str | Sequence[str]) -> str | tuple[str, ...]:
-    """Return paths of data as typed, perhaps with weights.
-
-    Raises ArgumentTypeError for a malformed hub name, ConfigError for wrong weights.
-    """
-    return sources([data_name(text) for text in ([texts] if isinstance(texts, str) else texts)])
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class RowOptions:
-    """How rows of data are read, and which of them validate."""
-
-    GROUP: ClassVar[str] = MODEL
-
-    columns: str | None = option(
-        "map field names to columns of the data: prompt=question,completion=answer",
-        None,
-        read=column_names,
-        metavar="NEW=OLD,...",
-    )
-    max_line: int = option(
-        "most bytes of a line of data",
-        LONGEST,
-        read=whole(1, HUGE),
-        metavar="BYTES",
-        compared=False,
-    )
-    max_unpacked: int | None = option(
-        "most bytes that a compressed file may hold (default: 100 times its size, at least 1 GiB)",
-        None,
-        read=whole(1, HUGE),
-        metavar="BYTES",
-        compared=False,
-    )
-    valid: StrPath | None = option(
-        "validate on this file, or hf:OWNER/NAME:SPLIT, instead of rows of --data",
-        None,
-        group=SAVING,
-        read=data_name,
-        fetch=local_data,
-        metavar="FILE",
-        hashed=True,
-    )
-    holdout: float | None = option(
-        "hold out a share or N rows (tokens of a text) for validation; 0: none (default: a "
-        f"tenth, or none of fewer than {FEW} rows)",
-        None,
-        group=SAVING,
-        read=share_or_count,
-        metavar="SHARE|N|0",
-    )
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class WritingOptions:
-    """How texts become tokens, and how often the model writes some."""
-
-    GROUP: ClassVar[str] = MODEL
-
-    sample_every: int = option(
-        f"steps between samples of {SAMPLE_ON_THE_WAY} tokens in samples.jsonl; 0: one at the end",
-        0,
-        group=SAVING,
-        of=LoopOptions,
-    )
-    tokenizer: StrPath | None = option(
-        "use the tokenizer of a GGUF file or Hugging Face folder (default: the model's own)",
-        None,
-        read=model_name,
-        fetch=model_file,
-        metavar="FILE",
-        hashed=True,
-    )
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class TextOptions(RowOptions, WritingOptions):
-    """The texts or examples of a job, and how they are read."""
-
-    GROUP: ClassVar[str] = MODEL
-
-    data: str | tuple[str, ...] | None = option(
-        f"{DATA} (default: the language reference that ships with Python)",
-        None,
-        metavar="PATH[:WEIGHT]",
-        read=data_names,
-        fetch=local_data,
-        once="name several after one flag: --data a.jsonl b.jsonl",
-    )
-    seq: int = option(
-        "tokens per window, and context of a new model",
-        128,
-        also="--max-seq-length",
-        read=whole(1),
-        memory="smaller",
-    )
-    no_mask_prompt: bool = option(
-        "train on prompts and user messages too, not only on completions", False
-    )
-    no_packing: bool = option("put one example in a row instead of packing as many as fit", False)
-    truncation_mode: Literal["keep_start", "keep_end"] = option(
-        "keep the start or the end of examples longer than --seq", "keep_start"
-    )
-    document_separator: str | None = option(
-        "split a text into documents at TEXT; \\n and \\t are read; no window holds two documents "
-        "(default: one document)",
-        None,
-        read=separator,
-        metavar="TEXT",
-    )
-    cache: StrPath | None = option(
-        "folder for memory-mapped tokens, which later runs read "
-        f"(default: {TOKENS} beside the run's folder, for data of {CACHED // 10**6} MB and more)",
-        None,
-        metavar="DIR",
-        compared=False,
-    )
-    questions: StrPath | None = option(
-        "multiple-choice questions (.jsonl) whose accuracy each evaluation reports",
-        None,
-        group=SAVING,
-        metavar="FILE",
-        hashed=True,
-    )
-    question_delimiter: str | None = option(
-        "put TEXT between a question and its choices; \\n and \\t are read (default: a space, or "
-        "nothing after whitespace)",
-        None,
-        group=SAVING,
-        read=delimiter,
-        metavar="TEXT",
-    )
-
-
-#: --tokenizer where a model is read.
-TOKENIZER = options_of(TextOptions)["tokenizer"]
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class TextJobOptions(TeacherOptions, JobOptions, TextOptions):
-    """The options of a job on texts."""
-
-    metric: str | Sequence[str] = best_by(*METRICS)
 
 
 #: Suffixes of files that are not texts: toynn reads them as rows, or refuses them.

@@ -4,10 +4,10 @@ import math
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,7 @@ from toynn.engines import ViTConfig, ViTEngine
 from toynn.engines.engine import Engine
 from toynn.errors import ConfigError
 from toynn.jobs.job import Job
-from toynn.jobs.options import MODEL, SAVING, NewModelOptions, StrPath
-from toynn.options import RecipeOptions, option, real, whole
+from toynn.jobs.vit_options import FOLDER_SIDE, ViTOptions
 from toynn.recipes import VitTiny
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
@@ -31,77 +30,16 @@ from toynn.train import classify
 from toynn.train.folder import RunFolder, Value
 from toynn.train.state import Result
 
-FOLDER_SIDE = 64  # pixels; pictures of a folder are always scaled
 INIT_SCALE = 50  # times 0.02 / sqrt(d_model): the std of new block matrices is 1 / sqrt(d_model)
 EVAL_BATCH = 64
 SHOWN = 12  # most pictures in a report
 SHOWN_SIDE = 64  # their largest side, in pixels
 
 
-@dataclass(kw_only=True, repr=False, eq=False)
-class ViTOptions(NewModelOptions):
-    """The options of ``toynn train vit``: also the pictures, and how training augments them."""
-
-    GROUP: ClassVar[str] = MODEL
-
-    batch: int = option("pictures per step", 64)
-    lr: float = 1e-3
-    steps: int = 3000
-    d_model: int = 64
-    heads: int = option("number of attention heads; must divide --d-model", 4, source="may")
-    data: StrPath | None = option(
-        "folder of class folders, .npz file, or folder of MNIST or CIFAR-10 files (default: "
-        "scikit-learn's handwritten digits)",
-        None,
-        metavar="PATH",
-        once="a run has one data set: put all pictures below one folder",
-    )
-    flip: bool = option("mirror half of the pictures", False, negated=True)
-    crop: bool = option("shift pictures by up to an eighth of their size", True, negated=True)
-    mixup: float = option(
-        "mix pairs of pictures by shares from Beta(N, N); 0 is off", 0.2, read=real(0)
-    )
-    label_smoothing: float = option(
-        "spread this share of each label over all classes", 0.0, read=real(0, 0.99)
-    )
-    skip_unreadable: bool = option("skip and count files that cannot be read as pictures", False)
-    eval_pictures: int = option(
-        "evaluate on at most N held-out pictures", 2000, group=SAVING, read=whole(1)
-    )
-    image_size: int | None = option(
-        f"scale pictures to N x N pixels (default: no scaling; {FOLDER_SIDE} for files)",
-        None,
-        read=whole(1, 65536),
-    )
-    patch: int | None = option(
-        "patch width in pixels; must divide --image-size (default: about an eighth)",
-        None,
-        read=whole(1, 65536),
-        source="own",
-    )
-    norm: Literal["layernorm", "rmsnorm"] = option("type of norm", "layernorm", source="own")
-    act: Literal["gelu", "silu"] = option("activation function", "gelu", source="may")
-    no_bias: bool = option("omit biases of linear layers", False, source="own")
-    init_scale: float | None = option(
-        "scale of the initial block matrices (default: 50 / sqrt(--d-model))",
-        None,
-        of=RecipeOptions,
-        source="own",
-    )
-    init_from: StrPath | None = option(
-        "start from a .safetensors file with timm's names or from a run folder",
-        None,
-        metavar="PATH",
-        hashed=True,
-    )
-
-
 class ViTJob(Job):
     """``toynn train vit``."""
 
     name = "vit"
-    help = "train a small vision transformer on labelled pictures"
-    example = "--data pictures --epochs 20"
     kind = ViTOptions
     options: ViTOptions
     unit, items = "images", "pictures"

@@ -19,7 +19,6 @@ import platform as python
 import shlex
 import signal
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -227,7 +226,11 @@ def give_owner(descriptor: int, status: os.stat_result) -> None:
 def in_shell(*words: object) -> str:
     """Join words to a command line, quoted for this system's shell."""
     texts = [str(word) for word in words]
-    return subprocess.list2cmdline(texts) if sys.platform == "win32" else shlex.join(texts)
+    if sys.platform != "win32":
+        return shlex.join(texts)
+    import subprocess
+
+    return subprocess.list2cmdline(texts)
 
 
 def in_child(function: Callable[[], None]) -> None:
@@ -354,6 +357,8 @@ def processor() -> str:
             with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as key:
                 return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
     elif sys.platform == "darwin":
+        import subprocess
+
         words = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         brand = subprocess.run(words, capture_output=True, text=True).stdout.strip()
         return brand or python.processor()

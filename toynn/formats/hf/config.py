@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from toynn.errors import DataError
+from toynn.formats import objects
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS = objects.CONFIG, "model.safetensors"
 MAX_WHOLE, MAX_REAL = 1 << 63, 1e38
 #: Of a head of classes: its matrix, the key of the classes' names, and the key of Hugging Face's
 #: problem_type: what the outputs of a head of sequences are.

@@ -1,30 +1,47 @@
-"""``toynn info`` for adapters, run folders and safetensors files."""
+"""The lines of ``toynn info``: what a file or folder holds, and the memory to train it."""
 
 import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
+from reprlib import repr  # which shortens long arrays
 from typing import Any
 
+from toynn import engines
 from toynn.engines import ViTConfig, ViTEngine
-from toynn.engines.plans import Level, Plan, every_plan
+from toynn.engines.plans import LEVELS, Level, Plan, every_plan
 from toynn.errors import AdapterError, DataError, ToynnError
-from toynn.formats import adapters
-from toynn.formats.adapters import LORA_A, LORA_B, LORA_M
-from toynn.formats.adapters import peft as peft_folder
+from toynn.formats import adapters, gguf, hf
+from toynn.formats.adapters import LORA_A, LORA_B, LORA_M, peft
 from toynn.formats.adapters.adapter import is_embedding
 from toynn.formats.adapters.identity import called
+from toynn.formats.gguf import Strings
 from toynn.formats.gguf.tensors import TensorInfo
+from toynn.formats.hf import HFModel
+from toynn.formats.hf.config import CONFIG, WEIGHTS
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
+from toynn.formats.tokenizer import Tokenizer
+from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
 from toynn.graph.reports import Cost
+from toynn.jobs.memory import (
+    ADAPTER_RANK,
+    SHORT,
+    memory_if_shorter,
+    new_model_over,
+    plans_of_adapters,
+    plans_of_all_weights,
+    read_by_step,
+)
+from toynn.models import ARCHITECTURES, ENCODERS, Source
 from toynn.models.timm import class_names, described
 from toynn.options import RecipeOptions
 from toynn.runs import Record
+from toynn.system.machine import free_memory
 from toynn.system.printing import size
 from toynn.system.reading import read_bytes
 
@@ -127,25 +144,25 @@ def adapter(path: Path) -> Lines:
     ]
 
 
-def peft(folder: Path) -> Lines:
+def of_peft(folder: Path) -> Lines:
     """Describe an adapter in PEFT's format, as far as possible without its base model."""
-    config = read_object(folder / peft_folder.CONFIG)
-    with closing(SafeTensors(folder / peft_folder.WEIGHTS)) as file:
+    config = read_object(folder / peft.CONFIG)
+    with closing(SafeTensors(folder / peft.WEIGHTS)) as file:
         tensors, base = file.tensors, called(file.metadata)
     sides: dict[str, dict[str, tuple[int, ...]]] = defaultdict(dict)
-    kinds = peft_folder.SUFFIXES | peft_folder.TABLES
+    kinds = peft.SUFFIXES | peft.TABLES
     for name, info in tensors.items():
-        if match := peft_folder.TENSOR.fullmatch(name):
+        if match := peft.TENSOR.fullmatch(name):
             if kinds[match[2]] != LORA_M and len(info.shape) not in (2, 3):
-                where = f"{folder / peft_folder.WEIGHTS}: tensor {name}"
+                where = f"{folder / peft.WEIGHTS}: tensor {name}"
                 raise AdapterError(f"{where}: expected a matrix; got {info.type} {info.shape}")
             sides[match[1]][kinds[match[2]]] = info.shape
     whole = {module: pair for module, pair in sides.items() if {LORA_A, LORA_B} <= pair.keys()}
     ranks = {module: pair[LORA_A][0] for module, pair in whole.items()}
     shapes = {module: (pair[LORA_B][0], pair[LORA_A][-1]) for module, pair in whole.items()}
     for name in tensors:
-        match = peft_folder.TENSOR.fullmatch(name)
-        if match and match[2] in peft_folder.TABLES and match[1] in shapes:
+        match = peft.TENSOR.fullmatch(name)
+        if match and match[2] in peft.TABLES and match[1] in shapes:
             pair = whole[match[1]]  # A (r, vocabulary), B (width, r)
             shapes[match[1]] = pair[LORA_A][1], pair[LORA_B][0]
     magnitudes = any(LORA_M in pair for pair in whole.values())
@@ -213,3 +230,165 @@ def _vit(config: ViTConfig, batch: int, level: Level) -> Mapping[str, Cost]:
     engine = ViTEngine()
     engine.declare(config, RecipeOptions(t_batch=batch, **level._asdict()))
     return engine.step_costs(["never"])
+
+
+#: Files that tell the kind of a folder; the first one present decides.
+INSIDE = ("model.gguf", "adapter.gguf", peft.CONFIG, CONFIG, WEIGHTS)
+
+
+def facts(path: Path, seq: int | None, batch: int, named: str | None) -> Lines:
+    """Return the facts about a path: names and texts."""
+    if path.is_dir():
+        inside = next((path / name for name in INSIDE if (path / name).is_file()), None)
+        if inside is None:
+            raise DataError(f"{path}: expected a folder with one of {', '.join(INSIDE)} in it")
+        return run_of(path) + facts(inside, seq, batch, named)
+    if path.name in (peft.CONFIG, peft.WEIGHTS):
+        return of_peft(path.parent)
+    of_hf = path.name == WEIGHTS and path.with_name(CONFIG).is_file()
+    if path.name == CONFIG or of_hf:
+        with hf.open(path.parent) as model:
+            return describe(model, seq, batch, named)
+    if path.suffix == ".safetensors":
+        return safetensors(path, batch)
+    with gguf.open(path) as file:
+        is_adapter = file.metadata.get("general.type") == "adapter"
+        return adapter(path) if is_adapter else describe(file, seq, batch, named)
+
+
+def describe(file: Source, seq: int | None, batch: int, named: str | None = None) -> Lines:
+    """Return the facts about a model's file or folder: names and texts.
+
+    ``named`` is a file or folder with the tokenizer to use.
+    """
+    metadata, architecture = file.metadata, file.architecture
+    lines = [
+        ("file", f"{file.path}, {size(file.nbytes)}"),
+        ("architecture", architecture),
+        ("name", str(metadata.get("general.name", "none"))),
+    ]
+    if isinstance(file, HFModel):
+        lines = [
+            ("folder", f"{file.path}, in Hugging Face's format"),
+            ("architecture", architecture),
+            ("weights", f"{size(file.nbytes)} in {file.files}"),
+        ]
+    lines += [*types(file.tensors), *_active(file), ("tokenizer", _tokenizer(file, named))]
+    for key, value in metadata.items():
+        if key.startswith(f"{architecture}."):
+            lines.append((key.removeprefix(f"{architecture}."), _value(value)))
+    return lines + _training(file, seq, batch)
+
+
+def _active(file: Source) -> Lines:
+    """Return the number of parameters that each token uses, if there are experts."""
+    if not any(info.name.endswith("_exps.weight") for info in file.tensors.values()):
+        return []
+    try:
+        return [("active parameters", f"{engines.active_parameters(file):,} for each token")]
+    except ToynnError:
+        return []  # the line about training says why
+
+
+def _tokenizer(file: Source, named: str | None) -> str:
+    """Return the kind of a tokenizer and the number of its tokens."""
+    metadata = file.metadata
+    if named is not None:
+        return f"{Tokenizer.for_model(file, named).vocab_size:,} tokens of {named}"
+    if isinstance(file, HFModel):
+        if not has_tokenizer(file.path):
+            return "none"
+        try:
+            metadata = FolderKeys(file.path, file.rows).metadata
+        except ToynnError as error:
+            return f"not readable: {error}"
+    kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
+    if kind is None or not isinstance(tokens, Strings | list):
+        return "none"
+    pre = metadata.get("tokenizer.ggml.pre")
+    return f"{kind}{f' ({pre})' if isinstance(pre, str) else ''}, {len(tokens):,} tokens"
+
+
+def _training(file: Source, seq: int | None, batch: int) -> Lines:
+    """Return the memory of a training step, or why the model cannot be trained."""
+    try:
+        engines.check_model(file, [*ARCHITECTURES, *ENCODERS], "info")  # raises first if unknown
+        length = seq or min(512, file.require(f"{file.architecture}.context_length", int))
+        options = RecipeOptions(t_seq=length, t_batch=batch)
+        plans = plans_of_all_weights(file, options)
+    except ToynnError as error:
+        return [("training", f"not possible: {error}")]
+    encodes = file.architecture in ENCODERS
+    return [
+        *memory(plans, f"{batch} x {length} tokens"),
+        *_adapters(file, replace(options, precision="auto")),  # as a run's default is
+        *([] if isinstance(file, HFModel) or encodes else _new_model(file, length, batch)),
+    ]
+
+
+def _adapters(file: Source, opts: RecipeOptions) -> Lines:
+    """Return the memory of training adapters over the file."""
+    try:
+        plans = plans_of_adapters(file, opts)
+    except ToynnError as error:
+        return [("training adapters", f"not possible: {error}")]
+    copied = sum(info.nbytes for name, info in file.tensors.items() if file.is_copied(name))
+    mapped = sum(info.nbytes for info in file.tensors.values()) - copied
+    experts, touched = engines.expert_bytes(file, opts.t_batch * opts.t_seq)
+    _, alone = engines.expert_bytes(file, 1)
+    step = f"{size(touched)} of {size(experts)} in a step, {size(alone)} for a token alone"
+    form = f"{size(copied)} in another form; the peak includes them"
+    return [
+        (
+            "training adapters",
+            f"rank {ADAPTER_RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens",
+        ),
+        ("  mapped, not in memory", f"{size(mapped)}, read as it is used"),
+        *([("  experts that are read", f"{step}, if chosen evenly")] if experts else []),
+        *([("  copied into memory", form)] if copied else []),
+        *table(plans),
+        *_shorter(file, opts, plans),
+        *_room(read_by_step(file, opts.t_batch * opts.t_seq), plans),
+    ]
+
+
+def _shorter(file: Source, opts: RecipeOptions, plans: Sequence[Plan]) -> Lines:
+    """Return the memory of a short step if weights are prepacked for it alone.
+
+    It may be larger. A run's rows are as long as its longest example, so they are often short.
+    """
+    peak, prepacked = memory_if_shorter(file, opts)
+    if not prepacked or any(each.memory.prepacked for each in plans):
+        return []
+    said = f"{size(peak)}, {size(prepacked)} of it prepacked weights"
+    return [(f"  at 1 x {min(SHORT, opts.t_seq)} tokens", said)]
+
+
+def _room(read: int, plans: Sequence[Plan]) -> Lines:
+    """Return whether free memory holds the file's parts that a step reads, and the step itself."""
+    free = free_memory()
+    if free is None:
+        return []
+    fitting = [p for p in plans if p.memory.peak + p.of_file(read) <= free]
+    if fitting:
+        saving = fitting[0].level != LEVELS[0]
+        fits = f"enough {fitting[0].name}" if saving else "enough"
+    elif plans[-1].memory.peak <= free:
+        fits = "too little: parts of the file would be read again in every step"
+    else:
+        fits = f"too little, even {plans[-1].name}"
+    return [("  free here", f"{size(free)}: {fits}")]
+
+
+def _new_model(file: Source, length: int, batch: int) -> Lines:
+    """Return the memory of ``toynn train warm-start`` with the file as donor."""
+    config, peak = new_model_over(file, length, batch)
+    shape = f"width {config.d_model}, {config.n_layers} layers"
+    return [
+        ("training a new model", f"with this file as donor, {shape}"),
+        ("  its peak", size(peak)),
+    ]
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else repr(value).strip("'")
