@@ -278,15 +278,18 @@ class Engine(ABC, Generic[C]):
 
     def step_memory(self) -> Memory:
         """Record the training step of declared weights; return the memory that it would need."""
-        self.build_forward()
-        assert self._step is not None
-        self._record_update(self._step)
+        self._record_step()
         return self.session.memory()
 
     def step_costs(self, prepack: Iterable[str]) -> dict[str, Cost]:
         """Do the same, and return what it would take by each choice of prepacking."""
-        self.step_memory()
+        self._record_step()
         return self.session.costs(prepack)
+
+    def _record_step(self) -> None:
+        self.build_forward()
+        assert self._step is not None
+        self._record_update(self._step)
 
     # -- In which order: each call says what it needs ------------------------------------------
 

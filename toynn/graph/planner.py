@@ -7,6 +7,7 @@ before it is allocated. Larger tensors are placed first, each at the lowest free
 size: Pisarchyk & Lee 2020, arXiv:2001.03288).
 """
 
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,21 +33,18 @@ class _Slot:
     last: int
     offset: int = -1
 
-    def meets(self, other: "_Slot") -> bool:
-        return self.first <= other.last and other.first <= self.last
-
 
 def layout_of(tape: Tape, undo_log: int = 0) -> Layout:
     """Place every tensor that the tape owns, and ``undo_log`` bytes for phase U."""
     slots = _slots(tape)
     first = next((i for i, node in enumerate(tape.nodes) if node.phase == "U"), len(tape.nodes))
     spare = _Slot(undo_log, first, len(tape.nodes))
-    placed: list[_Slot] = []
+    placed: list[_Slot] = []  # by their offsets
     for slot in sorted(
         dict.fromkeys((*slots.values(), spare)), key=lambda slot: (-slot.nbytes, slot.first)
     ):
         slot.offset = _lowest_gap(slot, placed)
-        placed.append(slot)
+        insort(placed, slot, key=lambda each: each.offset)
     nbytes = max((slot.offset + slot.nbytes for slot in placed), default=0)
     return Layout({tensor: slot.offset for tensor, slot in slots.items()}, nbytes, spare.offset)
 
@@ -72,10 +70,14 @@ def _slots(tape: Tape) -> dict[Tensor, _Slot]:
 
 
 def _lowest_gap(slot: _Slot, placed: Iterable[_Slot]) -> int:
-    """Return the lowest offset at which ``slot`` overlaps no slot that is live with it."""
+    """Return the lowest offset at which ``slot`` overlaps no slot that is live with it.
+
+    ``placed`` are in the order of their offsets.
+    """
     offset = 0
-    for other in sorted((o for o in placed if o.meets(slot)), key=lambda o: o.offset):
+    for other in placed:
         if other.offset - offset >= slot.nbytes:
             break
-        offset = max(offset, other.offset + other.nbytes)
+        if other.first <= slot.last and slot.first <= other.last:  # both are live at once
+            offset = max(offset, other.offset + other.nbytes)
     return offset
