@@ -109,7 +109,7 @@ def test_any_number_of_threads_takes_blocks_of_the_same_bits(type, precision):
 
 
 @pytest.mark.parametrize("type", sorted(set(quants.BLOCKS) - {"F32"}))
-@pytest.mark.parametrize("M", [1, 2, 3])
+@pytest.mark.parametrize("M", [1, 2, 3, 4, 5])
 def test_few_rows_by_quantized_weights_have_the_bits_of_their_floats(type, M):
     """Most types are dequantized first, four in registers; N is no multiple of four rows."""
     N, K = 7, 768
@@ -119,6 +119,7 @@ def test_few_rows_by_quantized_weights_have_the_bits_of_their_floats(type, M):
     x, w = rng.standard_normal((M, K), np.float32), np.empty(N * K, np.float32)
     kernel.dequantize(w, raw.ravel(), quants.TYPES[type])
     y, want = np.empty((M, N), np.float32), np.empty((M, N), np.float32)
-    matmul.forward(y, None, x, raw.reshape(N, -1), None, type=type)
-    matmul.forward(want, None, x, w.reshape(N, K), None)
+    how = {"precision": "highest by row"}
+    matmul.forward(y, None, x, raw.reshape(N, -1), None, type=type, **how)
+    matmul.forward(want, None, x, w.reshape(N, K), None, **how)
     assert y.tobytes() == want.tobytes()

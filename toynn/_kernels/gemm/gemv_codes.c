@@ -12,7 +12,7 @@
 
 enum {
     TN_PARTS = TN_LANES / TN_V,
-    TN_MOST = TN_V == 16 ? 3 : 1, /* rows of x, whose sums stay in registers */
+    TN_MOST = TN_V == 16 ? 4 : 1, /* rows of x, whose sums stay in registers */
     TN_FAR = 8192 /* bytes ahead that w is fetched, at least: the next rows of the same size */
 };
 
@@ -106,6 +106,9 @@ TN_INLINE void tn_dot_codes(int type, int R, float* y, ptrdiff_t y_row, const ui
     }
 }
 
+#define TN_CODES_CASE(R)                                                                           \
+    case R: if (R <= TN_MOST) tn_dot_codes(type, R, to, to_row, rows, x, x_row, n, ahead); break;
+
 TN_INLINE void tn_dots_of_codes(int type, float* y, ptrdiff_t y_row, const uint8_t* w,
                                 ptrdiff_t w_row, ptrdiff_t N, const float* x, ptrdiff_t x_row,
                                 ptrdiff_t M, ptrdiff_t n) {
@@ -118,11 +121,7 @@ TN_INLINE void tn_dots_of_codes(int type, float* y, ptrdiff_t y_row, const uint8
         const ptrdiff_t to_row = whole ? y_row : TN_TOGETHER;
         TN_EACH_ROW rows[j] = w + (i + j < N ? i + j : N - 1) * w_row;
         switch (M) {
-        case 1: tn_dot_codes(type, 1, to, to_row, rows, x, x_row, n, ahead); break;
-#if TN_V == 16
-        case 2: tn_dot_codes(type, 2, to, to_row, rows, x, x_row, n, ahead); break;
-        case 3: tn_dot_codes(type, 3, to, to_row, rows, x, x_row, n, ahead); break;
-#endif
+            TN_CODES_CASE(1) TN_CODES_CASE(2) TN_CODES_CASE(3) TN_CODES_CASE(4)
         }
         if (!whole)
             for (ptrdiff_t m = 0; m < M; m++)
