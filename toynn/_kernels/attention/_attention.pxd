@@ -524,7 +524,10 @@ cdef inline void backward_block(
     if dk.y != NULL:  # dk += ds^T q
         if _in_place(s):
             s.rounded.round(scores, gradients, WIDTH, b.rows, b.columns, True)
-        _add_columns(dk, s, &b, scores if _in_place(s) else gradients, q, s.ldq, &q_kept.across, s.D, add_to_keys)
+        _add_columns(
+            dk, s, &b, scores if _in_place(s) else gradients, q, s.ldq, &q_kept.across, s.D,
+            add_to_keys,
+        )
     if dq.y != NULL:  # dq += ds k
         if _in_place(s):
             s.rounded.round(gradients, gradients, WIDTH, b.rows, b.columns, False)
