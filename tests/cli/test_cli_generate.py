@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -166,6 +167,18 @@ def stdin_that_is(kind):
         closed.close()
         return closed
     return io.TextIOWrapper(io.FileIO(os.open(os.devnull, os.O_WRONLY), "r"))  # its mode is a lie
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes without names only")
+def test_prompts_from_a_pipe(model, tmp_path, capsys):
+    """As /dev/stdin and <(program) are."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=[b"a\nb\n"], daemon=True)
+    writer.start()
+    words = ["--prompts", str(tmp_path / "pipe"), "--batch", "1", "--max-tokens", "1"]
+    assert main(["generate", "--model", model, *words]) == 0
+    writer.join()
+    assert [found["prompt"] for found in objects(capsys)] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

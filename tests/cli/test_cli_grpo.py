@@ -131,7 +131,14 @@ def test_without_a_signal_the_weights_stay(files, reward, capsys):
     last, name = reports(files / "run")[-1], reward.partition(":")[2]
     assert last["rewards/flat_groups"] == 1 and last["grad_norm"] == 0
     assert last["rewards/missing"] == (name == "none")
-    assert ("missing" in capsys.readouterr().out) == (name == "none")
+    said = capsys.readouterr().out
+    assert ("the newest, since every held-out reward is missing" in said) == (name == "none")
+    assert ("reward 1.0000" in said and "best by reward" in said) == (name == "same")
+
+
+def test_without_prompts_held_out_the_newest_weights_are_kept(files, capsys):
+    assert train("--out", "run", "--holdout", "0", steps=2) == 0
+    assert "(the newest, at step 2)" in capsys.readouterr().out
 
 
 def test_parts_of_a_step_do_not_depend_on_how_many_train_at_once(files):

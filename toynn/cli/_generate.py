@@ -18,7 +18,7 @@ from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.completion import Completion, complete, complete_all, prompt_ids
 from toynn.generation.drawing import Drawn
 from toynn.system.printing import counted, harmless, print_line
-from toynn.system.reading import read_bytes
+from toynn.system.reading import read_bytes, readable
 
 Prompt = str | list[dict[str, Any]]
 
@@ -161,13 +161,22 @@ def _prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
     if path.suffix in (".jsonl", ".json"):
         prompts: Iterator[tuple[str, Prompt]] = (each[:2] for each in jsonl.prompts(path))
     else:
-        prompts = _texts(name, input_bytes() if str(path) == "-" else read_bytes(path))
+        prompts = _texts(name, _content(path))
     empty = True
     for each in prompts:
         yield each
         empty = False
     if empty:
         raise DataError(f"{name}: expected a prompt per line; got none")
+
+
+def _content(path: Path) -> bytes:
+    if str(path) == "-":
+        return input_bytes()
+    if path.is_fifo():  # /dev/stdin, <(program)
+        with readable(path):
+            return path.read_bytes()
+    return read_bytes(path)
 
 
 def _texts(name: str, content: bytes) -> Iterator[tuple[str, Prompt]]:

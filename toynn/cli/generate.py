@@ -18,8 +18,8 @@ def add_parser(commands: Any) -> None:
     prompt = "text to continue; - reads standard input, and keeps the line breaks at its end"
     which.add_argument("-p", "--prompt", metavar="TEXT", help=prompt)
     prompts = (
-        "file of prompts: a text per line, or .jsonl with prompt or messages; - reads texts from "
-        "standard input. Prints a line of JSON for each."
+        "file of prompts: a text per line, or .jsonl with prompt or messages; a pipe, or - for "
+        "standard input, has texts. Prints a line of JSON for each."
     )
     which.add_argument("--prompts", type=Path, metavar="FILE", help=prompts)
     samples = "continuations of each prompt, the first with --seed, the next with --seed + 1"

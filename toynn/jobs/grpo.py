@@ -293,21 +293,32 @@ class GRPOJob(AdapterJob):
         print(f"--- greedy samples ---\n{harmless(text)}\n---")
         told = []
         for name, what in (("rewards/mean", "reward"), ("teacher/reverse_kl", "reverse KL")):
-            found = {
-                each.iteration: each.figures[f"val_{name}"]
-                for each in result.reports
-                if each.figures and f"val_{name}" in each.figures
-            }
+            found = _measured(f"val_{name}", result)
             if result.best_iteration in found:
                 first = f", {found[0]:.4f} before training" if 0 in found else ""
                 told.append(f"held-out {what} {found[result.best_iteration]:.4f}{first}")
         return "; ".join(told)
+
+    def kept(self, by: str, result: Result) -> str:
+        """Return which weights a run keeps: without any reward, the newest."""
+        missing = _measured("val_rewards/missing", result).values()
+        if by == "reward" and result.best_losses and min(missing, default=0) == 1:
+            return "newest, since every held-out reward is missing"
+        return super().kept(by, result)
 
     def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
         """Yield commands that use the adapter."""
         if self.rewards.missing:
             yield fact("rewards", f"{counted(self.rewards.missing, 'reward')} missing")
         yield from self.uses(folder, chats=not isinstance(self.train.prompts[0].text, str))
+
+
+def _measured(name: str, result: Result) -> dict[int, float]:
+    """Return a figure of each evaluation by its step; not that of rewards that all miss."""
+    found = {each.iteration: each.figures for each in result.reports if each.figures}
+    if name == "val_rewards/mean":
+        found = {n: each for n, each in found.items() if each.get("val_rewards/missing") != 1}
+    return {n: each[name] for n, each in found.items() if name in each}
 
 
 def _table(functions: Sequence[Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -244,6 +244,12 @@ class Job(ABC):
         An interrupted run shows less. Facts for the report go to the folder's notes.
         """
 
+    def kept(self, by: str, result: Result) -> str:
+        """Return which weights a run keeps: the best by a metric, or the newest."""
+        if not result.best_losses:
+            return "newest"
+        return "best" if by == "loss" else f"best by {by}"
+
     @abstractmethod
     def epilogue(self, folder: RunFolder, result: Result) -> Iterable[str]:
         """Return the lines that are printed last: commands that try the model."""

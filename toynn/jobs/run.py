@@ -238,8 +238,8 @@ def _finish(job: Job, result: Result, folder: RunFolder, seconds: float) -> None
         print(f"skipped     {result.empty_batches} batches without a valid label")
     held_out = "" if result.val_loss == inf else f", validation {result.val_loss:.4f}"
     print(f"loss        training {result.train_loss:.4f}{held_out}")
-    which = f"best by {by}" if by != "loss" else "best" if held_out else "newest"
-    print(f"            (the {which}, at step {result.best_iteration}){more and f'; {more}'}")
+    kept = job.kept(by, result)
+    print(f"            (the {kept}, at step {result.best_iteration}){more and f'; {more}'}")
     if result.iterations and result.best_losses and not result.best_iteration:
         said = f"no evaluation has a better {by}: the weights are those from before training"
         said += f"; {folder.last} has the last ones" if folder.last.is_dir() else ""
