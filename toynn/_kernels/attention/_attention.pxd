@@ -8,7 +8,7 @@ from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, logf
 from libc.string cimport memset
 
-from toynn._kernels.base._common cimport LANES, _Bits, exp_, tanh_, unknown
+from toynn._kernels.base._common cimport LANES, exp_, tanh_
 from toynn._kernels.attention._visible cimport (
     BLOCK, WIDTH, Block, Sizes, block_size, first_key, key_blocks, strip_end, strip_size,
     visible_begin, visible_end,
@@ -28,6 +28,9 @@ cdef extern from "gemm.h" nogil:
 cdef extern from "rows.h" nogil:
     void lanes_max "tn_lanes_max" (float* most, float* x, Py_ssize_t n, float scale) noexcept
     void lanes_sum "tn_lanes_sum" (float* total, const float* x, Py_ssize_t n) noexcept
+    void short_weights "tn_short_weights" (
+        float* total, float* p, Py_ssize_t seen, Py_ssize_t n, float scale, float shift
+    ) noexcept
 
 
 cdef inline Py_ssize_t _whole(Py_ssize_t columns) noexcept nogil:
@@ -286,43 +289,12 @@ cdef inline void _scale_scores(float* p, int seen, int n, float scale) noexcept 
         p[c] = scale * p[c] if c < seen else <float>-INFINITY
 
 
-cdef inline float _exp_short(float x, float low, float high) noexcept nogil:
-    """e^x within 8e-5 of itself, of what is then rounded to bfloat16, which is 2e-3 off (2^-9).
-
-    As exp_, but x = (n + r) ln 2 with |r| <= 1/2, and p is the polynomial of degree 3 whose
-    largest relative error from 2 2^r is the least: 7.5e-5.
-    """
-    cdef float magic = 12582912.0
-    cdef float clamped = high if high < x else x
-    clamped = low if low > clamped else clamped
-    cdef _Bits power
-    power.f = clamped * <float>1.44269504 + magic
-    cdef float r = clamped * <float>1.44269504 - (power.f - magic)
-    cdef float p = <float>0.11034334
-    p = p * r + <float>0.48522225
-    p = p * r + <float>1.3865219
-    p = p * r + <float>1.9998561
-    power.i = (power.i << 23) + (<unsigned int>126 << 23)
-    return p * power.f
-
-
 cdef inline void _weights(float* p, int seen, int n, float scale, float shift) noexcept nogil:
     """p = exp(scale p - shift) for visible keys, else 0; n keys, rounded up to whole registers."""
     cdef int c
     cdef float weight
     for c in range(_whole(n)):
         weight = exp_(scale * p[c] - shift)
-        p[c] = weight if c < seen else <float>0.0
-
-
-cdef inline void _short_weights(
-    float* p, int seen, int n, float scale, float shift, float low, float high
-) noexcept nogil:
-    """The same of weights that are rounded to bfloat16 next."""
-    cdef int c
-    cdef float weight
-    for c in range(_whole(n)):
-        weight = _exp_short(scale * p[c] - shift, low, high)
         p[c] = weight if c < seen else <float>0.0
 
 
@@ -401,14 +373,15 @@ cdef inline void add_keys(
     cdef Py_ssize_t i = u.i, r, n, lane, rows = block_size(s, i, s.T)
     cdef Block b = Block(i, rows, j, block_size(s, j, keys_of(s, i)))
     cdef bint first = j <= first_key(s, i), hidden = _any_hidden(s, &b)
-    cdef float low = unknown(-87.5), high = unknown(89.0)  # beyond them e^x is 0, or infinity
-    cdef float x, scale
+    # In medium scores are scaled with their exponential, if that does not change which is largest.
+    cdef bint later = s.rounded != NULL and not hidden and s.cap <= 0 and s.scale > 0
+    cdef float x, most, scale, rest = s.scale if later else 1
     cdef float* row
     _products_of_rows(p, s, &b, u.q, s.ldq, &u.kept.along, k, s.ldk, &k_kept.along, s.D)
     for r in range(rows):
         row = p + r * WIDTH
         n = strip_end(s, &b, r)
-        scale = s.scale
+        scale = 1 if later else s.scale
         if s.cap > 0:
             _cap_scores(row, slope, n, s.scale, s.cap)
             scale = 1
@@ -421,7 +394,8 @@ cdef inline void add_keys(
     for r in range(_whole(rows)):
         x = u.most[r]
         for lane in range(V):
-            x = by_lane[lane * WIDTH + r] if by_lane[lane * WIDTH + r] > x else x
+            most = rest * by_lane[lane * WIDTH + r]
+            x = most if most > x else x
         factor[r] = exp_(u.most[r] - x)
         u.most[r] = x
     for r in range(rows):
@@ -429,9 +403,11 @@ cdef inline void add_keys(
         n = strip_end(s, &b, r)
         if s.rounded == NULL:
             _weights(row, visible_end(s, &b, r), n, 1, u.most[r])
+            lanes_sum(lanes + r * V, row, _whole(n))
         else:
-            _short_weights(row, visible_end(s, &b, r), n, 1, u.most[r], low, high)
-        lanes_sum(lanes + r * V, row, _whole(n))
+            short_weights(
+                lanes + r * V, row, visible_end(s, &b, r), _whole(n), rest, u.most[r]
+            )
     _by_lane(by_lane, lanes, rows)
     for r in range(_whole(rows)):
         x = 0
@@ -487,7 +463,7 @@ cdef inline void backward_block(
     cdef float* scores = aligned(buffer)
     cdef float* gradients = scores + WIDTH * WIDTH
     cdef float slope[WIDTH]
-    cdef float low = unknown(-87.5), high = unknown(89.0)  # beyond them e^x is 0, or infinity
+    cdef float lanes[V]  # not used
     cdef Py_ssize_t r, n, end, begin
     cdef Block b = Block(i, block_size(s, i, s.T), j, block_size(s, j, s.T))
     cdef bint scored = dq.y != NULL or dk.y != NULL  # dv needs only the weights
@@ -510,7 +486,7 @@ cdef inline void backward_block(
         if s.rounded == NULL:
             _weights(p, end, n, scale, lse[i + r])
         else:
-            _short_weights(p, end, n, scale, lse[i + r], low, high)
+            short_weights(lanes, p, end, _whole(n), scale, lse[i + r])
         _hide(p, begin, 0)
         if scored:
             _score_gradients(ds, p, end, n, s.scale, delta[i + r])
