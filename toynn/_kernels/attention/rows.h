@@ -76,17 +76,15 @@ static inline void tn_short_weights(float* total, float* p, ptrdiff_t seen, ptrd
     _mm512_storeu_ps(total, sum);
 #else
     const float magic = 12582912; /* 1.5 * 2^23: adding it rounds to the nearest integer */
-    float sum[TN_V] = {0};
-    for (ptrdiff_t i = 0; i < n; i++) {
+    for (int i = 0; i < (int)n; i++) { /* as wide as a float: whole registers are compared */
         float t = by * p[i] - from;
         t = t > 128.5f ? 128.5f : t < -126.5f ? -126.5f : t; /* beyond: infinity, or 0 */
         union { float f; unsigned i; } power = {t - 0.5f + magic};
         const float r = t - (power.f - magic);
         power.i = (power.i << 23) + (127u << 23);
-        p[i] = i < seen ? (((c3 * r + c2) * r + c1) * r + c0) * power.f : 0;
-        sum[i % TN_V] += p[i];
+        p[i] = i < (int)seen ? (((c3 * r + c2) * r + c1) * r + c0) * power.f : 0;
     }
-    for (int j = 0; j < TN_V; j++) total[j] = sum[j];
+    tn_lanes_sum(total, p, n);
 #endif
 }
 
