@@ -38,6 +38,7 @@ from toynn._kernels.quants._blocks cimport RUN
 cdef enum:
     RESIDENT = 3 << 18        # floats of a packed resident slice (3 MB): it stays in L3
     STREAMED_BESIDE_C = 5 << 15  # of a streamed group (640 KB) if a block of C shares L2 with it
+    NEAR = 3 << 15            # of resident panels of B (384 KB) that stay in L2
     BLOCKS = 8                # least blocks of tiles for each thread, if a side is common
 
 cdef struct Plan:
@@ -199,8 +200,10 @@ cdef inline void _multiply_block(
     cdef bint is_last = k + kc == p.K
     cdef const float* at_s
     cdef const float* at_o
-    if p.a.form.by_rows and not plan.resident.is_a:
-        # C is walked along its rows: LOOP 1 runs over the resident panels (of B).
+    cdef bint near = (s1 - s0) * resident_step <= NEAR
+    if (near or p.a.form.by_rows) and not plan.resident.is_a:
+        # C is walked along its rows: LOOP 1 runs over the resident panels (of B). So bias and
+        # activation get whole rows, not a panel's columns of many rows that lie far apart.
         for o in range(o0, o1):
             at_o = streamed + (o - o0) * streamed_step
             for s in range(s0, s1):
