@@ -83,6 +83,29 @@ def test_vectors_are_learned_and_kept(data, more, figure, here, capsys):
     assert main(["train", "embed", "--resume", "run", "--steps", "62"]) == 0
 
 
+def test_a_teacher_says_which_texts_are_alike(here, capsys):
+    """Every positive is a wrong one, so only the teacher knows; it has other dimensions."""
+    big = Encoder.load(with_words(here / "wide", [*WORDS], d_model=48))
+    big.sentences = Sentences("mean", True, 20)
+    big.export_hf("big")
+    words = ("--steps", "100", "--batch", "16", "--lr", "3e-3", "--eval-every", "50")
+    assert train("embed", "pairs", model="big", steps=(*words, "--out", "teacher")) == 0
+    rows = [json.loads(line) for line in Path("pairs.jsonl").read_text().splitlines()]
+    wrong = np.roll([row["a"] for row in rows], 7).tolist()
+    write(here / "wrong.jsonl", [{"q": r["q"], "a": a} for r, a in zip(rows, wrong, strict=True)])
+    columns = ("--columns", "anchor=q,positive=a", "--valid", "pairs.jsonl")
+    found = {}
+    for share in ("0", "1"):
+        Path("run").rename("before") if Path("run").exists() else None
+        more = (*columns, "--teacher", "teacher", "--teacher-weight", share)
+        assert train("embed", "wrong", *more, steps=(*words, "--out", "run")) == 0
+        found[share] = metrics("val_retrieval/ndcg@10")
+    assert "teacher: 1 of the labels" in capsys.readouterr().out
+    assert found["1"][0] == found["0"][0]
+    assert found["1"][-1] > max(found["0"]) + 0.2, found
+    assert main(["train", "embed", "--resume", "run", "--steps", "102"]) == 0
+
+
 def test_prompts_are_kept_by_their_use(here, capsys):
     steps = ("--steps", "2", "--batch", "4", "--out", "run")
     assert train("embed", "pairs", "--prompts", "anchor=find: ,positive=is ", steps=steps) == 0
@@ -129,6 +152,10 @@ def test_a_reranker_learns_scores(here, capsys):
         ("embed", "pairs", ("--dims", "64"), "dims must be at most 32"),
         ("embed", "pairs", ("--dims", "8,x"), "--dims: must be a whole number"),
         ("embed", "pairs", ("--prompts", "text=a"), "--prompts: must be COLUMN=TEXT"),
+        ("embed", "scored", ("--teacher", "model"), "--teacher: it is for anchors and positives"),
+        ("embed", "pairs", ("--teacher", "model", "--symmetric"), "without --symmetric"),
+        ("embed", "pairs", ("--teacher-weight", "0.1"), "--teacher-weight: it needs --teacher"),
+        ("embed", "pairs", ("--teacher", "pairs.jsonl"), "pairs.jsonl: not a GGUF file"),
         ("embed", "pairs", ("--valid", "scored.jsonl"), "expected a column 'q'"),
         ("embed", "bare", ("--valid", "scored.jsonl"), "expected the columns of the training data"),
         ("rerank", "pairs", (), "--data pairs.jsonl: expected query, passage and label; got"),

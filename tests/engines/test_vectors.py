@@ -14,6 +14,7 @@ from toynn.options import RecipeOptions
 
 HP = np.array([0.01, 0.9, 0.999, 1e-8, 0, 1, 1], np.float32)
 SCORES = np.float32([0.1, 0.9, 0.4, 0.4, 0.2])
+TOLD = np.random.default_rng(6).standard_normal((24, 6)).astype(np.float32)
 
 
 def log_sum_exp(x):
@@ -28,6 +29,15 @@ def infonce(x, columns):
     a, others = unit(x)[: len(x) // columns], unit(x)[len(x) // columns :]
     s = 20 * a @ others.T
     return (log_sum_exp(s) - np.diag(s[:, : len(a)])).mean()
+
+
+def taught(x, columns):
+    """Cross-entropy with 0.3 of the labels from a teacher of 6 dimensions."""
+    n = len(x) // columns
+    told, near = unit(TOLD[: len(x)].astype(float)), 20 * unit(x)[:n] @ unit(x)[n:].T
+    z = 20 * told[:n] @ told[n:].T
+    p = 0.3 * np.exp(z - log_sum_exp(z)[:, None]) + 0.7 * np.eye(*z.shape)
+    return (log_sum_exp(near) - (p * near).sum(1)).mean()
 
 
 def symmetric(x, columns):
@@ -54,6 +64,7 @@ def triplet(x, columns):
     [
         (infonce, 2, {}),
         (infonce, 4, {}),
+        (taught, 3, {"teacher_weight": 0.3}),
         (symmetric, 3, {"symmetric": True}),
         (cosent, 2, {"loss": "cosent"}),
         (triplet, 3, {"loss": "triplet", "margin": 0.5}),
@@ -64,7 +75,7 @@ def test_a_loss_and_its_gradient(formula, columns, task, dims):
         return sum(formula(unit(x[:, :d]), columns) for d in dims) if dims else formula(x, columns)
 
     x = np.random.default_rng(columns).standard_normal((5 * columns, 8))
-    labels = SCORES if formula is cosent else None
+    labels = {cosent: SCORES, taught: TOLD[: len(x)]}.get(formula)
     found = WholeBatch(Task("vectors", dims=dims, **task), 8, backend="cpu")
     for _ in range(2):  # the second does not see the first
         loss, gradient = found.loss(x.astype("f"), columns, labels)
@@ -96,6 +107,7 @@ def step_of(folder, batch, columns, options=None, **task):
     [
         (2, {}),
         (3, {"symmetric": True, "dims": (4, 16)}),
+        (3, {"teacher_weight": 0.6}),
         (2, {"loss": "cosent"}),
         (3, {"loss": "triplet"}),
     ],
@@ -103,6 +115,7 @@ def step_of(folder, batch, columns, options=None, **task):
 def test_a_batch_in_parts_is_the_whole(columns, task, tmp_path):
     folder, count = written(tmp_path / "a"), 8 * columns
     labels = np.linspace(0, 1, 8) if task.get("loss") == "cosent" else None
+    labels = TOLD if "teacher_weight" in task else labels
     batch = Texts.pack(texts(count), labels)
     whole = step_of(folder, batch, columns, **task)
     parts = step_of(folder, batch, columns, mini_batch=5, **task)
@@ -148,6 +161,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         (3, {"loss": "cosent"}, "cosent does not take 3 columns"),
         (2, {"dims": (17,)}, "dims must be at most 16"),
         (2, {"dims": (0,)}, "dims must be at least 1"),
+        (2, {"loss": "cosent", "teacher_weight": 0.5}, "teacher_weight is for infonce"),
     ):
         with pytest.raises(ConfigError, match=message):
             step_of(folder, None, columns, **task)

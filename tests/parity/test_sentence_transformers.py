@@ -93,6 +93,23 @@ def test_a_loss_and_its_gradient_are_its_own(name, columns, dims):
     alike(gradient, vectors.grad.numpy(), 1e-5)
 
 
+def test_what_is_learned_of_a_teacher_is_its_divergence():
+    """DistillKLDivLoss, whose candidates are a row's own: a batch of one row, T = 1 / factor."""
+    from sentence_transformers import util
+    from sentence_transformers.sentence_transformer import losses
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 16)).astype(np.float32)
+    told = rng.standard_normal((4, 9)).astype(np.float32)
+    vectors, teacher = torch.tensor(x).double().requires_grad_(), torch.tensor(told).double()
+    cosines = util.pairwise_cos_sim(teacher[:1].repeat(3, 1), teacher[1:])[None]
+    theirs = losses.DistillKLDivLoss(Given(16), util.pairwise_cos_sim, temperature=1 / 20)
+    theirs([{"vectors": each[None]} for each in vectors], cosines).backward()
+    task = Task("vectors", teacher_weight=1.0)
+    _, gradient = WholeBatch(task, 16, backend="cpu").loss(x, 4, told)
+    alike(gradient, 400 * vectors.grad.numpy(), 1e-5)
+
+
 def test_what_is_trained_loads_as_its_own(folder, tmp_path):
     rows = [f"a cat {n % 7 * 'sat '},a dog {n % 5 * 'find '},{n % 2}\n" for n in range(12)]
     (tmp_path / "a.csv").write_text("query,passage,label\n" + "".join(rows))

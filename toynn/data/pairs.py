@@ -183,6 +183,8 @@ class EncodedRows:
         Of each row: a number for each of its texts; the same text has the same number.
     scores
         The rows' scores (n,), or None.
+    taught
+        A teacher's vector of each text, by its number in ``keys`` (texts, D), or None.
     seq, cut
         The most tokens of a text, and how many texts were cut to it.
     """
@@ -192,6 +194,7 @@ class EncodedRows:
     scores: NDArray[np.float32] | None = None
     seq: int = 0
     cut: int = 0
+    taught: NDArray[np.float32] | None = None
 
     @classmethod
     def of(
@@ -202,11 +205,13 @@ class EncodedRows:
         fit: Callable[..., tuple[list[int], list[int], int]],
         longest: int,
         too_long: str = "cut",
+        teach: Callable[[Sequence[str]], NDArray[np.float32]] | None = None,
     ) -> "EncodedRows":
         """Return rows as tokens, each text after the prompt of its column.
 
-        ``encode``, ``fit``, ``longest`` and ``too_long`` are those of ``labelled.encoded``. Raises
-        DataError for a text without tokens, for one that is to be refused, and if none is left.
+        ``teach`` returns a teacher's vectors of texts. ``encode``, ``fit``, ``longest`` and
+        ``too_long`` are those of ``labelled.encoded``. Raises DataError for a text without tokens,
+        for one that is to be refused, and if none is left.
         """
         prompt = [prompts.get(name, "") for name in table.columns]
         wholes = [tuple(map(str.__add__, prompt, row.texts)) for row in table.rows]
@@ -233,7 +238,8 @@ class EncodedRows:
             raise DataError(f"{table.rows[0].where}: every row has a text of more than {longest:,}")
         values = [row.score or 0 for row in table.rows]
         scores = np.array(values, np.float32) if table.is_scored else None
-        every = cls([[fitted[n][0] for n in key] for key in keys], keys, scores, longest, cut)
+        texts = [[fitted[n][0] for n in key] for key in keys]
+        every = cls(texts, keys, scores, longest, cut, teach and teach([*numbers]))
         return every.pick(kept)
 
     def __len__(self) -> int:
@@ -260,8 +266,10 @@ class EncodedRows:
         """Return these rows as a batch: their first texts, then their second ones, and so on."""
         chosen = list(indices)
         columns = range(len(self.ids[chosen[0]]))
-        scores = None if self.scores is None else self.scores[chosen]
-        return Texts.pack([self.ids[k][n] for n in columns for k in chosen], scores)
+        labels = None if self.scores is None else self.scores[chosen]
+        if self.taught is not None:
+            labels = self.taught[[self.keys[k][n] for n in columns for k in chosen]]
+        return Texts.pack([self.ids[k][n] for n in columns for k in chosen], labels)
 
     def distinct(self, order: Iterable[int], size: int) -> list[list[int]]:
         """Return the rows in batches of at most ``size``, in each of which no text comes twice.

@@ -90,6 +90,9 @@ class Task:
         For infonce: whether positives also look for their anchors; the mean of both is the loss.
     margin
         For triplet: how much further the negative should be than the positive.
+    teacher_weight
+        For infonce: the share of a teacher in the labels. Labels of a batch are the vectors of its
+        texts by the teacher, of any width; its share is softmax(factor cos(anchor, candidate)).
     dims
         For vectors: the loss is the sum of those of the first d numbers, each d here (Matryoshka).
     mini_batch
@@ -107,6 +110,7 @@ class Task:
     factor: float = 20.0
     symmetric: bool = False
     margin: float = 5.0
+    teacher_weight: float = 0.0
     dims: tuple[int, ...] = ()
     mini_batch: int = 0
     head_only: bool = False
@@ -126,6 +130,8 @@ class Task:
             raise ConfigError("Task: head_only needs a head: kind sequence or tokens")
         if min((1, *self.dims)) < 1 or self.mini_batch < 0:
             raise ConfigError("Task: dims must be at least 1, mini_batch at least 0")
+        if self.teacher_weight and (self.loss != "infonce" or self.symmetric):
+            raise ConfigError("Task: a teacher_weight is for infonce, not symmetric")
 
 
 _LOSSES = ("cross_entropy", "binary", "squared")
@@ -471,7 +477,7 @@ class Encoder(SequenceEngine[Any]):
         step = self._step_for(room, examples, dense, self.columns)
         inputs = self._inputs(step, texts)
         if task.kind == "vectors":
-            inputs |= inputs_of(task.loss, examples // self.columns, texts.labels)
+            inputs |= inputs_of(task, examples, self.columns, texts.labels)
         elif task.kind == "tokens":
             if labels.shape != (size,):
                 raise ShapeError(f"labels: must be ({size},), one a token; got {labels.shape}")

@@ -48,7 +48,10 @@ def record_loss(s: Session, x: Tensor, columns: int, task: Any, gains: Mapping[i
     if max(task.dims, default=0) > C:
         raise ConfigError(f"Task: dims must be at most {C}, the vectors' width; got {task.dims}")
     rows = {"infonce": n, "cosent": 1}
-    labels = [s.input("labels", (rows[task.loss],), "i32")] if task.loss in rows else []
+    if task.teacher_weight:
+        labels = [s.input("labels", (n, texts - n))]
+    else:
+        labels = [s.input("labels", (rows[task.loss],), "i32")] if task.loss in rows else []
     labels += [s.input("hidden", (n, n))] if task.loss == "cosent" else []
     total = None
     for d in task.dims or (C,):
@@ -88,13 +91,17 @@ def _triplet(s: Session, x: Tensor, parts: list[Tensor], labels: list[Tensor], t
 _LOSS = {"infonce": _infonce, "cosent": _cosent, "triplet": _triplet}
 
 
-def inputs_of(loss: str, n: int, labels: Any) -> dict[str, ArrayLike]:
-    """Return the inputs of the loss of n examples; labels of cosent are n scores.
+def inputs_of(task: Any, texts: int, columns: int, labels: Any) -> dict[str, ArrayLike]:
+    """Return the inputs of the loss of the examples of so many texts.
 
-    Raises ShapeError for other labels.
+    Labels of cosent are scores, a number for each example; those of a task with a teacher are the
+    teacher's vectors of all texts (texts, D), or None. Raises ShapeError for other labels.
     """
-    if loss != "cosent":
-        return {"labels": np.arange(n, dtype=np.int32)} if loss == "infonce" else {}
+    n = texts // columns
+    if task.teacher_weight:
+        return {"labels": _shares(task, n, texts, labels)}
+    if task.loss != "cosent":
+        return {"labels": np.arange(n, dtype=np.int32)} if task.loss == "infonce" else {}
     scores = checks.converted("labels", labels, (n,), "f32")
     pairs = scores[:, None] < scores[None, :]
     pairs[0, 0] = True
@@ -102,6 +109,21 @@ def inputs_of(loss: str, n: int, labels: Any) -> dict[str, ArrayLike]:
         "labels": np.zeros(1, np.int32),
         "hidden": np.where(pairs, np.float32(0), _HIDDEN),
     }
+
+
+def _shares(task: Any, n: int, texts: int, told: Any) -> Floats:
+    """Return the share of each candidate: 1 of an anchor's own, mixed with what a teacher says."""
+    own = np.eye(n, texts - n, dtype=np.float32)
+    if told is None:
+        return own
+    vectors = checks.converted("labels", told, (texts, np.shape(told)[-1]), "f32")
+    vectors = vectors / np.maximum(
+        np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-30)
+    )
+    z = task.factor * vectors[:n] @ vectors[n:].T
+    p = np.exp(z - z.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    return np.asarray(own + task.teacher_weight * (p - own), np.float32)
 
 
 class WholeBatch:
@@ -129,7 +151,7 @@ class WholeBatch:
             return s.tape, loss, gradient
 
         tape, loss, gradient = s.record((vectors.shape, columns), record)
-        values = inputs_of(task.loss, len(vectors) // columns, labels) | {"vectors": vectors}
+        values = inputs_of(task, len(vectors), columns, labels) | {"vectors": vectors}
         s.feed({tape.inputs[name]: array for name, array in values.items()}, tape)
         s.run("update" if train else "loss", tape=tape)  # no weight is updated; no batch waits
         return float(s.download(loss)), s.download(gradient) if train else None

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,10 +18,12 @@ from toynn.evaluation.retrieval import cosines, found_again
 from toynn.jobs.encoder import EncoderJob
 from toynn.jobs.encoder_options import EmbedOptions, RerankOptions, loss_of, prompts_of
 from toynn.jobs.job import late
+from toynn.jobs.paths import text_model
+from toynn.jobs.teacher import check_alone
 from toynn.options import RecipeOptions
 from toynn.recipes import Embedder, Reranker
 from toynn.system.platform import in_shell
-from toynn.system.printing import counted, fact
+from toynn.system.printing import counted, fact, harmless
 from toynn.train.classify import of_scores, spearman
 from toynn.train.folder import RunFolder
 from toynn.train.loop import WHOLE
@@ -103,6 +106,9 @@ class EmbedJob(_PairsJob):
                 f"--loss {options.loss}: it needs {needs.get(loss, 'anchors and positives')}; the "
                 f"columns are {', '.join(train.columns)}{' and a score' * train.is_scored}"
             )
+        check_alone(options)
+        if options.teacher is not None and (loss != "infonce" or options.symmetric):
+            raise ConfigError("--teacher: it is for anchors and positives, without --symmetric")
         if is_cached and not options.mini_batch:
             options.mini_batch = MINI_BATCH
         if options.metric is None:
@@ -113,6 +119,7 @@ class EmbedJob(_PairsJob):
             factor=options.scale,
             symmetric=options.symmetric,
             margin=options.margin,
+            teacher_weight=0.0 if options.teacher is None else options.teacher_weight,
             dims=tuple(map(int, options.dims.split(","))) if options.dims else (),
             mini_batch=options.mini_batch,
         )
@@ -121,11 +128,17 @@ class EmbedJob(_PairsJob):
         """Return the rows as tokens."""
         prompts = prompts_of(self.options.prompts)
         how = engine.tokenizer.encode_many, engine.fitted, engine.longest, self.options.too_long
-        train, valid = (
-            None if part is None else EncodedRows.of(part, prompts, *how) for part in self.pairs
-        )
-        assert train is not None
-        return train, valid
+        train, valid = self.pairs
+        teach = None if self.options.teacher is None else self._told
+        rows = EncodedRows.of(train, prompts, *how, teach=teach)
+        return rows, None if valid is None else EncodedRows.of(valid, prompts, *how)
+
+    def _told(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the teacher's vectors of texts, which are those that the student reads."""
+        path = text_model(Path(str(self.options.teacher)), "--teacher")
+        options, same = self.recipe_options(), ("precision", "n_threads")
+        how = RecipeOptions(**{name: getattr(options, name) for name in same})
+        return Embedder.load(path, options=how, backend=self.options.backend).encode(texts)
 
     def all_options(self) -> RecipeOptions:
         """Return the recipe's options, with room for a batch of the longest rows, or for a part."""
@@ -157,6 +170,9 @@ class EmbedJob(_PairsJob):
         lines, columns = list(super().described()), ", ".join(self.pairs[0].columns)
         score = " and a score" if self.train.scores is not None else ""
         lines.append(fact("columns", f"{columns}{score}; the loss is {self.task.loss}"))
+        if self.options.teacher is not None:
+            share = f"{self.options.teacher_weight:g} of the labels"
+            lines.append(fact("teacher", harmless(f"{self.options.teacher}: {share}", "")))
         if self.train.scores is None and (again := self.train.repeated):
             lines.append(fact("", f"{counted(again, 'positive')} repeated: never in one batch"))
         return lines

@@ -219,6 +219,15 @@ class EmbedOptions(EncoderOptions):
     )
     scale: float = option("factor of cosines in infonce and cosent", 20.0, read=real(0, above=True))
     symmetric: bool = option("infonce: positives also look for their anchors", False)
+    teacher: StrPath | None = option(
+        "infonce: also learn which texts another model finds alike: a folder, run folder or GGUF "
+        "file",
+        None,
+        **NAMED,
+    )
+    teacher_weight: float = option(
+        "share of the teacher's likenesses in the labels", 0.5, read=real(0, 1)
+    )
     margin: float = option(
         "triplet: how much further negatives should be than positives", 5.0, read=real(0)
     )

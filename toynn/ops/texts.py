@@ -9,6 +9,7 @@ from toynn.numerics import checks
 from toynn.ops import arithmetic, axes
 from toynn.ops._shape import Recorder, by_names, flops, matrix, require
 from toynn.ops.elementwise import scale
+from toynn.ops.linear import linear
 from toynn.ops.loss import cross_entropy, linear_cross_entropy
 
 
@@ -33,8 +34,11 @@ def infonce(
 
     x (n, C); candidates (m, C); labels, an i32 input (n,), name each row's own candidate. For
     cosines, the rows have length 1. Similarities are computed in chunks of rows, as logits are, and
-    all candidates get their gradient.
+    all candidates get their gradient. Labels f32 (n, m) are the share of each candidate; then the
+    similarities are computed whole.
     """
+    if labels.dtype == "f32":
+        return cross_entropy(s, linear(s, scale(s, x, factor), candidates), labels)
     return linear_cross_entropy(s, scale(s, x, factor), candidates, labels)
 
 
