@@ -124,19 +124,9 @@ def test_the_run_says_which_precision_it_chose_and_why(folder, tmp_path, capsys)
 
 def test_the_best_adapter_is_left_and_not_the_last(folder, tmp_path):
     out = tmp_path / "run"
-    wild = (
-        "--steps",
-        "2",
-        "--lr",
-        "30",
-        "--min-lr-ratio",
-        "1",
-        "--targets",
-        "all-linear",
-        "--precision",
-        "highest",
-    )
-    assert train_lora(folder, "text", out, *wild, "--eval-every", "1") == 0
+    wild = ("--steps", "2", "--lr", "30", "--min-lr-ratio", "1", "--targets", "all-linear")
+    more = ("--eval-every", "1", "--precision", "highest")
+    assert train_lora(folder, "text", out, *wild, *more) == 0
     losses, base = losses_of(out), folder / "base.gguf"
     assert losses[-1] > min(losses) + 0.01
     read = jsonl.read(folder / "text", Tokenizer.from_gguf(base), 512, vocab_size=10**6)
