@@ -41,6 +41,7 @@ autodoc_class_signature = "mixed"
 nitpick_ignore_regex = [
     ("py:.*", r"(numpy|collections|pathlib|os|typing|array)\b.*"),
     ("py:.*", r"toynn(\.\w+)+\.[A-Z]\w*"),
+    ("py:class", "Backend"),  # of toynn.backends.protocol, which toynn.backends imports for editors
 ]
 
 KERNELS = runpy.run_path(str(ROOT / "docs" / "kernel_pages.py"))
