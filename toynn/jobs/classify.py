@@ -21,7 +21,6 @@ from toynn.jobs.job import late
 from toynn.jobs.paths import text_model
 from toynn.jobs.teacher import check_alone
 from toynn.models.encoder import LABELS
-from toynn.options import RecipeOptions
 from toynn.recipes import Classifier
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
@@ -128,9 +127,7 @@ class ClassifyJob(EncoderJob):
     def _taught(self, train: Encoded) -> Encoded:
         """Return texts with a teacher's probabilities. Raises ConfigError for other classes."""
         path = text_model(Path(str(self.options.teacher)), "--teacher")
-        options, same = self.recipe_options(), ("precision", "n_threads")
-        how = RecipeOptions(**{name: getattr(options, name) for name in same})
-        engine = Classifier.load(path, options=how, backend=self.options.backend)
+        engine = self.teacher_of(Classifier, path)
         names = engine.names if engine.task.kind == "sequence" else ()
         if sorted(names) != sorted(self.classes) or engine.problem != "classes":
             said = ", ".join(names[:SHOWN]) or "no classes of texts"

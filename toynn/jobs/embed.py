@@ -136,9 +136,7 @@ class EmbedJob(_PairsJob):
     def _told(self, texts: Sequence[str]) -> np.ndarray:
         """Return the teacher's vectors of texts, which are those that the student reads."""
         path = text_model(Path(str(self.options.teacher)), "--teacher")
-        options, same = self.recipe_options(), ("precision", "n_threads")
-        how = RecipeOptions(**{name: getattr(options, name) for name in same})
-        return Embedder.load(path, options=how, backend=self.options.backend).encode(texts)
+        return np.asarray(self.teacher_of(Embedder, path).encode(texts))
 
     def all_options(self) -> RecipeOptions:
         """Return the recipe's options, with room for a batch of the longest rows, or for a part."""

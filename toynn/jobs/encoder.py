@@ -124,6 +124,12 @@ class EncoderJob(Job):
 
     # -- The model -----------------------------------------------------------------------------
 
+    def teacher_of(self, kind: type[Any], path: Path) -> Any:
+        """Return a teacher, a recipe of this kind, which computes as the student does."""
+        options, same = self.recipe_options(), ("precision", "n_threads")
+        how = RecipeOptions(**{name: getattr(options, name) for name in same})
+        return kind.load(path, options=how, backend=self.options.backend)
+
     def all_options(self) -> RecipeOptions:
         """Return the recipe's options, with room for a batch of the longest texts."""
         options, lengths = self.recipe_options(), sorted(self.train.lengths)

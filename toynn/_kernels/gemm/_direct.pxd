@@ -128,9 +128,10 @@ cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexce
     cdef dot_fn dot = dot_codes_of(p.b.type.number, p.a.size)
     if dot != NULL:
         dot(p.c + n0, N, row_of(&p.b, n0), p.b.row_bytes, n1 - n0, p.a.x, p.K, p.a.size, p.K)
-    for i in range(blocks_of(p.a.size, MOST) if dot == NULL else 0):
-        m = i * MOST
-        _dot_rows(p, p.c + m * N, p.a.x + m * p.K, min(p.a.size - m, <Py_ssize_t>MOST), n0, n1)
+    else:
+        for i in range(blocks_of(p.a.size, MOST)):
+            m = i * MOST
+            _dot_rows(p, p.c + m * N, p.a.x + m * p.K, min(p.a.size - m, <Py_ssize_t>MOST), n0, n1)
     for m in range(p.a.size):
         finish_row(p, m * N + n0, n0, n1 - n0)
 
