@@ -82,6 +82,27 @@ def model_of(path, config, adapters):
     return model
 
 
+def adapters_of(recipe):
+    """A recipe's adapters in PyTorch, float64: by key, and (a, b, scale) by the weight's name."""
+    lora = {
+        name: torch.tensor(value, dtype=torch.float64, requires_grad=True)
+        for name, value in recipe.adapter_weights().items()
+    }
+    return lora, {
+        name: (lora[f"{name}.lora_a"], lora[f"{name}.lora_b"], adapter.scale)
+        for name, adapter in recipe.adapters.items()
+    }
+
+
+def check_step(recipe, batch, loss, lora):
+    """A step has PyTorch's loss, whose gradients are those of ``lora``."""
+    hp = toynn.AdamW.for_lora().hp_for_step(0)
+    assert recipe.train(batch, hp, True) == pytest.approx(float(loss.detach()), rel=3e-5)
+    for key, got in recipe.gradients().items():
+        wanted = lora[key].grad.numpy()
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=5e-5 * np.abs(wanted).max())
+
+
 def logits_of(path, config, adapters):
     """Logits of all tokens with loss, in float64."""
     model, rows = model_of(path, config, adapters), []
@@ -119,14 +140,7 @@ def test_loss_and_gradients_are_those_of_trl(files, case):
     beta, temperature, k, weight = CASES[case]
     base, taught_by = files
     recipe = recipe_of(base, case)
-    lora = {
-        name: torch.tensor(value, dtype=torch.float64, requires_grad=True)
-        for name, value in recipe.adapter_weights().items()
-    }
-    adapters = {
-        name: (lora[f"{name}.lora_a"], lora[f"{name}.lora_b"], adapter.scale)
-        for name, adapter in recipe.adapters.items()
-    }
+    lora, adapters = adapters_of(recipe)
     student = logits_of(base, recipe.config, adapters)
     teacher = logits_of(taught_by, recipe.config, {}).detach()
     labels = torch.tensor([id for _, completion in sequences() for id in completion])
@@ -139,11 +153,7 @@ def test_loss_and_gradients_are_those_of_trl(files, case):
     with gguf.open(taught_by) as file:
         frozen = engines.frozen(file, options=options)
     batch = batch_of(Teacher(frozen, V, k, temperature, weight))
-    hp = toynn.AdamW.for_lora().hp_for_step(0)
     plain = batch_of(None)
     assert recipe.evaluate(plain) == pytest.approx(float(of_labels.detach()), rel=1e-5)
     assert recipe.label_losses().mean() == pytest.approx(float(of_labels.detach()), rel=1e-5)
-    assert recipe.train(batch, hp, True) == pytest.approx(float(loss.detach()), rel=3e-5)
-    for key, got in recipe.gradients().items():
-        wanted = lora[key].grad.numpy()
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=5e-5 * np.abs(wanted).max())
+    check_step(recipe, batch, loss, lora)

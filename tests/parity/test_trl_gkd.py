@@ -84,14 +84,7 @@ def test_loss_and_gradients_are_those_of_trl(case, files):  # noqa: F811
         own[-1] in STOP or len(own) == MOST for own in written
     )
 
-    lora = {
-        name: torch.tensor(value, dtype=torch.float64, requires_grad=True)
-        for name, value in recipe.adapter_weights().items()
-    }
-    adapters = {
-        name: (lora[f"{name}.lora_a"], lora[f"{name}.lora_b"], adapter.scale)
-        for name, adapter in recipe.adapters.items()
-    }
+    lora, adapters = distilled.adapters_of(recipe)
     student = Model(files[0], recipe.config, adapters)
     student.written, longest = written, max(map(len, prompts))
     asked = {
@@ -112,9 +105,4 @@ def test_loss_and_gradients_are_those_of_trl(case, files):  # noqa: F811
     )
     loss = GKDTrainer.compute_loss(trainer, student, inputs)
     loss.backward()
-
-    hp = toynn.AdamW.for_lora().hp_for_step(0)
-    assert recipe.train(batch, hp, True) == pytest.approx(float(loss.detach()), rel=3e-5)
-    for key, got in recipe.gradients().items():
-        wanted = lora[key].grad.numpy()
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=5e-5 * np.abs(wanted).max())
+    distilled.check_step(recipe, batch, loss, lora)
