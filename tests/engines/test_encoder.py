@@ -19,7 +19,7 @@ from toynn.formats.sentences import Sentences
 from toynn.models import ARCHITECTURES, ENCODERS
 from toynn.options import RecipeOptions
 
-HP = np.array([0.01, 0.9, 0.999, 1e-8, 0, 1, 1], np.float32)
+HP = np.array([0.001, 0.9, 0.999, 1e-8, 0, 1, 1], np.float32)
 OPTIONS = RecipeOptions(t_seq=32, t_batch=1, seed=3)
 
 
@@ -53,7 +53,7 @@ def test_a_head_is_new_then_learned_and_stored(arch, kind, tmp_path):
     encoder.class_names = ("bad", "so-so", "good")
     labels = np.arange(61 if kind == "tokens" else 4) % 3
     losses = [encoder.train(Texts.pack(texts(), labels), HP, n == 0) for n in range(40)]
-    assert losses[-1] < 0.97 * losses[0]
+    assert losses[-1] < 0.3 * losses[0]
     encoder.export_hf(tmp_path / "b")
     again = Encoder.load(tmp_path / "b")
     assert again.task == Task(kind, 3) and not again.new_weights
