@@ -166,9 +166,11 @@ for type, (elements, _) in BLOCKS.items():
         floats = np.ones((N, K), "f")
         blocks = None if type == "F32" else matrix(np.random.default_rng(5), TYPES[type], N, K)[1]
         w = at_an_end(floats if blocks is None else blocks)
-        x, y, dx = np.ones((M, K), "f"), np.empty((M, N), "f"), np.empty((M, K), "f")
+        x, y = (at_an_end(np.ones((M, each), "f")) for each in (K, N))
+        dx = np.empty((M, K), "f")
         matmul.forward(y, None, x, w, None, type=type, n_threads=2)
         matmul.backward_input(dx, y, w, type=type, n_threads=2)
+        matmul.backward_weight(np.empty((N, K), "f"), y, x, n_threads=2)
         embedding.forward(dx, w, np.full(M, N - 1, np.int32), type=type, n_threads=2)
 """
 

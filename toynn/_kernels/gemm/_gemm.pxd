@@ -43,6 +43,7 @@ cdef inline void multiply_rows(
     cdef float* packed = aligned(buffer)
     cdef float tile[MR * NR]
     cdef Py_ssize_t p, row, b_k = NR, columns = min(NR, b.size - q * NR)
+    cdef Py_ssize_t a_step = panel_floats(a, kc)
     cdef const float* b_panel = packed if b_packed == NULL else b_packed
     cdef const float* a_panel
     cdef Py_ssize_t a_row = a.stride if a_packed == NULL else 1
@@ -58,7 +59,7 @@ cdef inline void multiply_rows(
         rows = panel_start(a, p + 1) - row
         a_panel = a.x + row * a.stride + k * a.k_stride
         if a_packed != NULL:
-            a_panel = a_packed + p * panel_floats(a, kc)
+            a_panel = a_packed + p * a_step
         if columns == width:
             tile_in_place(
                 rows, width, kc, a_panel, a_row, a_k, b_panel, b_k, c + row * ldc, ldc, add

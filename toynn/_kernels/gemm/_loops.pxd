@@ -194,37 +194,33 @@ cdef inline void _multiply_block(
     Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t o0, Py_ssize_t o1, Py_ssize_t k, Py_ssize_t kc,
 ) noexcept nogil:
     """LOOPs 2 and 1: resident panels s0 .. s1 - 1 by streamed panels o0 .. o1 - 1, all packed."""
-    cdef Py_ssize_t o, s, n = steps(&p.a, kc)
-    cdef Py_ssize_t resident_step = panel_floats(plan.resident, kc)
-    cdef Py_ssize_t streamed_step = panel_floats(plan.streamed, kc)
-    cdef bint is_last = k + kc == p.K
-    cdef const float* at_s
-    cdef const float* at_o
-    cdef bint near = (s1 - s0) * resident_step <= NEAR
-    if (near or p.a.form.by_rows) and not plan.resident.is_a:
-        # C is walked along its rows: LOOP 1 runs over the resident panels (of B). So bias and
-        # activation get whole rows, not a panel's columns of many rows that lie far apart.
-        for o in range(o0, o1):
-            at_o = streamed + (o - o0) * streamed_step
-            for s in range(s0, s1):
-                multiply_tile(p, o, at_o, s, resident + (s - s0) * resident_step, k, kc, n)
+    cdef const Operand* a = &p.a
+    cdef bint a_resident = plan.resident.is_a
+    cdef Py_ssize_t a0 = s0 if a_resident else o0, a1 = s1 if a_resident else o1
+    cdef Py_ssize_t b0 = o0 if a_resident else s0, b1 = o1 if a_resident else s1
+    cdef Py_ssize_t a_step = panel_floats(a, kc), b_step = panel_floats(&p.b, kc)
+    cdef const float* a_packed = resident if a_resident else streamed
+    cdef const float* b_packed = streamed if a_resident else resident
+    cdef bint near = (b1 - b0) * b_step <= NEAR, is_last = k + kc == p.K
+    cdef Py_ssize_t i, j, n = steps(a, kc)
+    if a_resident or near or a.form.by_rows:
+        # C is walked along its rows: LOOP 1 runs over the panels of B. So bias and activation get
+        # whole rows, not a panel's columns of many rows that lie far apart.
+        for i in range(a0, a1):
+            for j in range(b0, b1):
+                multiply_tile(
+                    p, i, a_packed + (i - a0) * a_step, j, b_packed + (j - b0) * b_step, k, kc, n
+                )
             if is_last:
-                finish(p, o, o + 1, s0, s1)
+                finish(p, i, i + 1, b0, b1)
         return
-    # LOOP 2
-    for s in range(s0, s1):
-        at_s = resident + (s - s0) * resident_step
-        # LOOP 1
-        for o in range(o0, o1):
-            at_o = streamed + (o - o0) * streamed_step
-            if plan.resident.is_a:
-                multiply_tile(p, s, at_s, o, at_o, k, kc, n)
-            else:
-                multiply_tile(p, o, at_o, s, at_s, k, kc, n)
-        if is_last and plan.resident.is_a:
-            finish(p, s, s + 1, o0, o1)
-        elif is_last:
-            finish(p, o0, o1, s, s + 1)
+    for j in range(b0, b1):
+        for i in range(a0, a1):
+            multiply_tile(
+                p, i, a_packed + (i - a0) * a_step, j, b_packed + (j - b0) * b_step, k, kc, n
+            )
+        if is_last:
+            finish(p, a0, a1, j, j + 1)
 
 
 cdef inline void multiply_group(

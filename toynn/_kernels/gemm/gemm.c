@@ -70,13 +70,17 @@ static void tn_multiply_floats(int h, ptrdiff_t kc, const float* a, const float*
     TN_ALL_HEIGHTS(tn_tile_body, 2, kc, a, a_row, a_k, b, b_k, c, ldc, add, 1)
 }
 
-/* y[k * width + i] = x[i * stride + k * k_stride] for the n rows that exist, 0 for the others. k must
-   ascend: a register may be wider than a row of y, and the next k overwrites the surplus. */
+/* y[k * width + i] = x[i * stride + k * k_stride] for the n rows that exist; what y has of others is not
+   used. k must ascend: a register may be wider than a row of y, and the next k overwrites the surplus.
+   Across, it reads as much of the next row of x; the last row ends it. */
 TN_INLINE void tn_pack_floats(float* y, int width, tn_piece p) {
+    const int copied = width < TN_V ? TN_V : width;
     ptrdiff_t whole = p.kc / TN_V;
-    if (p.stride == 1 && p.n == width) {
-        for (ptrdiff_t k = 0; k < p.kc; k++)
-            memcpy(y + k * width, p.x + k * p.k_stride, width * sizeof *y);
+    if (p.stride == 1 && (p.n == copied || (width < TN_V && p.k_stride >= TN_V))) {
+        for (ptrdiff_t k = 0; k < p.kc - (p.n < copied); k++)
+            memcpy(y + k * width, p.x + k * p.k_stride, copied * sizeof *y);
+        if (p.n < copied)
+            memcpy(y + (p.kc - 1) * width, p.x + (p.kc - 1) * p.k_stride, p.n * sizeof *y);
         return;
     }
     if (p.stride == 1) whole = 0;
