@@ -139,9 +139,9 @@ def test_the_usual_words_end_the_chat(talk, end):
 def test_an_answer_is_drawn_anew(talk, monkeypatch):
     seeds = []
     monkeypatch.setattr(
-        chat,
+        completion,
         "complete",
-        lambda *given, seed, complete=chat.complete, **more: (
+        lambda *given, seed, complete=completion.complete, **more: (
             seeds.append(seed),
             complete(*given, seed=seed, **more),
         )[1],
@@ -278,7 +278,7 @@ def test_escapes_are_read_if_asked(talk, monkeypatch):
         stops.append(stop)
         return complete(*given, stop=stop, **more)
 
-    monkeypatch.setattr(chat, "complete", complete)
+    monkeypatch.setattr(completion, "complete", complete)
     asked, _ = talk("a", flags=flags)
     assert asked[0].startswith(r"<|system|>be\tkind\x21<|im_end|>")
     asked, _ = talk(r"a\n", flags=[*flags, "--escape"])

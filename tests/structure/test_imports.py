@@ -81,7 +81,7 @@ def test_a_command_without_a_model_imports_no_model(command):
     "words",
     [
         *(["train", recipe, "-h"] for recipe in ("gpt2", "lora", "grpo", "vit", "embed")),
-        *(["train", "-h"], ["generate", "-h"], ["info", "-h"]),
+        *([command, "-h"] for command in ("train", "generate", "info", "chat", "teach")),
     ],
 )
 def test_help_imports_no_library_that_only_work_needs(words):

@@ -7,20 +7,19 @@ import re
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toynn.cli._commands import add_command
 from toynn.cli._flags import show_first
 from toynn.cli._writing import Clock, add_flags, opened, options, unescaped
-from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError, DataError, ToynnError
-from toynn.formats.files import write_atomically
-from toynn.formats.tokenizer import Tokenizer
-from toynn.generation.completion import complete
-from toynn.generation.drawing import Reader
 from toynn.jobs import peers
 from toynn.system.printing import counted, harmless, print_line, wrapped
 from toynn.system.reading import read_bytes
+
+if TYPE_CHECKING:
+    from toynn.engines import SequenceEngine
+    from toynn.formats.tokenizer import Tokenizer
 
 #: Commands within the conversation, and what they do.
 COMMANDS = {
@@ -87,8 +86,10 @@ class _Talk:
     """A conversation with a model. An error leaves it unchanged."""
 
     def __init__(
-        self, arguments: Namespace, tokenizer: Tokenizer, engine: SequenceEngine[Any]
+        self, arguments: Namespace, tokenizer: "Tokenizer", engine: "SequenceEngine[Any]"
     ) -> None:
+        from toynn.generation.drawing import Reader
+
         self._arguments, self._tokenizer, self._engine = arguments, tokenizer, engine
         self._reader = Reader(engine)
         self._system: Messages = []
@@ -126,6 +127,8 @@ class _Talk:
 
     def answer(self, ids: list[int]) -> str:
         """Print the answer to the ids of the conversation; return its speed."""
+        from toynn.generation.completion import complete
+
         clock, how = Clock(), options(self._arguments)
         how["seed"] += self._drawn  # another answer than before
 
@@ -154,6 +157,8 @@ class _Talk:
         return self._fitting(self._turns[:-1])
 
     def _save(self, path: str) -> None:
+        from toynn.formats.files import write_atomically
+
         if not self._turns:
             raise ConfigError("/save: nothing was said yet")
         if os.path.lexists(path):

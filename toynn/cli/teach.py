@@ -6,15 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from toynn.cli._commands import add_command
 from toynn.cli._flags import add, show_first
 from toynn.errors import ConfigError
-from toynn.jobs.lora import LoRAJob
 from toynn.jobs.lora_options import LoRAOptions
 from toynn.jobs.options import PRECISION, THREADS
-from toynn.jobs.teach import teach
 from toynn.jobs.text_options import TOKENIZER
 from toynn.options import options_of, real, whole
 from toynn.system.platform import in_shell
@@ -55,6 +51,11 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: Namespace) -> int:
     """Write the file; print how much, and how fast."""
+    from tqdm import tqdm
+
+    from toynn.jobs.lora import LoRAJob
+    from toynn.jobs.teach import teach
+
     out, names = arguments.out, (*READ, "model", "tokenizer", "threads", "precision")
     if out.exists() and not arguments.overwrite:
         raise ConfigError(f"--out {out}: it exists: name a new file, or add --overwrite")
