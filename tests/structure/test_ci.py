@@ -16,7 +16,8 @@ from hang import HANG
 ROOT, HERE = Path(__file__).parents[2], "tests/structure/test_ci.py"
 TOOLS = ("pip", "toynn", "ruff", "cython-lint", "mypy", "stubtest", "pytest", "python")
 #: Each command says its name and words; git makes a folder; Python makes an environment of such
-#: commands, and says which variables it sees; the first pytest skips a test, the second ends all.
+#: commands, and says which variables and compiled files it sees; pip compiles one; the first pytest
+#: skips a test, the second ends all.
 COMMAND = """#!/bin/sh
 name=$(basename "$0")
 echo "$name $*" >> "$HOME/ran"
@@ -26,7 +27,9 @@ case "$name $1" in
 "python3 -c") dirname "$0";;
 "python3 -m")
     echo "$(basename "$PWD"):" $(env | cut -d= -f1 | sort) "$PATH" >> "$HOME/seen"
+    [ ! -d build ] || find build -type f -newermt 2037-01-01 >> "$HOME/compiled"
     mkdir -p "$3/bin"; for tool in {tools}; do cp "$0" "$3/bin/$tool"; done;;
+"pip install") mkdir -p build && echo > build/"$(basename "$PWD")".so;;
 "pytest -n")
     echo "SKIPPED [2] tests/structure/test_ci.py:1: X, of no extra, is not installed"
     echo "SKIPPED [1] tests/structure/test_docs.py:5: this CPU lacks it";;
@@ -72,6 +75,12 @@ def test_the_blocks_of_readme_run_first_as_they_stand(tmp_path):
         name, *variables, path = line.split()
         assert name == f"{clone}:" and path == f"{tmp_path}:/usr/bin:/bin"
         assert {*variables} - {"OLDPWD", "PWD", "SHLVL", "_"} == {"HOME", "LANG", "PATH"}
+
+
+@needs_bash
+def test_the_first_block_compiles_from_nothing_and_the_second_takes_that_over(tmp_path):
+    ran(tmp_path)
+    assert (tmp_path / "compiled").read_text() == "build/train.so\n"
 
 
 @needs_bash
