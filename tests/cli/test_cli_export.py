@@ -104,7 +104,7 @@ def test_an_error_of_convert_has_a_line_of_its_own(files, capsys, monkeypatch):
         progress(0, 3, "blk.0.attn_q.weight")
         raise DataError("the disk is full")
 
-    monkeypatch.setattr("toynn.cli.convert.convert", convert)
+    monkeypatch.setattr("toynn.engines.converting.convert", convert)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert main(["convert", files["base.gguf"], "--out", files["new"]]) == 2
     *before, error = capsys.readouterr().err.split("\r")

@@ -16,8 +16,9 @@ from toynn.cli import main
 from toynn.engines import LlamaConfig, LlamaSeqEngine, SequenceEngine, frozen
 from toynn.engines.converting import convert
 from toynn.errors import ConfigError, GGUFError
-from toynn.formats import adapters, gguf, hf, mixes
+from toynn.formats import adapters, gguf, hf
 from toynn.formats.fuse import fuse
+from toynn.formats.outtypes import MIXES, OUTTYPES
 
 KEYS = {"general.architecture": "llama", "general.file_type": 0}
 WEIGHTS = ["blk.0.attn_q.weight", "blk.0.ffn_down.weight"]
@@ -198,13 +199,13 @@ def test_commands_offer_the_same_types(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])
     said = "".join(capsys.readouterr().out.split())
-    assert ",".join(gguf.OUTTYPES) in said and ",".join(mixes.MIXES) in said
+    assert ",".join(OUTTYPES) in said and ",".join(MIXES) in said
     assert main([command, "--outtype", "q4_k_n", "x", "--out", "y"]) == 2
     assert "'q4_k_m'" in capsys.readouterr().err
 
 
 def test_every_mix_has_a_number():
-    for mix in mixes.MIXES:
+    for mix in MIXES:
         assert library.LlamaFileType[f"MOSTLY_{mix.upper()}"] > 0
 
 
@@ -221,7 +222,7 @@ MADE = {
 
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize(
-    ("mix", "width"), [*((mix, 256) for mix in mixes.MIXES), ("q4_k_m", 64), ("iq4_xs", 64)]
+    ("mix", "width"), [*((mix, 256) for mix in MIXES), ("q4_k_m", 64), ("iq4_xs", 64)]
 )
 def test_llama_cpp_makes_every_mix_and_computes_the_same_with_it(mix, width, tmp_path):
     """It rounds activations to 8 bits, too: of Q8_0 it is as far off as of any other type."""

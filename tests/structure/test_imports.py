@@ -10,11 +10,12 @@ import pytest
 from layers import PACKAGE
 
 import toynn
-from toynn.engines import SequenceEngine
+from toynn.cli._commands import COMMANDS
+from toynn.engines import LlamaSeqEngine, SequenceEngine
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
-from toynn.models import ARCHITECTURES, ENCODERS, architecture
+from toynn.jobs.made import RECIPES
+from toynn.models import ARCHITECTURES, ENCODERS, architecture, architectures
 from toynn.models.phi3 import Phi3Config
-from toynn.models.registry import _DECODERS, _ENCODERS
 
 #: Packages that are imported when something of them is first asked for.
 LATER = ("models", "engines", "session", "ops", "graph", "jobs", "train", "cli", "testing", "data")
@@ -34,8 +35,8 @@ OTHERS = (
 HEAVY = ("models", "engines", "session", "ops", "data", "train.trainer", "jobs.made")
 #: What a command imports when it runs, and not for its help.
 WORK = ("backends.cpu", "data.jsonl", "distributed.ranks", "engines.engine", "formats.gguf")
-WORK += ("formats.hf", "formats.tokenizer", "graph", "jobs.job", "jobs.lora", "models", "nn", "ops")
-WORK += ("recipes", "session", "train.trainer")
+WORK += ("formats.hf", "formats.tokenizer", "graph.tape", "jobs.job", "jobs.lora")
+WORK += ("models.registry", "nn", "ops", "recipes", "session", "train.trainer")
 LIBRARIES = ("gguf", "importlib.metadata", "jinja2", "logging", "numpy.random", "pyarrow")
 LIBRARIES += ("safetensors", "tokenizers", "tomllib", "tqdm")
 QUIETLY = "import contextlib\nwith contextlib.suppress(SystemExit, __import__('toynn').ToynnError):"
@@ -77,27 +78,43 @@ def test_a_command_without_a_model_imports_no_model(command):
     assert not modules & {f"toynn.{name}" for name in HEAVY}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *(["train", recipe, "-h"] for recipe in ("gpt2", "lora", "grpo", "vit", "embed")),
-        *([command, "-h"] for command in ("train", "generate", "info", "chat", "teach")),
-    ],
-)
-def test_help_imports_no_library_that_only_work_needs(words):
-    """gguf writes files and has the codebooks of IQ types; tqdm draws; numpy.random draws, too."""
-    modules = set(modules_after(f"from toynn.cli import parsed\n{QUIETLY} parsed({words})"))
-    assert "toynn.jobs" in modules
-    assert not modules & {*LIBRARIES, *(f"toynn.{name}" for name in WORK)}
+def test_help_imports_no_library_that_only_work_needs():
+    """gguf writes files and has the codebooks of IQ types; tqdm draws; numpy.random draws, too.
+
+    One process asks for the help of each command and recipe, and prints which one imported what.
+    """
+    asked = [[name] for name in COMMANDS] + [["train", recipe] for recipe in RECIPES]
+    work = {*LIBRARIES, *(f"toynn.{name}" for name in WORK)}
+    program = f"""
+import contextlib, io, sys
+from toynn.cli import parsed
+for words in {asked}:
+    before = set(sys.modules)
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        parsed([*words, "-h"])
+    for name in sorted((sys.modules.keys() - before) & {work}):
+        print(*words, "imports", name)
+print("that is all of", *sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    *told, last = done.stdout.splitlines()
+    assert "toynn.cli.predict" in last.split(), done.stderr
+    assert not told
 
 
 def architectures_of(modules):
-    return {name.removeprefix("toynn.models.") for name in modules} & {*_DECODERS, *_ENCODERS}
+    return {name.removeprefix("toynn.models.") for name in modules} & {
+        *architectures.DECODERS,
+        *architectures.ENCODERS,
+    }
 
 
-def test_help_imports_no_architecture_but_those_of_the_engines():
-    modules = modules_after(f"from toynn.cli import parsed\n{QUIETLY} parsed(['convert', '-h'])")
-    assert architectures_of(modules) == {"gpt2", "llama"}
+def test_an_engine_without_a_model_imports_no_architecture():
+    assert not architectures_of(modules_after("from toynn.engines import SequenceEngine"))
+
+
+def test_the_flag_lists_the_architectures_of_the_reference_program_s_engine():
+    assert [*architectures.LLAMAS] == [*LlamaSeqEngine.architectures]
 
 
 def test_an_engine_imports_the_architecture_of_its_file(tmp_path):
@@ -107,12 +124,12 @@ def test_an_engine_imports_the_architecture_of_its_file(tmp_path):
     engine.export_gguf(tmp_path / "phi.gguf")
     read = f"SequenceEngine.from_gguf({str(tmp_path / 'phi.gguf')!r})"
     modules = modules_after(f"from toynn.engines import SequenceEngine; {read}")
-    assert architectures_of(modules) == {"gpt2", "llama", "phi3"}
+    assert architectures_of(modules) == {"llama", "phi3"}  # whose configuration is a LlamaConfig
 
 
 def test_the_registry_lists_all_architectures_and_their_files():
     """A file that is not listed, or that registers more than the list says, is found here."""
-    listed = {**_DECODERS, **_ENCODERS}
+    listed = {**architectures.DECODERS, **architectures.ENCODERS}
     for path in (PACKAGE / "models").glob("*.py"):
         assert (path.stem in listed) == ("\nregister(" in path.read_text())
         import_module(f"toynn.models.{path.stem}")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from toynn.formats.adapters import Adapter
     from toynn.models import Source
 
+Method = Literal["cat", "linear"]  # of adapters.combine
 HELP = "adapters: run folders, .gguf files or PEFT folders, added up by weight (a.gguf:0.5)"
 
 
@@ -44,7 +45,7 @@ def add_adapters(parser: ArgumentParser, *, required: bool = False) -> None:
 def combined(
     typed: Sequence[Weighted] | None,
     base: "Source | None",
-    method: Literal["cat", "linear"] = "cat",
+    method: Method = "cat",
     *,
     strict: bool,
 ) -> "Adapter | None":

@@ -8,6 +8,7 @@ from dataclasses import MISSING
 from typing import Any, NoReturn
 
 from toynn.errors import ConfigError
+from toynn.formats.outtypes import KINDS, MIXES, OUTTYPES
 from toynn.options import Option
 
 #: Fields of configurations, and the options that set them under another name.
@@ -118,9 +119,6 @@ def add_all(parser: ArgumentParser, options: Iterable[Option], *, required: bool
 
 def add_outtype(parser: ArgumentParser, default: str | None, what: str, more: str) -> None:
     """Add --outtype, the type of ``what``; ``more`` ends its help."""
-    from toynn.formats.gguf import OUTTYPES
-    from toynn.formats.mixes import KINDS, MIXES
-
     kinds = (
         f"type of {what} ({', '.join(OUTTYPES)}), or a mix by llama.cpp's quantizer "
         f"({', '.join(MIXES)}){more}"

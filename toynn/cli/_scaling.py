@@ -8,8 +8,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from toynn.backends.threads import get_num_threads, set_num_threads
-from toynn.formats import gguf
-from toynn.formats.tokenizer import Tokenizer, byte_letters
 from toynn.system.machine import load
 
 if TYPE_CHECKING:
@@ -79,6 +77,8 @@ def _part(part: str) -> Iterator[tuple[str, Record]]:
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows: it is mapped
         path = Path(folder, "base.gguf")
         if part == TOKENIZING:
+            from toynn.formats.tokenizer import Tokenizer
+
             _write_tokenizer(path)
             many = [(f"{i} {SENTENCE * REPEATS}", False) for i in range(TEXTS)]
             tokenizer = Tokenizer.from_gguf(path)
@@ -106,6 +106,7 @@ def _part(part: str) -> Iterator[tuple[str, Record]]:
 def _tokens(path: Path) -> Callable[[], object]:
     """Return a call that reads a few tokens one by one."""
     from toynn import engines
+    from toynn.formats import gguf
 
     decoder = engines.frozen(gguf.open(path)).decoder()
     decoder.read([1] * PAST)
@@ -123,6 +124,9 @@ SENTENCE = "The step takes 12.5 milliseconds on 2 cores; it's measured, isn't it
 
 def _write_tokenizer(path: Path) -> None:
     """Write a tokenizer of bytes and pairs of letters."""
+    from toynn.formats import gguf
+    from toynn.formats.tokenizer import byte_letters
+
     letters = "abcdefghijklmnopqrstuvwxyz"
     pairs = [f"{a} {b}" for a in letters for b in letters]
     tokens = [*byte_letters(), *(pair.replace(" ", "") for pair in pairs)]

@@ -12,7 +12,6 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
 from toynn import _kernels
-from toynn.backends.config import describe, show_config
 from toynn.backends.threads import get_num_threads, set_num_threads
 from toynn.cli._commands import add_command
 from toynn.cli._flags import add
@@ -145,6 +144,7 @@ def _bandwidth(text: str) -> float:
 
 def run(arguments: Namespace) -> int:
     """Measure the limits, then time kernels or steps; print a row for each."""
+    from toynn.backends.config import describe, show_config
     from toynn.testing.cases import CASES
     from toynn.testing.limits import measure
     from toynn.testing.roofline import kernel_rows

@@ -3,7 +3,6 @@
 from argparse import Namespace
 from typing import Any
 
-from toynn.backends.config import show_config
 from toynn.cli._commands import add_command
 
 
@@ -15,5 +14,7 @@ def add_parser(commands: Any) -> None:
 
 def run(_: Namespace) -> int:
     """Print the configuration."""
+    from toynn.backends.config import show_config
+
     show_config()
     return 0

@@ -8,8 +8,6 @@ from typing import Any
 
 from toynn.cli._commands import add_command
 from toynn.cli._flags import MIXES_NEED, add, add_outtype
-from toynn.engines.converting import convert, unlike
-from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.jobs.paths import local_path, model_file, path_or_name
 from toynn.jobs.text_options import TOKENIZER
 from toynn.system.printing import WIDTH, columns, harmless
@@ -30,6 +28,9 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: Namespace) -> int:
     """Write the file; print its contents."""
+    from toynn.engines.converting import convert, unlike
+    from toynn.formats.tokenizer.folder import has_tokenizer
+
     shown, folder = sys.stderr.isatty(), local_path(arguments.folder)
     tokenizer = arguments.tokenizer and model_file(arguments.tokenizer)
     try:

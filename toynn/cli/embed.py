@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from toynn.cli._commands import add_command
 from toynn.cli._flags import add
-from toynn.data.texts import read_texts
-from toynn.engines.encoder import TOKENS, Encoder
+from toynn.data.texts import TOKENS, read_texts
 from toynn.errors import ConfigError, DataError
-from toynn.formats.files import replacing
 from toynn.jobs.options import BACKEND, PRECISION, THREADS
 from toynn.jobs.paths import local_path, path_or_name, text_model
 from toynn.options import RecipeOptions, whole
@@ -47,6 +44,11 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: Namespace) -> int:
     """Write the vectors; print how many, and how fast they came."""
+    from tqdm import tqdm
+
+    from toynn.engines.encoder import Encoder
+    from toynn.formats.files import replacing
+
     out: Path = arguments.out
     if out.suffix not in FORMS:
         raise ConfigError(f"--out {out}: expected one of {', '.join(FORMS)}; got {out.suffix!r}")

@@ -3,11 +3,9 @@
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from toynn import backends
-from toynn.backends.config import describe
 from toynn.backends.threads import get_num_threads
 from toynn.cli._commands import add_command
 from toynn.cli._flags import add
@@ -30,6 +28,9 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the report; return 2 if anything is wrong or the backend is not available."""
+    from importlib.metadata import version
+
+    from toynn.backends.config import describe
     from toynn.testing import selftest
 
     name = arguments.backend

@@ -8,18 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toynn import explorer
-from toynn.backends.threads import get_num_threads
 from toynn.cli._commands import add_command
 from toynn.cli._flags import add, show_first
 from toynn.errors import ConfigError
-from toynn.formats.files import write_atomically
-from toynn.jobs.made import OPTIONS
-from toynn.jobs.tapes import RECIPES, VARIANTS, shown
+from toynn.jobs.made import OPTIONS, without_file
 from toynn.options import names_of
 from toynn.system.printing import harmless, size
 
 NONE, XOR = "none", "xor"
+#: The changes that --compare can make to a step.
+VARIANTS = ("checkpointing", "packing", "batch")
 #: Options of `toynn train` that change the step, if the recipe has them.
 SHAPING: tuple[str, ...] = (
     "batch",
@@ -55,12 +53,13 @@ BATCH = "sequences or pictures per step (a run's own, otherwise 1)"
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     parser = add_command(commands, "tape")
+    recipes = without_file()
     what = (
-        f"{XOR}, a recipe ({', '.join(RECIPES)}), a model's file or folder (trains adapters), or "
+        f"{XOR}, a recipe ({', '.join(recipes)}), a model's file or folder (trains adapters), or "
         "a run's folder"
     )
     chosen: Any = parser.add_argument("what", metavar="WHAT", help=what)
-    chosen.words = (XOR, *RECIPES)
+    chosen.words = (XOR, *recipes)
     page = "write a page that shows graph, memory and numbers (default: print a table)"
     parser.add_argument("--html", type=Path, metavar="FILE", help=page)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the step as JSON, too")
@@ -93,6 +92,10 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: Namespace) -> int:
     """Write the page, and the JSON, or print the tape."""
+    from toynn import explorer
+    from toynn.formats.files import write_atomically
+    from toynn.jobs.tapes import shown
+
     if arguments.html is None and (arguments.time or arguments.values or arguments.follow):
         raise ConfigError("--time, --values and --follow are shown on a page: add --html FILE")
     shaping = {name: value for name, value in vars(arguments).items() if name in SHAPING}
@@ -167,6 +170,7 @@ def _site(typed: str | None) -> str | None:
 
 def _times(session: Any, take: Any) -> dict[str, Any]:
     """Return the seconds of each node, and its bound."""
+    from toynn.backends.threads import get_num_threads
     from toynn.testing.limits import measure
     from toynn.testing.roofline import bounds, node_seconds
 

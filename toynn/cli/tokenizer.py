@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toynn.cli._commands import add_command
-from toynn.data.text import Corpus
-from toynn.data.texts import contents
 from toynn.errors import ConfigError
-from toynn.formats.tokenizer.trained import LEAST, train_tokenizer
 from toynn.jobs.paths import data_name, local_data
 from toynn.jobs.text_options import DATA
 from toynn.options import whole
@@ -27,7 +24,7 @@ def add_parser(commands: Any) -> None:
     data = f"{DATA.partition('; ')[0].replace(' tokens (.bin),', '')}"
     data += " (default: the language reference that ships with Python)"
     add_("--data", type=data_name, nargs="+", default=[], metavar="PATH", help=data)
-    size = f"number of tokens, at least {LEAST}: bytes and special tokens (default 4096)"
+    size = "number of tokens: bytes, merges and special tokens (default 4096)"
     add_("--vocab-size", type=whole(1), default=4096, metavar="N", help=size)
     out = "new folder, which AutoTokenizer loads"
     add_("--out", type=Path, required=True, metavar="FOLDER", help=out)
@@ -36,6 +33,10 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: Namespace) -> int:
     """Train and write the tokenizer; print its size."""
+    from toynn.data.text import Corpus
+    from toynn.data.texts import contents
+    from toynn.formats.tokenizer.trained import train_tokenizer
+
     out, start = arguments.out, time.perf_counter()
     if out.exists():
         raise ConfigError(f"--out {out}: it exists: name a new folder")

@@ -18,6 +18,7 @@ from toynn.errors import DataError, ShapeError
 from toynn.system.printing import strings_in
 
 CONTENT = READ - {"label", "tools"}
+TOKENS = 4096  # the most tokens in one pass of an encoder, unless one text has more
 NAMES = {"role", "from"}  # fields of a message that say whose it is
 
 

@@ -22,8 +22,9 @@ from toynn.formats import gguf, hf, mixes, sentences
 from toynn.formats.adapters import Adapter
 from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused, fuse
-from toynn.formats.gguf import OUTTYPES, Deferred, stored_as
+from toynn.formats.gguf import Deferred, stored_as
 from toynn.formats.hf import HFModel
+from toynn.formats.outtypes import MIXES, OUTTYPES, check_kind
 from toynn.formats.sentences import POOLINGS
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.models import HEAD, TABLE, architecture
@@ -47,21 +48,21 @@ def convert(
     """Write a folder as a GGUF file; return the type of each tensor by its name.
 
     ``outtype`` is the type of the matrices: f32, f16, bf16 or q8_0. It may also be one of
-    `mixes.MIXES` (q4_k_m, iq4_xs, ...). Then llama.cpp's quantizer chooses the types, and needs a
-    temporary float32 file next to ``out``. ``tokenizer`` is a path that replaces the folder's own.
-    The file is written whole or not at all.
+    `toynn.formats.outtypes.MIXES` (q4_k_m, iq4_xs, ...). Then llama.cpp's quantizer chooses the
+    types, and needs a temporary float32 file next to ``out``. ``tokenizer`` is a path that replaces
+    the folder's own. The file is written whole or not at all.
 
     Raises ConfigError for another outtype, for a mix without llama-cpp-python, for a file instead
     of a folder, and for a model that GGUF cannot describe. Raises DataError for a folder that
     cannot be read, or whose tokenizer llama.cpp lacks. Raises GGUFError if ``out`` exists or cannot
     be written.
     """
-    mixes.check_kind(outtype, "convert")
+    check_kind(outtype, "convert")
     if Path(folder).is_file():
         is_gguf = Path(folder).suffix.lower() == ".gguf"
         got = "it is a GGUF file already" if is_gguf else "got a file"
         raise ConfigError(f"convert: {os.fspath(folder)}: expected a folder; {got}")
-    if outtype in mixes.MIXES:
+    if outtype in MIXES:
         instead = f"toynn convert {os.fspath(folder)} --outtype f32 --out whole.gguf"
         with (
             mixes.quantized(

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn import ops
 from toynn.data.batch import Batch
-from toynn.data.texts import Texts
+from toynn.data.texts import TOKENS, Texts
 from toynn.engines import files
 from toynn.engines.engine import Inputs, Recorded
 from toynn.engines.files import StrPath
@@ -54,7 +54,7 @@ from toynn.models import (
     refuse,
 )
 from toynn.models.encoder import LABELS, PROBLEM
-from toynn.models.table import Weight
+from toynn.models.tables import Weight
 from toynn.nn import Dropout, Layers
 from toynn.numerics import checks
 from toynn.options import RecipeOptions
@@ -63,8 +63,7 @@ from toynn.system.critical import exclusive
 Floats = NDArray[np.float32]
 Text = str | Sequence[int] | tuple[str, str]
 
-AT_ONCE = 512  # the most texts in one pass of encode() and outputs()
-TOKENS = 4096  # the most tokens there, unless one text has more
+AT_ONCE = 512  # the most texts in one pass of encode() and outputs(), which has TOKENS at most
 FEW = 16  # tokens; products of fewer rows have other bits, so texts without use join them
 
 

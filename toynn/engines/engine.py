@@ -25,7 +25,7 @@ from toynn.formats.safetensors import SafeTensors
 from toynn.graph.reports import Cost, Memory
 from toynn.graph.tape import Tape, Tensor
 from toynn.models import Model, Source
-from toynn.models.table import Weight
+from toynn.models.tables import Weight
 from toynn.nn import Layers
 from toynn.numerics import checks
 from toynn.numerics.adamw_row import SLOTS

@@ -15,9 +15,10 @@ import numpy as np
 from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import gguf, hf, mixes
 from toynn.formats.foreign import foreign
-from toynn.formats.gguf import OUTTYPES, stored_as
+from toynn.formats.gguf import stored_as
 from toynn.formats.hf.config import CLASSES
 from toynn.formats.hf.name_mapping import module_of
+from toynn.formats.outtypes import MIXES, OUTTYPES, check_kind
 from toynn.formats.tokenizer import ByteTokenizer, Given, Tokenizer, TokenType
 from toynn.formats.tokenizer.folder import FolderKeys
 from toynn.formats.tokenizer.vocab import PREFIX
@@ -162,8 +163,8 @@ def write_gguf(path: StrPath, engine: Any, outtype: str, *, overwrite: bool) -> 
 
     Raises ConfigError for an unknown ``outtype``, and for a mix without llama-cpp-python.
     """
-    mixes.check_kind(outtype, "export_gguf")
-    if outtype in mixes.MIXES:
+    check_kind(outtype, "export_gguf")
+    if outtype in MIXES:
         with mixes.quantized(
             Path(path),
             outtype,

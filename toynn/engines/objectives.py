@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from toynn.errors import ConfigError
-from toynn.options import check_fields, option, real, whole
+from toynn.options import check_fields, option, options_of, real, whole
 
 Kind = Literal["dpo", "orpo", "kto"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -44,6 +44,10 @@ class PreferenceOptions:
     def paired(self) -> bool:
         """Whether sequences come in pairs, chosen and rejected."""
         return self.loss != "kto"
+
+
+#: The parameters beside the loss.
+PARAMETERS = tuple(name for name in options_of(PreferenceOptions) if name != "loss")
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from toynn.models import (
     architecture,
     refuse,
 )
-from toynn.models.table import Weight
+from toynn.models.tables import Weight
 from toynn.nn import Dropout, Layers, LoRA
 from toynn.options import RecipeOptions
 from toynn.session import Session

@@ -18,8 +18,9 @@ from toynn.errors import AdapterError
 from toynn.formats import adapters, gguf, mixes, quants
 from toynn.formats.adapters import Adapter
 from toynn.formats.bases import Base
-from toynn.formats.gguf import OUTTYPES, Deferred, TensorInfo
+from toynn.formats.gguf import Deferred, TensorInfo
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
+from toynn.formats.outtypes import MIXES, OUTTYPES, check_kind
 
 Floats = NDArray[np.float32]
 
@@ -73,19 +74,19 @@ def fuse(
     attn_v_b, which are one matrix here, become F32.
 
     With an ``outtype`` of f32, f16, bf16 or q8_0, all matrices get that type. With one of
-    `mixes.MIXES` (q4_k_m, iq4_xs, ...), llama.cpp's quantizer chooses the types, and needs a
-    temporary float32 file next to ``out``. Rounding to a type other than float32 can undo much of
-    an adapter: the result says how much.
+    `toynn.formats.outtypes.MIXES` (q4_k_m, iq4_xs, ...), llama.cpp's quantizer chooses the types,
+    and needs a temporary float32 file next to ``out``. Rounding to a type other than float32 can
+    undo much of an adapter: the result says how much.
 
     Raises AdapterError if the adapter does not fit. Raises GGUFError if ``out`` exists (unless
     ``overwrite``), is the base, or cannot be written; and the base's error if it changes meanwhile.
     Raises ConfigError for an unknown ``outtype``, and for a mix without llama-cpp-python.
     """
     adapters.check(adapter, base)
-    if outtype in mixes.MIXES:
+    if outtype in MIXES:
         return _fuse_as_mix(base, adapter, Path(out), outtype, overwrite, metadata)
     if outtype is not None:
-        mixes.check_kind(outtype, "fuse")
+        check_kind(outtype, "fuse")
     parted = {TABLE, HEAD} & adapter.pairs.keys() if adapters.is_tied(base) else set()
     if parted and not NAME_MAPPINGS[base.architecture].has_head:
         raise AdapterError(

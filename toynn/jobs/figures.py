@@ -24,13 +24,13 @@ from toynn.engines.objectives import KINDS
 from toynn.errors import ConfigError, DataError, NonFiniteError
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.text import NO_TEXTS
+from toynn.jobs.text_options import WINDOW
+from toynn.jobs.vit_options import TOP
 from toynn.system.printing import Lenient, print_fact
 from toynn.system.reading import open_file
 from toynn.train import classify
 from toynn.train.state import Means
 
-SEQ = 512  # tokens of a window, the default of llama-perplexity
-TOP = 5  # likeliest classes, for top-k accuracy
 AT_ONCE = 64  # pictures in an evaluation batch
 NO_QUESTIONS = "--question-delimiter: it needs multiple-choice questions as --data"
 QUESTION = "question"  # the key that tells questions from examples
@@ -80,7 +80,7 @@ def seq_of(length: int | None, context: int) -> int:
     """Return the most tokens of a window or example; raise ConfigError beyond the context."""
     if length is not None and length > context:
         raise ConfigError(f"--seq {length}: the model sees at most {context} tokens")
-    return length or min(SEQ, context)
+    return length or min(WINDOW, context)
 
 
 def has_preferences(path: Path) -> bool:

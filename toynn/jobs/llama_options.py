@@ -4,20 +4,28 @@ from argparse import SUPPRESS, ArgumentTypeError
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-from toynn.engines.upstream import LlamaConfig, LlamaSeqEngine
 from toynn.jobs.model_options import ModelOptions
 from toynn.jobs.options import StrPath
 from toynn.jobs.paths import model_file, model_name
+from toynn.models.architectures import LLAMAS
 from toynn.options import RecipeOptions, WeightType, option, whole
+
+
+def _arch(name: str) -> str:
+    """Return the name of an architecture; those of other packages are known once registered."""
+    from toynn.engines import LlamaSeqEngine
+
+    if name not in LlamaSeqEngine.architectures:
+        known = ", ".join(LlamaSeqEngine.architectures)
+        raise ArgumentTypeError(f"must be one of {known}; got {name!r}")
+    return name
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class LlamaOptions(ModelOptions):
     """The options of a Llama-like model."""
 
-    arch: str = option(
-        "model architecture", LlamaConfig.arch, words=LlamaSeqEngine.architectures, source="own"
-    )
+    arch: str = option("model architecture", LLAMAS[0], read=_arch, words=LLAMAS, source="own")
     kv_heads: int | None = option(
         "number of key and value heads; must divide --heads (default: --heads)",
         None,

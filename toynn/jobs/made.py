@@ -1,6 +1,7 @@
 """Make a job from options that Python gives or a config.toml holds."""
 
 from collections.abc import Mapping
+from dataclasses import MISSING
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,15 @@ def _found(name: str) -> Any:
 #: The job of each recipe, and its options.
 JOBS: "Later[type[Job]]" = Later(RECIPES, lambda name: _found(RECIPES[name][0]))
 OPTIONS = Later(RECIPES, lambda name: arranged(_found(RECIPES[name][1])))
+
+
+def without_file() -> tuple[str, ...]:
+    """Return the recipes that need no file."""
+    return tuple(
+        name
+        for name, known in OPTIONS.items()
+        if not any(each.default is MISSING for each in known.values())
+    )
 
 
 def made(recipe: str, typed: Mapping[str, Any], command: str | None = None) -> "Job":

@@ -6,7 +6,6 @@ step is taken, its tokens are those of TEXT, if the model has a tokenizer.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,13 @@ from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.jobs.config_file import read_config
 from toynn.jobs.job import Job
 from toynn.jobs.lora import LoRAJob
-from toynn.jobs.made import OPTIONS, made
+from toynn.jobs.made import OPTIONS, made, without_file
 from toynn.jobs.models import ModelJob
 from toynn.jobs.text import TextJob, rows_within
 from toynn.options import RecipeOptions
 
 CONFIG = "config.toml"
 TEXT = "The value of a step is what it changes. A model reads, guesses, and learns. "
-#: Recipes that need no file.
-RECIPES = tuple(
-    name
-    for name, known in OPTIONS.items()
-    if not any(each.default is MISSING for each in known.values())
-)
-#: The changes that --compare can make to a step.
-VARIANTS = ("checkpointing", "packing", "batch")
 
 
 class Shown:
@@ -144,14 +135,15 @@ def shown(what: str, typed: Mapping[str, Any]) -> Shown:
     Raises ConfigError for anything else.
     """
     path, options = Path(what), dict(typed)
-    if what in RECIPES:
+    recipes = without_file()
+    if what in recipes:
         return Shown(f"toynn train {what}", lambda: made(what, {"batch": 1, **options}))
     if (path / CONFIG).is_file():
         file = str(path / CONFIG)
         recipe, _, _ = read_config(file, None, None, OPTIONS)
         return Shown(path.absolute().name, lambda: made(recipe, {"config": file, **options}), path)
     if not path.exists():
-        names = ", ".join(RECIPES)
+        names = ", ".join(recipes)
         raise ConfigError(
             f"{what}: expected one of {names}, a model's file or folder (to train adapters over), "
             "or a run's folder; there is no such file"

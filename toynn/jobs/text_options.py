@@ -13,6 +13,7 @@ from toynn.options import RecipeOptions, option, options_of, real, whole
 from toynn.train.options import LoopOptions
 
 SAMPLE_ON_THE_WAY = 64
+WINDOW = 512  # tokens on which `toynn eval` measures, the default of llama-perplexity
 HUGE = 2**62  # bytes: more than any bound
 #: Data of at least this many bytes have their tokens cached on disk, beside the run's folder.
 CACHED = 64_000_000

@@ -7,6 +7,7 @@ from toynn.jobs.options import MODEL, SAVING, NewModelOptions, StrPath
 from toynn.options import RecipeOptions, option, real, whole
 
 FOLDER_SIDE = 64  # pixels; pictures of a folder are always scaled
+TOP = 5  # likeliest classes, for the top-k accuracy of `toynn eval`
 
 
 @dataclass(kw_only=True, repr=False, eq=False)

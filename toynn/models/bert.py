@@ -25,7 +25,7 @@ from toynn.models.encoder import EPS, STD, TYPES, Encoder, EncoderConfig, head_r
 from toynn.models.hyper import Hyper
 from toynn.models.registry import architecture, register
 from toynn.models.sequence import SequenceModel
-from toynn.models.table import Floats, Row, Sizes, matrix, norm, table
+from toynn.models.tables import Floats, Row, Sizes, matrix, norm, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

@@ -21,7 +21,7 @@ from toynn.models.hyper import EPS, Hyper
 from toynn.models.llama import LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rows import ATTENDED, EMBEDDING, MLP, QKV, names
-from toynn.models.table import Floats, norm
+from toynn.models.tables import Floats, norm
 from toynn.models.windows import WindowConfig, Windowed
 from toynn.nn import Layers
 from toynn.options import RecipeOptions

@@ -43,7 +43,7 @@ from toynn.models.mixture import (
 from toynn.models.registry import register
 from toynn.models.rope import ROTATED, magnitude, stretch_of, written
 from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, MLP, OUTPUT
-from toynn.models.table import Floats, Sizes, matrix, norm
+from toynn.models.tables import Floats, Sizes, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

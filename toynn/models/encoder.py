@@ -28,7 +28,7 @@ from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive, check_sizes
 from toynn.models.hyper import Hyper, refuse
 from toynn.models.sequence import SequenceModel
-from toynn.models.table import Floats, Row, matrix
+from toynn.models.tables import Floats, Row, matrix
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

@@ -26,7 +26,7 @@ from toynn.models.mixture import (
     with_experts,
 )
 from toynn.models.registry import register
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 
 #: Keys of config.json that transformers does not read.
 _UNUSED = ("moe_capacity", "moe_gate", "moe_use_aux_free")

@@ -31,8 +31,8 @@ from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import base_of, plain
 from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, MLP, OUTPUT, QKV
-from toynn.models.table import Floats
-from toynn.models.table import norm as gain
+from toynn.models.tables import Floats
+from toynn.models.tables import norm as gain
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

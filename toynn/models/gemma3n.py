@@ -52,7 +52,7 @@ from toynn.models.sharing import (
     Sharing,
     SharingConfig,
 )
-from toynn.models.table import Floats, Sizes, matrix, norm
+from toynn.models.tables import Floats, Sizes, matrix, norm
 from toynn.models.windows import PATTERN
 from toynn.nn import Layers
 from toynn.options import RecipeOptions

@@ -31,7 +31,7 @@ from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED
 from toynn.models.registry import register
 from toynn.models.rows import EMBEDDING, LAYER, MLP, OUTPUT
 from toynn.models.sharing import BASE, FOR_ALL, FOR_BLOCK, HEADS, LOGITS
-from toynn.models.table import Row, Sizes, experts, norm, router
+from toynn.models.tables import Row, Sizes, experts, norm, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

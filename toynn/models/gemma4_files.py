@@ -22,7 +22,7 @@ from toynn.models.sharing import (
     Sharing,
     SharingConfig,
 )
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 from toynn.models.windows import PATTERN, WINDOW
 
 _FULL, LOCAL = "attention.key_length", "attention.key_length_swa"

@@ -19,7 +19,7 @@ from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import check_channels, part_of, part_written
 from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, OUTPUT, QKV, names
-from toynn.models.table import Floats, Sizes, matrix, norm
+from toynn.models.tables import Floats, Sizes, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

@@ -30,7 +30,7 @@ from toynn.models.mixture import (
 )
 from toynn.models.registry import register
 from toynn.models.rows import QKV, changed, names
-from toynn.models.table import Floats, Sizes
+from toynn.models.tables import Floats, Sizes
 from toynn.options import RecipeOptions
 
 _NORMS = "use_qk_norm"

@@ -20,7 +20,7 @@ from toynn.models.checks import check_divided, check_sizes
 from toynn.models.hyper import Hyper, sizes_of
 from toynn.models.registry import architecture, register
 from toynn.models.sequence import Folder, SequenceModel
-from toynn.models.table import Floats, Shapes, Sizes, matrix, norm, table
+from toynn.models.tables import Floats, Shapes, Sizes, matrix, norm, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

@@ -25,7 +25,7 @@ from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED, Mixture, MixtureCo
 from toynn.models.registry import register
 from toynn.models.rope import factors_of, rope_scaling
 from toynn.models.rows import EMBEDDING, LAYER, OUTPUT
-from toynn.models.table import Floats, Row, experts, matrix, norm, router
+from toynn.models.tables import Floats, Row, experts, matrix, norm, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

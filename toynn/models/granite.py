@@ -22,7 +22,7 @@ from toynn.models.checks import check_flags, check_positive, set_defaults
 from toynn.models.hyper import Hyper
 from toynn.models.llama import IN_FILES, Llama, LlamaConfig
 from toynn.models.registry import register
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 from toynn.nn import Layers
 
 ROTATED = "rope.scaling.finetuned"  # by this key llama.cpp decides whether there is RoPE

@@ -25,7 +25,7 @@ from toynn.models.mixture import EXPERTS, SHARED, USED, with_experts
 from toynn.models.registry import architecture, register
 from toynn.models.rows import LAYER, changed
 from toynn.models.sequence import SequenceModel
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 
 #: What config.json calls kinds of blocks: those with attention, and those without.
 _ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")

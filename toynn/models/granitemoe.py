@@ -18,7 +18,7 @@ from toynn.models.llama import IN_FILES, Llama
 from toynn.models.mixture import EXPERTS, SHARED, USED, Mixture, MixtureConfig, with_experts
 from toynn.models.registry import register
 from toynn.models.rows import changed
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 
 #: Names at Hugging Face: of a mixture's parts; of the shared expert's, in Granite 4's folders.
 PARTS = {"gate": "input_linear[0/2]", "up": "input_linear[1/2]", "down": "output_linear"}

@@ -16,7 +16,7 @@ from toynn.models.llama import Llama
 from toynn.models.registry import register
 from toynn.models.rope import base_of, width_of
 from toynn.models.rows import ATTENDED, QKV, changed, names
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 
 _ATTENTION = "model.layers.{n}.self_attn"
 #: Keys beside alpha that transformers does not read, and their usual values.

@@ -21,7 +21,7 @@ from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import factors_of
 from toynn.models.rows import EMBEDDING, LAYER, OUTPUT, QKV
-from toynn.models.table import Floats, Sizes, matrix, norm, taps
+from toynn.models.tables import Floats, Sizes, matrix, norm, taps
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

@@ -25,7 +25,7 @@ from toynn.models.mixture import (
     with_experts,
 )
 from toynn.models.registry import register
-from toynn.models.table import Floats, Sizes
+from toynn.models.tables import Floats, Sizes
 from toynn.options import RecipeOptions
 
 _PARTS = {"router": "gate", "gate": "experts.{e}.w1", "up": "experts.{e}.w3"}

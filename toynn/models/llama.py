@@ -44,7 +44,7 @@ from toynn.models.rope import (
 )
 from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, MLP, OUTPUT, QKV, names
 from toynn.models.sequence import HEAD, Folder, SequenceModel
-from toynn.models.table import Floats, Row, Shapes, Sizes, norm
+from toynn.models.tables import Floats, Row, Shapes, Sizes, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

@@ -18,7 +18,7 @@ from toynn.graph.tape import Tensor
 from toynn.models.checks import check_recurrent, check_sizes, set_defaults
 from toynn.models.hyper import KV, Hyper, refuse, shape_of
 from toynn.models.llama import Llama, LlamaConfig
-from toynn.models.table import Row, Sizes, matrix, norm, taps
+from toynn.models.tables import Row, Sizes, matrix, norm, taps
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

@@ -17,7 +17,7 @@ from toynn.formats.hf.config import Config
 from toynn.models.hyper import Hyper
 from toynn.models.llama import IN_FILES, Llama, LlamaConfig
 from toynn.models.registry import register
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 
 _GROWTH, _LOG = "attention.temperature_scale", "rope.scaling.yarn_log_multiplier"
 _BETA = "llama_4_scaling_beta"

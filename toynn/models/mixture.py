@@ -26,7 +26,7 @@ from toynn.graph.tape import Tensor
 from toynn.models.checks import check_flags, check_positive, check_sizes, set_defaults
 from toynn.models.hyper import Hyper, refuse
 from toynn.models.llama import Llama, LlamaConfig
-from toynn.models.table import Floats, Row, Sizes, experts, matrix, router
+from toynn.models.tables import Floats, Row, Sizes, experts, matrix, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn.models.table import Row, Shapes, Sizes, Weight, expand
+from toynn.models.tables import Row, Shapes, Sizes, Weight, expand
 from toynn.options import RecipeOptions
 
 

@@ -26,7 +26,7 @@ from toynn.models.hyper import Hyper, refuse
 from toynn.models.registry import register
 from toynn.models.rope import plain
 from toynn.models.rows import LAYER
-from toynn.models.table import Floats, Sizes, matrix, norm, table
+from toynn.models.tables import Floats, Sizes, matrix, norm, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

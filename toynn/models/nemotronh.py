@@ -39,7 +39,7 @@ from toynn.models.mixture import GROUPS as EXPERT_GROUPS
 from toynn.models.mixture import GROUPS_USED as EXPERT_GROUPS_USED
 from toynn.models.registry import register
 from toynn.models.rows import LAYER, OUTPUT
-from toynn.models.table import Floats, Row, Sizes, experts, matrix, norm, router, table
+from toynn.models.tables import Floats, Row, Sizes, experts, matrix, norm, router, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

@@ -22,7 +22,7 @@ from toynn.models.llama import Llama
 from toynn.models.registry import register
 from toynn.models.rope import base_of, plain
 from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, MLP, OUTPUT, QKV
-from toynn.models.table import Floats, norm
+from toynn.models.tables import Floats, norm
 from toynn.models.windows import WINDOW, WindowConfig, Windowed
 from toynn.nn import Layers
 

@@ -28,7 +28,7 @@ from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import base_of, check_channels, numbers, part_of, part_written, plain
 from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, OUTPUT
-from toynn.models.table import Floats, Sizes, matrix, norm
+from toynn.models.tables import Floats, Sizes, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

@@ -32,8 +32,8 @@ from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import base_of, check_channels, part_of, part_written
 from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV
-from toynn.models.table import Floats, Row, Sizes, matrix, taps
-from toynn.models.table import norm as gain
+from toynn.models.tables import Floats, Row, Sizes, matrix, taps
+from toynn.models.tables import norm as gain
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

@@ -23,7 +23,7 @@ from toynn.models.mixture import (
 )
 from toynn.models.qwen35 import Qwen35, Qwen35Config
 from toynn.models.registry import register
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 
 _WIDTH = "feed_forward_length"
 

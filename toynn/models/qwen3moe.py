@@ -15,7 +15,7 @@ from toynn.models.hyper import Hyper
 from toynn.models.llama import Llama
 from toynn.models.mixture import EXPERT_WIDTH, USED, Mixture, MixtureConfig, with_experts
 from toynn.models.registry import register
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 
 _WIDTH = "feed_forward_length"
 

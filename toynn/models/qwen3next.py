@@ -25,7 +25,7 @@ from toynn.models.qwen35 import D_K, DELTA, INNER, K_HEADS, SECTIONS, V_HEADS, Q
 from toynn.models.qwen35moe import Qwen35MoE, Qwen35MoEConfig
 from toynn.models.registry import register
 from toynn.models.rows import changed
-from toynn.models.table import Sizes
+from toynn.models.tables import Sizes
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

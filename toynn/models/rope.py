@@ -25,7 +25,7 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.models.checks import check_flags, check_positive, check_sizes, set_defaults
 from toynn.models.hyper import Hyper, refuse
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 
 BASE = 1e4  # where a file does not say
 ROTATED = "rope.dimension_count"

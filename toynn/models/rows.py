@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from toynn.models.table import Row, matrix, table
+from toynn.models.tables import Row, matrix, table
 
 _STD = 0.02  # of embeddings and head
 LAYER = "model.layers.{n}"

@@ -12,7 +12,7 @@ from toynn.formats.hf.config import Config
 from toynn.models.llama import Llama
 from toynn.models.registry import register
 from toynn.models.rows import ATTENDED, MLP, QKV, changed, names
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 
 _NORM = "post_attention_norm"
 

@@ -12,7 +12,7 @@ from toynn.formats.hf.name_mapping import Folder, NameMapping, module_of
 from toynn.graph.tape import Tensor
 from toynn.models.hyper import Hyper
 from toynn.models.model import Blocks, Model
-from toynn.models.table import Floats, Weight, matrix
+from toynn.models.tables import Floats, Weight, matrix
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 

@@ -20,7 +20,7 @@ from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive, check_sizes
 from toynn.models.rope import plain
 from toynn.models.rows import ATTENDED, LAYER, QKV
-from toynn.models.table import Floats, matrix, norm, table
+from toynn.models.tables import Floats, matrix, norm, table
 from toynn.models.windows import PATTERN, WindowConfig, Windowed
 from toynn.nn import Layers
 

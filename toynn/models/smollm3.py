@@ -14,7 +14,7 @@ from typing import Any
 from toynn.formats.hf.config import Config
 from toynn.models.llama import Llama
 from toynn.models.registry import register
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 
 _INTERVAL = 4  # of the blocks without RoPE
 

@@ -18,7 +18,7 @@ from toynn.models.hyper import EPS, Hyper
 from toynn.models.llama import IN_FILES, Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, OUTPUT, QKV, names
-from toynn.models.table import Floats, matrix, norm
+from toynn.models.tables import Floats, matrix, norm
 from toynn.models.windows import WINDOW
 from toynn.nn import Layers
 

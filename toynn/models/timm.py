@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import DataError
 from toynn.formats.safetensors import SafeTensors
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 
 Shapes = Mapping[str, tuple[int, ...]]
 

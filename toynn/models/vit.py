@@ -17,7 +17,7 @@ from toynn.errors import ConfigError
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_divided, check_flags, check_sizes
 from toynn.models.model import Model
-from toynn.models.table import Shapes, Sizes, matrix, norm, table
+from toynn.models.tables import Shapes, Sizes, matrix, norm, table
 from toynn.nn import Layers
 from toynn.numerics import checks
 from toynn.options import RecipeOptions

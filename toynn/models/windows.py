@@ -16,7 +16,7 @@ from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
 from toynn.models.hyper import Hyper
 from toynn.models.llama import Llama, LlamaConfig
-from toynn.models.table import Floats
+from toynn.models.tables import Floats
 from toynn.nn import Layers
 
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"

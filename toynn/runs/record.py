@@ -1,7 +1,6 @@
 """Read a run folder, complete or not."""
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -179,6 +178,8 @@ def _bytes(path: Path) -> bytes:
 
 
 def _tables(content: bytes) -> dict[str, Any]:
+    import tomllib
+
     try:
         return tomllib.loads(content.decode())
     except (ValueError, RecursionError):

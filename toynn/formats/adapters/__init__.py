@@ -31,7 +31,7 @@ from toynn.formats.adapters.adapter import (
     matrix_of,
 )
 from toynn.formats.adapters.checks import check
-from toynn.formats.adapters.combine import METHODS, combine
+from toynn.formats.adapters.combine import combine
 from toynn.formats.adapters.forms import no_gguf, no_peft
 from toynn.formats.adapters.gguf_file import read_gguf, write_gguf
 from toynn.formats.adapters.identity import base_metadata
@@ -42,7 +42,6 @@ __all__ = [
     "LORA_A",
     "LORA_B",
     "LORA_M",
-    "METHODS",
     "Adapter",
     "Base",
     "base_metadata",

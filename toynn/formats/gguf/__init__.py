@@ -32,12 +32,11 @@ from toynn.formats.gguf.stacks import one_by_one
 from toynn.formats.gguf.strings import Strings
 from toynn.formats.gguf.tensors import READABLE, TensorInfo
 from toynn.formats.gguf.values import typed_metadata
-from toynn.formats.gguf.writer import OUTTYPES, WRITABLE, check_target, encode, write
+from toynn.formats.gguf.writer import WRITABLE, check_target, encode, write
 from toynn.formats.opened import Opened
 from toynn.formats.quants import dequantize
 
 __all__ = [
-    "OUTTYPES",
     "WRITABLE",
     "Deferred",
     "GGUFFile",

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 #: The types that floats can be converted to.
 WRITABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
-#: The types that a model can be written in, with llama.cpp's file type.
-OUTTYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
 
 
 def library() -> Any:
