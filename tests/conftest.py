@@ -1,9 +1,14 @@
 """What holds for all tests: one toynn, in child processes too, and no clock that decides."""
 
 import math
+import os
 import signal
 import sys
 from pathlib import Path
+
+# Before NumPy is imported. Threads of its OpenBLAS wait busily: beside other processes, products of
+# references then take ten times the CPU time of one thread.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
