@@ -11,7 +11,7 @@ from lora_bases import SIZES, make, write_base
 from safetensors.numpy import load_file, save_file
 
 import toynn
-from toynn.cli import main
+from toynn.cli import _info, main
 from toynn.formats import adapters, gguf
 from toynn.jobs.memory import read_by_step
 
@@ -32,6 +32,14 @@ def error(path, capsys):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     return write_base(tmp_path_factory.mktemp("base") / "base.gguf")
+
+
+def test_what_a_file_says_is_told_before_steps_are_recorded(base, monkeypatch):
+    """The memory of a model of 30 blocks takes seconds; its keys do not wait for that."""
+    monkeypatch.setattr(_info, "plans_of_all_weights", lambda *_: pytest.fail("recorded"))
+    lines = _info.facts(base, None, 1, None)
+    told = dict(itertools.takewhile(lambda line: line[0] != "block_count", lines))
+    assert told["architecture"] == "llama" and told["embedding_length"] == str(SIZES["d_model"])
 
 
 @pytest.mark.parametrize("name", ["adapter.gguf", ".", "adapter_model.safetensors"])

@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from math import prod
@@ -236,28 +236,37 @@ def _vit(config: ViTConfig, batch: int, level: Level) -> Mapping[str, Cost]:
 INSIDE = ("model.gguf", "adapter.gguf", peft.CONFIG, CONFIG, WEIGHTS)
 
 
-def facts(path: Path, seq: int | None, batch: int, named: str | None) -> Lines:
-    """Return the facts about a path: names and texts."""
+def facts(path: Path, seq: int | None, batch: int, named: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the facts about a path: names and texts. Recording steps for the last takes longest."""
     if path.is_dir():
         inside = next((path / name for name in INSIDE if (path / name).is_file()), None)
         if inside is None:
             raise DataError(f"{path}: expected a folder with one of {', '.join(INSIDE)} in it")
-        return run_of(path) + facts(inside, seq, batch, named)
+        yield from run_of(path)
+        yield from facts(inside, seq, batch, named)
+        return
     if path.name in (peft.CONFIG, peft.WEIGHTS):
-        return of_peft(path.parent)
+        yield from of_peft(path.parent)
+        return
     of_hf = path.name == WEIGHTS and path.with_name(CONFIG).is_file()
     if path.name == CONFIG or of_hf:
         with hf.open(path.parent) as model:
-            return describe(model, seq, batch, named)
+            yield from describe(model, seq, batch, named)
+        return
     if path.suffix == ".safetensors":
-        return safetensors(path, batch)
+        yield from safetensors(path, batch)
+        return
     with gguf.open(path) as file:
-        is_adapter = file.metadata.get("general.type") == "adapter"
-        return adapter(path) if is_adapter else describe(file, seq, batch, named)
+        if file.metadata.get("general.type") == "adapter":
+            yield from adapter(path)
+        else:
+            yield from describe(file, seq, batch, named)
 
 
-def describe(file: Source, seq: int | None, batch: int, named: str | None = None) -> Lines:
-    """Return the facts about a model's file or folder: names and texts.
+def describe(
+    file: Source, seq: int | None, batch: int, named: str | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield the facts about a model's file or folder: names and texts.
 
     ``named`` is a file or folder with the tokenizer to use.
     """
@@ -274,10 +283,11 @@ def describe(file: Source, seq: int | None, batch: int, named: str | None = None
             ("weights", f"{size(file.nbytes)} in {file.files}"),
         ]
     lines += [*types(file.tensors), *_active(file), ("tokenizer", _tokenizer(file, named))]
+    yield from lines
     for key, value in metadata.items():
         if key.startswith(f"{architecture}."):
-            lines.append((key.removeprefix(f"{architecture}."), _value(value)))
-    return lines + _training(file, seq, batch)
+            yield key.removeprefix(f"{architecture}."), _value(value)
+    yield from _training(file, seq, batch)
 
 
 def _active(file: Source) -> Lines:
@@ -309,21 +319,20 @@ def _tokenizer(file: Source, named: str | None) -> str:
     return f"{kind}{f' ({pre})' if isinstance(pre, str) else ''}, {len(tokens):,} tokens"
 
 
-def _training(file: Source, seq: int | None, batch: int) -> Lines:
-    """Return the memory of a training step, or why the model cannot be trained."""
+def _training(file: Source, seq: int | None, batch: int) -> Iterator[tuple[str, str]]:
+    """Yield the memory of a training step, or why the model cannot be trained."""
     try:
         engines.check_model(file, [*ARCHITECTURES, *ENCODERS], "info")  # raises first if unknown
         length = seq or min(512, file.require(f"{file.architecture}.context_length", int))
         options = RecipeOptions(t_seq=length, t_batch=batch)
         plans = plans_of_all_weights(file, options)
     except ToynnError as error:
-        return [("training", f"not possible: {error}")]
-    encodes = file.architecture in ENCODERS
-    return [
-        *memory(plans, f"{batch} x {length} tokens"),
-        *_adapters(file, replace(options, precision="auto")),  # as a run's default is
-        *([] if isinstance(file, HFModel) or encodes else _new_model(file, length, batch)),
-    ]
+        yield "training", f"not possible: {error}"
+        return
+    yield from memory(plans, f"{batch} x {length} tokens")
+    yield from _adapters(file, replace(options, precision="auto"))  # as a run's default is
+    if not isinstance(file, HFModel) and file.architecture not in ENCODERS:
+        yield from _new_model(file, length, batch)
 
 
 def _adapters(file: Source, opts: RecipeOptions) -> Lines:
@@ -357,8 +366,10 @@ def _shorter(file: Source, opts: RecipeOptions, plans: Sequence[Plan]) -> Lines:
 
     It may be larger. A run's rows are as long as its longest example, so they are often short.
     """
+    if any(each.memory.prepacked for each in plans):
+        return []
     peak, prepacked = memory_if_shorter(file, opts)
-    if not prepacked or any(each.memory.prepacked for each in plans):
+    if not prepacked:
         return []
     said = f"{size(peak)}, {size(prepacked)} of it prepacked weights"
     return [(f"  at 1 x {min(SHORT, opts.t_seq)} tokens", said)]

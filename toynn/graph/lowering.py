@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from toynn.backends.protocol import (
     Backend,
@@ -51,10 +52,12 @@ class Lowered:
     undo_log: UndoLog | None
     places: Mapping[Tensor, Place]  # of the roots of all its tensors
     launches: list[Launch]
+    backend: Backend
 
-    def nbytes(self, backend: Backend) -> int:
-        """Return the bytes that the tape will take when it is compiled."""
-        return aligned(self.layout.nbytes) + backend.scratch(self.launches, self.undo_log)
+    @cached_property
+    def nbytes(self) -> int:
+        """The bytes that the tape will take when it is compiled."""
+        return aligned(self.layout.nbytes) + self.backend.scratch(self.launches, self.undo_log)
 
 
 def lower(tape: Tape, places: Mapping[Tensor, Place], backend: Backend) -> Lowered:
@@ -68,12 +71,13 @@ def lower(tape: Tape, places: Mapping[Tensor, Place], backend: Backend) -> Lower
         if root not in places:
             raise ConfigError(f"{root.name} belongs to another session")
         placed[root] = places[root]
-    return Lowered(tape, layout, undo_log, placed, _launches(tape, placed))
+    return Lowered(tape, layout, undo_log, placed, _launches(tape, placed), backend)
 
 
-def compile_tape(lowered: Lowered, buffers: Mapping[str, Buffer], backend: Backend) -> CompiledTape:
+def compile_tape(lowered: Lowered, buffers: Mapping[str, Buffer]) -> CompiledTape:
     """Allocate the arena of a tape, and compile the launches to a program."""
     tape, layout, undo_log = lowered.tape, lowered.layout, lowered.undo_log
+    backend = lowered.backend
     arena = backend.allocate(aligned(layout.nbytes))
     used = {"arena", *_buffers_of(lowered.launches, undo_log)}  # a program keeps these alive
     at_hand = {name: buffer for name, buffer in buffers.items() if name in used}

@@ -7,9 +7,10 @@ before it is allocated. Larger tensors are placed first, each at the lowest free
 size: Pisarchyk & Lee 2020, arXiv:2001.03288).
 """
 
-from bisect import insort
-from collections.abc import Iterable
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from toynn.backends.protocol import aligned
 from toynn.graph.tape import Tape, Tensor
@@ -39,13 +40,15 @@ def layout_of(tape: Tape, undo_log: int = 0) -> Layout:
     slots = _slots(tape)
     first = next((i for i, node in enumerate(tape.nodes) if node.phase == "U"), len(tape.nodes))
     spare = _Slot(undo_log, first, len(tape.nodes))
-    placed: list[_Slot] = []  # by their offsets
-    for slot in sorted(
-        dict.fromkeys((*slots.values(), spare)), key=lambda slot: (-slot.nbytes, slot.first)
-    ):
-        slot.offset = _lowest_gap(slot, placed)
-        insort(placed, slot, key=lambda each: each.offset)
-    nbytes = max((slot.offset + slot.nbytes for slot in placed), default=0)
+    every = dict.fromkeys((*slots.values(), spare))
+    placed = np.empty((4, len(every) + 1), np.int64)  # begins, ends, first and last nodes
+    placed[:, 0] = 0, 0, -1, len(tape.nodes)  # an empty slot, so that one is always before
+    for n, slot in enumerate(sorted(every, key=lambda slot: (-slot.nbytes, slot.first)), 1):
+        slot.offset = _lowest_gap(slot, placed[:, :n])
+        i = placed[0, :n].searchsorted(slot.offset, "right")
+        placed[:, i + 1 : n + 1] = placed[:, i:n]
+        placed[:, i] = slot.offset, slot.offset + slot.nbytes, slot.first, slot.last
+    nbytes = int(placed[1].max())
     return Layout({tensor: slot.offset for tensor, slot in slots.items()}, nbytes, spare.offset)
 
 
@@ -55,9 +58,9 @@ def _slots(tape: Tape) -> dict[Tensor, _Slot]:
     for i, node in enumerate(tape.nodes):
         named = node.named
         for name, tensor in named.items():
-            if tensor is None or tensor.root not in lives or tensor.root in slots:
+            root = None if tensor is None else tensor.root
+            if root is None or root not in lives or root in slots:
                 continue
-            root = tensor.root
             donor = named.get(next(iter(node.op.signature[name].in_place), ""))
             if donor in slots and donor.nbytes == root.nbytes and slots[donor].last == i:
                 slots[root] = slots[donor]
@@ -69,15 +72,13 @@ def _slots(tape: Tape) -> dict[Tensor, _Slot]:
     return slots
 
 
-def _lowest_gap(slot: _Slot, placed: Iterable[_Slot]) -> int:
+def _lowest_gap(slot: _Slot, placed: NDArray[np.int64]) -> int:
     """Return the lowest offset at which ``slot`` overlaps no slot that is live with it.
 
-    ``placed`` are in the order of their offsets.
+    ``placed`` (4, n) are begins, ends, first and last nodes, in the order of the begins.
     """
-    offset = 0
-    for other in placed:
-        if other.offset - offset >= slot.nbytes:
-            break
-        if other.first <= slot.last and slot.first <= other.last:  # both are live at once
-            offset = max(offset, other.offset + other.nbytes)
-    return offset
+    begins, ends, first, last = placed
+    live = (first <= slot.last) & (slot.first <= last)
+    tops = np.maximum.accumulate(ends[live])  # of all up to each
+    fits = begins[live][1:] - tops[:-1] >= slot.nbytes
+    return int(tops[fits.argmax() if fits.any() else -1])

@@ -141,8 +141,8 @@ class Node:
     accumulate: Accumulate
     block: str | None = None  # the model's block that it belongs to
 
-    @property
-    def named(self) -> dict[str, Tensor | None]:
+    @cached_property
+    def named(self) -> Mapping[str, Tensor | None]:
         """All tensors by the op's names: outputs, saved, inputs."""
         return dict(zip(self.op.signature.tensors, self.tensors, strict=True))
 
@@ -190,7 +190,8 @@ class Node:
     @property
     def touched(self) -> tuple[Tensor, ...]:
         """All tensors that are not None, and the count of valid rows."""
-        valid = self.leader.valid_rows if self.leader is not None else None
+        leader = self.leader
+        valid = leader.valid_rows if leader is not None else None
         return tuple(t for t in self.tensors if t is not None) + ((valid.count,) if valid else ())
 
     @property
@@ -423,9 +424,10 @@ class Tape(Shown):
         """
         lives: dict[Tensor, tuple[int, int]] = {}
         for i, node in enumerate(self.nodes):
-            for touched in node.touched:
-                if touched.root.role in _OF_A_TAPE:
-                    lives[touched.root] = lives.get(touched.root, (i, i))[0], i
+            for tensor in node.touched:
+                root = tensor.root
+                if root.role in _OF_A_TAPE:
+                    lives[root] = lives.get(root, (i, i))[0], i
         forever = len(self.nodes)
         lives.update((tensor, (-1, forever)) for tensor in self.inputs.values())
         lives.update((t, (lives[t][0], forever)) for t in self.outputs & lives.keys())

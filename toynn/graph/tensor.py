@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -55,12 +56,12 @@ class Tensor(Operators):
     valid: ValidRows | None = None
     owner: Callable[[], Any] | None = None
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Size in bytes."""
         return dtypes.nbytes(self.dtype, self.size)
@@ -134,5 +135,7 @@ class Tensor(Operators):
 
 def place_of(tensor: Tensor, places: Mapping[Tensor, Place]) -> Place:
     """Return where a tensor, or a part of one, begins, from the places of roots."""
-    start = places[tensor.root]
+    if tensor.base is None:
+        return places[tensor]
+    start = places[tensor.base]
     return Place(start.buffer, start.offset + dtypes.nbytes(tensor.dtype, tensor.offset))

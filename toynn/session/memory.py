@@ -34,7 +34,7 @@ class MemoryUse:
         backend, nbytes = self._backend, self._storage.nbytes
         activations = sum(compiled.nbytes for compiled in self._compiled.values())
         activations += nbytes["state"] + nbytes["persistent"]
-        activations += lowered.nbytes(backend) if lowered is not None else 0
+        activations += lowered.nbytes if lowered is not None else 0
         launches = lowered.launches if lowered is not None else ()
         packs = backend if isinstance(backend, Prepacking) else None
         return Memory(

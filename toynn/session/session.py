@@ -461,7 +461,7 @@ class Session:
         storage = self._storage
         lowered = lower(self.tape, storage.places, self.backend)
         self._memory.decide_prepack(lowered)
-        compiled = compile_tape(lowered, storage.buffers, self.backend)
+        compiled = compile_tape(lowered, storage.buffers)
         for tensor, offset in compiled.offsets.items():
             storage.hold(tensor, compiled.arena, offset)
         self.tape.places = lowered.places

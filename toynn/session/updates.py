@@ -87,7 +87,7 @@ class Updates:
         if s.tape.nodes[-1].phase != "U":
             every = self._storage.whole(Role.GRADIENT)
             ops.grad_norm(s, self.norm, self._factor, every, self._control)
-        if any(w in node.outputs for node in s.tape.nodes if node.phase == "U"):
+        if w in s.tape.written:
             raise ConfigError(f"opt_step: {w.name} has its update on this tape already")
         if w not in self._moments:
             self._moments[w] = tuple(

@@ -128,13 +128,8 @@ class CPU(Backend):
         return self._most(launches) + Squares(launches).nbytes
 
     def _most(self, launches: Sequence[Launch]) -> int:
-        return aligned(max((self._scratch(launch) for launch in launches), default=0))
-
-    def _scratch(self, launch: Launch) -> int:
-        if launch.function:
-            return 0
-        sizes = tuple(launch.sizes.items())
-        return _scratch_of(launch.kernel, sizes, self._worth(launch), launch.limit)
+        threads = self.threads()
+        return aligned(max((_scratch(launch, threads) for launch in launches), default=0))
 
     def prepacked_nbytes(self, launches: Sequence[Launch] = (), prepack: str = "never") -> int:
         """Return the bytes of all prepacked weights, and of those that these launches would add."""
@@ -165,7 +160,7 @@ class CPU(Backend):
         kept |= squares.kept(launches, buffers)
         held = [workspace, *buffers.values(), *prepacked.values(), squares]
         program = CompiledProgram(len(launches), workspace.address, held)
-        functions = {}
+        functions, threads = {}, self.threads()
         for i, launch in enumerate(launches):
             if launch.function:
                 functions[i] = partial(launch.function.run, _view(launch, buffers))
@@ -181,7 +176,7 @@ class CPU(Backend):
                 tuple(launch.sizes[name] for name in names.sizes),
                 tuple(launch.options[name] for name in names.options),
                 int(launch.accumulate),
-                self._worth(launch),
+                _worth(launch, threads),
                 _seconds(launch),
                 kept.get(i, 0),
                 launch.kernel,
@@ -197,9 +192,6 @@ class CPU(Backend):
         letters = "".join(launch.phase for launch in launches)
         parts = (workspace, each, squares, letters, computing, functions)
         return CPUProgram(self, program, *parts)
-
-    def _worth(self, launch: Launch) -> int:
-        return min(self.threads(), worth(_seconds(launch)))
 
     def feed(self, inputs: Sequence[FeedInput]) -> Feed | None:
         """Return a compiled feed; None if an input has more than two axes."""
@@ -240,6 +232,17 @@ def _view(launch: Launch, buffers: Mapping[str, Buffer]) -> View:
 
 def _seconds(launch: Launch) -> float:
     return seconds(launch.flops, launch.nbytes, dequantized(launch.sizes))
+
+
+def _worth(launch: Launch, threads: int) -> int:
+    return min(threads, worth(_seconds(launch)))
+
+
+def _scratch(launch: Launch, threads: int) -> int:
+    if launch.function:
+        return 0
+    sizes = tuple(launch.sizes.items())
+    return _scratch_of(launch.kernel, sizes, _worth(launch, threads), launch.limit)
 
 
 @lru_cache(4096)
