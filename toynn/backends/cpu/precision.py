@@ -6,7 +6,7 @@ import toynn._kernels as kernels
 from toynn._kernels.base import cpu
 
 #: Share of highest's time that a LoRA step over Q8_0 takes in int8, by unit: docs/performance.md.
-_INT8 = {"AVX2": 0.79, "AVX_VNNI": 0.46}
+_INT8 = {"AVX2": 0.79, "AVX_VNNI": 0.46, "AVX512_VNNI": 0.44}
 
 
 def multiplies_in() -> dict[str, str]:
