@@ -48,6 +48,33 @@ def test_what_comes_later_changes_no_bit(length):
     assert o.tobytes() == whole[:length].tobytes()
 
 
+def test_a_weight_is_right_to_two_units_in_the_last_place():
+    """e^x of 2^18 floats x, against float64: scores of keys. dv is the weights of row 0."""
+    rows, heads = 64, 512
+    q, do, lse = (
+        np.ones((rows, heads), "f"),
+        np.zeros((rows, heads), "f"),
+        np.zeros((1, heads, rows), "f"),
+    )
+    do[0] = 1
+
+    def weights(x):
+        dv = np.empty_like(x)
+        attention.backward(None, None, dv, None, do, do, lse, q, x, x, E=1, causal=False, scale=1.0)
+        return dv
+
+    edges = np.array([2**-20, 86.9], np.float32).view(np.int32)
+    bits = np.linspace(*edges, 8 * rows * heads).astype(np.int32)  # floats in order
+    for x in bits.view(np.float32).reshape(8, rows, heads):
+        for y in (-x, x):
+            assert np.abs(weights(y) / np.exp(y.astype(np.float64)) - 1).max() <= 2**-22
+    ends = np.array([0, -88, -1e4, -np.inf, np.nan], np.float32)
+    x = np.zeros((rows, heads), "f")
+    x[: len(ends)] = ends[:, None]
+    expected = np.array([1, 0, 0, 0, np.nan], np.float32)
+    np.testing.assert_array_equal(weights(x)[: len(ends), 0], expected)
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.5, 300.0])
 def test_any_scale(scale):
     """Large scores do not overflow: the largest weight of each row is exp(0)."""

@@ -5,10 +5,10 @@ _visible.pxd. Pointers point to row 0 of the sequence and the first column of th
 cache are transposed within blocks: cached_attention.pyx says how, and why.
 """
 from libc.float cimport FLT_MAX
-from libc.math cimport INFINITY, logf
+from libc.math cimport INFINITY
 from libc.string cimport memset
 
-from toynn._kernels.base._common cimport LANES, exp_, tanh_
+from toynn._kernels.base._common cimport LANES, exp_, log_, tanh_
 from toynn._kernels.attention._visible cimport (
     BLOCK, WIDTH, Block, Sizes, block_size, first_key, key_blocks, strip_end, strip_size,
     visible_begin, visible_end,
@@ -26,10 +26,11 @@ cdef extern from "gemm.h" nogil:
     ) noexcept
 
 cdef extern from "rows.h" nogil:
-    void lanes_max "tn_lanes_max" (float* most, float* x, Py_ssize_t n, float scale) noexcept
-    void lanes_sum "tn_lanes_sum" (float* total, const float* x, Py_ssize_t n) noexcept
-    void short_weights "tn_short_weights" (
-        float* total, float* p, Py_ssize_t seen, Py_ssize_t n, float scale, float shift
+    bint HAS_WEIGHTS "TN_HAS_WEIGHTS"
+    void lanes_max "tn_lanes_max" (float* most, const float* x, Py_ssize_t n) noexcept
+    void row_weights "tn_weights" (
+        float* total, float factor, float* p, Py_ssize_t seen, Py_ssize_t n, float scale,
+        float shift, bint exact
     ) noexcept
 
 
@@ -282,20 +283,24 @@ cdef inline void _hide(float* p, Py_ssize_t n, float value) noexcept nogil:
         p[c] = value
 
 
-cdef inline void _scale_scores(float* p, int seen, int n, float scale) noexcept nogil:
-    """p = scale p for visible keys, else -infinity; n keys, rounded up to whole registers."""
+cdef inline void _weights(
+    float* total, float factor, float* p, int seen, int n, float scale, float shift, bint exact
+) noexcept nogil:
+    """p = exp(scale p - shift) for visible keys, else 0; n keys, rounded up to whole registers.
+
+    total, in V lanes, is multiplied by the factor, and the weights are added to it.
+    """
     cdef int c  # as wide as a float, so that whole registers are compared
-    for c in range(_whole(n)):
-        p[c] = scale * p[c] if c < seen else <float>-INFINITY
-
-
-cdef inline void _weights(float* p, int seen, int n, float scale, float shift) noexcept nogil:
-    """p = exp(scale p - shift) for visible keys, else 0; n keys, rounded up to whole registers."""
-    cdef int c
     cdef float weight
+    if HAS_WEIGHTS:
+        row_weights(total, factor, p, seen, _whole(n), scale, shift, exact)
+        return
+    for c in range(V):
+        total[c] *= factor
     for c in range(_whole(n)):
         weight = exp_(scale * p[c] - shift)
         p[c] = weight if c < seen else <float>0.0
+        total[c % V] += p[c]
 
 
 cdef inline void _score_gradients(
@@ -322,8 +327,8 @@ cdef struct Unit:  # a block of queries of one head, while blocks of keys pass b
     Py_ssize_t i
     Kept kept
     Sums sums           # o before it is divided
-    float most[WIDTH]   # running maximum of the scaled scores of a row
-    float total[WIDTH]  # running sum of exp(score - most)
+    float most[WIDTH]       # running maximum of the scaled scores of a row
+    float total[WIDTH * V]  # running sum of exp(score - most), in V lanes
 
 
 cdef inline Py_ssize_t keys_of(const Sizes* s, Py_ssize_t i) noexcept nogil:
@@ -340,23 +345,18 @@ cdef inline bint _masked(const Sizes* s) noexcept nogil:
     return s.window > 0 or s.hidden > 0
 
 
-cdef inline bint _any_hidden(const Sizes* s, const Block* b) noexcept nogil:
-    """Whether some key of a block, or of what its rows are rounded up to, is hidden from a row."""
-    return _masked(s) or strip_size(s, b) < WIDTH or _whole(b.columns) > b.columns
-
-
 cdef inline void begin_unit(Unit* u, const Sizes* s) noexcept nogil:
     """Begin without keys, and with sums in o."""
     cdef Py_ssize_t r
     u.sums = Sums(u.o + u.i * s.ldo, s.ldo)
+    memset(u.total, 0, sizeof(u.total))
     for r in range(WIDTH):
         # A row may see none of the first keys that other rows see. With -FLT_MAX no difference of
         # two infinities arises then, and its first visible key multiplies what came before by 0.
         u.most[r] = -FLT_MAX if _masked(s) else <float>-INFINITY
-        u.total[r] = 0
         if u.sink != NULL:
             u.most[r] = u.sink[0]
-            u.total[r] = 1
+            u.total[r * V] = 1
 
 
 cdef inline void add_keys(
@@ -366,54 +366,46 @@ cdef inline void add_keys(
     """Add to a block of queries what the block of keys at j gives."""
     cdef float buffer[WIDTH * WIDTH + LINE]
     cdef float* p = aligned(buffer)
-    cdef float lanes[WIDTH * V]    # partial maxima or sums of each row
+    cdef float lanes[WIDTH * V]  # partial maxima of each row
     cdef float by_lane[V * WIDTH]
     cdef float factor[WIDTH]  # by which total and o shrink when the maximum grows
     cdef float slope[WIDTH]   # not used
-    cdef Py_ssize_t i = u.i, r, n, lane, rows = block_size(s, i, s.T)
+    cdef Py_ssize_t i = u.i, r, n, seen, lane, rows = block_size(s, i, s.T)
     cdef Block b = Block(i, rows, j, block_size(s, j, keys_of(s, i)))
-    cdef bint first = j <= first_key(s, i), hidden = _any_hidden(s, &b)
-    # In medium scores are scaled with their exponential, if that does not change which is largest.
-    cdef bint later = s.rounded != NULL and not hidden and s.cap <= 0 and s.scale > 0
-    cdef float x, most, scale, rest = s.scale if later else 1
+    cdef bint first = j <= first_key(s, i), masked = _masked(s)
+    cdef bint hidden = masked or strip_size(s, &b) < WIDTH or _whole(b.columns) > b.columns
+    # Scores are scaled with their exponential, if that does not change which is largest.
+    cdef float x, most, scale = s.scale if s.cap <= 0 and s.scale > 0 else 1
     cdef float* row
     _products_of_rows(p, s, &b, u.q, s.ldq, &u.kept.along, k, s.ldk, &k_kept.along, s.D)
     for r in range(rows):
         row = p + r * WIDTH
-        n = strip_end(s, &b, r)
-        scale = 1 if later else s.scale
+        n = seen = b.columns
+        if hidden:
+            n, seen = strip_end(s, &b, r), visible_end(s, &b, r)
         if s.cap > 0:
             _cap_scores(row, slope, n, s.scale, s.cap)
-            scale = 1
-        if hidden:
-            _scale_scores(row, visible_end(s, &b, r), n, scale)
+        elif s.scale <= 0:
+            _scale_row(row, row, s.scale, n)
+        if masked:
             _hide(row, visible_begin(s, &b, r), <float>-INFINITY)
-            scale = 1
-        lanes_max(lanes + r * V, row, _whole(n), scale)
+        lanes_max(lanes + r * V, row, seen)
     _by_lane(by_lane, lanes, rows)
     for r in range(_whole(rows)):
         x = u.most[r]
         for lane in range(V):
-            most = rest * by_lane[lane * WIDTH + r]
+            most = scale * by_lane[lane * WIDTH + r]
             x = most if most > x else x
         factor[r] = exp_(u.most[r] - x)
         u.most[r] = x
     for r in range(rows):
-        row = p + r * WIDTH
-        n = strip_end(s, &b, r)
-        if s.rounded == NULL:
-            _weights(row, visible_end(s, &b, r), n, 1, u.most[r])
-            lanes_sum(lanes + r * V, row, _whole(n))
-        else:
-            short_weights(
-                lanes + r * V, row, visible_end(s, &b, r), _whole(n), rest, u.most[r]
-            )
-    _by_lane(by_lane, lanes, rows)
-    for r in range(_whole(rows)):
-        x = 0
-        for lane in range(V):
-            x += by_lane[lane * WIDTH + r]
-        u.total[r] = u.total[r] * factor[r] + x
+        n = seen = b.columns
+        if hidden:
+            n, seen = strip_end(s, &b, r), visible_end(s, &b, r)
+        _weights(
+            u.total + r * V, factor[r], p + r * WIDTH, seen, n, scale, u.most[r],
+            s.rounded == NULL,
+        )
     if not first:
         for r in range(rows):
             if factor[r] != 1:  # most rows' maximum stays, from some keys on
@@ -426,10 +418,19 @@ cdef inline void add_keys(
 
 cdef inline void end_unit(Unit* u, const Sizes* s) noexcept nogil:
     """Divide by the sums: o and lse of the block are complete."""
-    cdef Py_ssize_t r
-    for r in range(block_size(s, u.i, s.T)):
-        _scale_row(u.o + (u.i + r) * s.ldo, u.sums.y + r * u.sums.ld, 1 / u.total[r], s.E)
-        u.lse[u.i + r] = u.most[r] + logf(u.total[r])
+    cdef float by_lane[V * WIDTH]
+    cdef float total[WIDTH]
+    cdef float lse[WIDTH]
+    cdef Py_ssize_t r, lane, rows = block_size(s, u.i, s.T)
+    _by_lane(by_lane, u.total, rows)
+    for r in range(_whole(rows)):
+        total[r] = 0
+        for lane in range(V):
+            total[r] += by_lane[lane * WIDTH + r]
+        lse[r] = u.most[r] + log_(total[r])
+    for r in range(rows):
+        _scale_row(u.o + (u.i + r) * s.ldo, u.sums.y + r * u.sums.ld, 1 / total[r], s.E)
+        u.lse[u.i + r] = lse[r]
 
 
 cdef inline void forward_block(
@@ -463,13 +464,14 @@ cdef inline void backward_block(
     cdef float* scores = aligned(buffer)
     cdef float* gradients = scores + WIDTH * WIDTH
     cdef float slope[WIDTH]
-    cdef float lanes[V]  # not used
+    cdef float total[V]  # not used
     cdef Py_ssize_t r, n, end, begin
     cdef Block b = Block(i, block_size(s, i, s.T), j, block_size(s, j, s.T))
     cdef bint scored = dq.y != NULL or dk.y != NULL  # dv needs only the weights
     cdef float scale
     cdef float* p
     cdef float* ds
+    memset(total, 0, sizeof(total))
     _products_of_rows(scores, s, &b, q, s.ldq, &q_kept.along, k, s.ldk, &k_kept.along, s.D)
     if scored:
         _products_of_rows(  # do . v, then ds
@@ -483,10 +485,7 @@ cdef inline void backward_block(
         if s.cap > 0:
             _cap_scores(p, slope, n, s.scale, s.cap)
             scale = 1
-        if s.rounded == NULL:
-            _weights(p, end, n, scale, lse[i + r])
-        else:
-            short_weights(lanes, p, end, _whole(n), scale, lse[i + r])
+        _weights(total, 0, p, end, n, scale, lse[i + r], s.rounded == NULL)
         _hide(p, begin, 0)
         if scored:
             _score_gradients(ds, p, end, n, s.scale, delta[i + r])

@@ -263,8 +263,8 @@ cdef inline void _forward_units(
             u = units + x
             if first_key(s, u.i) <= j and t < blocks_seen(s, u.i):
                 add_keys(u, s, k.x, v.x, &k_kept, &v_kept, j)
-    for x in range(n):
-        end_unit(units + x, s)
+                if t + 1 == blocks_seen(s, u.i):
+                    end_unit(u, s)
 
 
 cdef inline Task _task(const Sizes* s, const Cut* c, Py_ssize_t rows, Py_ssize_t n) noexcept nogil:
@@ -419,10 +419,11 @@ cdef inline void _backward_area(
 
 cdef void _deltas(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Sizes s = _sizes(a)
-    cdef Py_ssize_t i, at
-    for i in range(first, last):
-        at = (i // s.T // s.H * s.T + i % s.T) * s.ldo + i // s.T % s.H * s.E
-        a.delta[i] = dot_(a.do + at, a.o + at, s.E)
+    cdef Py_ssize_t i, row, h, at
+    for i in range(first, last):  # head by head, as do and o are in memory
+        row, h = i // s.H, i % s.H
+        at = row * s.ldo + h * s.E
+        a.delta[(row // s.T * s.H + h) * s.T + row % s.T] = dot_(a.do + at, a.o + at, s.E)
 
 
 cdef void _examples_of(Backward* a, void* room, Py_ssize_t n) noexcept nogil:

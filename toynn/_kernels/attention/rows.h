@@ -1,91 +1,129 @@
-/* Sums and maxima of rows. A compiler may not reorder a sum of floats, and does not vectorise a maximum
-   in this fixed order. So their lanes are written out here. And weights that are rounded next. */
+/* Rows of scores: their maxima, and their weights with their sums. A compiler may not reorder a sum of
+   floats, and does not vectorise a maximum in this fixed order. So lanes are written out here. */
 #ifndef TOYNN_ROWS_H
 #define TOYNN_ROWS_H
 
 #include <float.h>
 #include <math.h>
 #include "gemm.h"
-#if TN_V == 16
+#if TN_V >= 8
 #include <immintrin.h>
 #endif
 
-/* most[i] = the largest of x[i], x[i + TN_V], ..: n floats, a multiple of TN_V. NaN is ignored. First
-   x = scale x, unless scale is 1. */
-static inline void tn_lanes_max(float* most, float* x, ptrdiff_t n, float scale) {
 #ifdef TN_SHUFFLES
-    typedef int tn_bits __attribute__((vector_size(4 * TN_V)));
-    tn_vec y = (tn_vec){0} - INFINITY;
-    for (ptrdiff_t i = 0; i < n; i += TN_V) {
-        const tn_vec v = scale * tn_load(x + i);
-        if (scale != 1) tn_store(x + i, v);
+#define TN_HAS_WEIGHTS 1
+
+typedef int tn_bits __attribute__((vector_size(4 * TN_V)));
+
+/* The larger of each pair of numbers; y if one is NaN. */
+TN_INLINE tn_vec tn_larger(tn_vec x, tn_vec y) {
 #if TN_V == 16
-        y = (tn_vec)_mm512_max_ps((__m512)v, (__m512)y);
+    return (tn_vec)_mm512_max_ps((__m512)x, (__m512)y);
+#elif TN_V == 8
+    return (tn_vec)_mm256_max_ps((__m256)x, (__m256)y);
 #else
-        const tn_bits larger = v > y;
-        y = (tn_vec)((larger & (tn_bits)v) | (~larger & (tn_bits)y));
+    const tn_bits larger = x > y;
+    return (tn_vec)((larger & (tn_bits)x) | (~larger & (tn_bits)y));
 #endif
-    }
-    tn_store(most, y);
+}
+
+/* The first n numbers of x, then others. */
+TN_INLINE tn_vec tn_begin_of(tn_vec x, ptrdiff_t n, float other) {
+    if (n >= TN_V) return x;
+#if TN_V == 16
+    return (tn_vec)_mm512_mask_mov_ps(_mm512_set1_ps(other), n > 0 ? (1 << n) - 1 : 0, (__m512)x);
 #else
+    for (int i = 0; i < TN_V; i++) x[i] = i < n ? x[i] : other;
+    return x;
+#endif
+}
+
+/* most[i] = the largest of x[i], x[i + TN_V], .. of n floats, the last register of which is read whole.
+   NaN is ignored. */
+static inline void tn_lanes_max(float* most, const float* x, ptrdiff_t n) {
+    tn_vec y = tn_same(-INFINITY);
+    for (ptrdiff_t i = 0; i < n; i += TN_V)
+        y = tn_larger(tn_begin_of(tn_load(x + i), n - i, -INFINITY), y);
+    tn_store(most, y);
+}
+
+/* e^x = 2^n e^r as in exp_ of _common.pxd, right to 1e-7. e^r is the polynomial of degree 6 that begins
+   with 1 + r and whose largest relative error is the least: 3.2e-9. */
+TN_INLINE tn_vec tn_exact_weight(tn_vec x) {
+    const float magic = 12582912; /* 1.5 * 2^23: adding it rounds to the nearest integer */
+    x = tn_larger(tn_same(-87.5f), x); /* below it: 0; NaN stays */
+#if TN_V != 16
+    x = -tn_larger(tn_same(-89), -x); /* above it: infinity */
+#endif
+    const tn_vec power = x * 1.44269504f + magic, n = power - magic;
+    const tn_vec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    tn_vec y = r * 1.38206617e-3f + 8.36867467e-3f;
+    y = y * r + 4.16682661e-2f;
+    y = y * r + 1.66665211e-1f;
+    y = y * r + 4.99999940e-1f;
+    y = y * r + 1;
+    y = y * r + 1;
+#if TN_V == 16
+    return (tn_vec)_mm512_scalef_ps((__m512)y, (__m512)n);
+#else
+    return y * (tn_vec)(((tn_bits)power << 23) + (127 << 23)); /* n is in the last bits of power */
+#endif
+}
+
+#if TN_V == 16
+/* 2^t = 2^n 2^r with n = floor t, for weights that are rounded to bfloat16 next, which is up to 2e-3 off
+   (2^-9). 2^r is the polynomial of degree 3 whose largest relative error on [0, 1) is the least: 7.5e-5
+   (degree 2: 1.7e-3). */
+TN_INLINE tn_vec tn_short_weight(tn_vec t) {
+    const tn_vec r = (tn_vec)_mm512_reduce_ps((__m512)t, _MM_FROUND_TO_NEG_INF);
+    tn_vec y = r * 0.078024523f + 0.22606716f;
+    y = y * r + 0.69583354f;
+    y = y * r + 0.99992522f;
+    return (tn_vec)_mm512_scalef_ps((__m512)y, (__m512)t); /* y 2^floor t */
+}
+#define TN_WEIGHT(exact, x) (exact ? tn_exact_weight(x) : tn_short_weight(x))
+#else
+#define TN_WEIGHT(exact, x) tn_exact_weight(x)
+#endif
+
+TN_INLINE void tn_row_weights(float* total, float factor, float* p, ptrdiff_t seen, ptrdiff_t n,
+                              float scale, float shift, int exact) {
+    tn_vec sum = {0};
+    for (ptrdiff_t i = 0; i < n; i += TN_V) {
+        const tn_vec x = scale * tn_load(p + i) - shift;
+        const tn_vec y = tn_begin_of(TN_WEIGHT(exact, x), seen - i, 0);
+        tn_store(p + i, y);
+        sum += y;
+    }
+    (void)exact;
+    tn_store(total, factor * tn_load(total) + sum);
+}
+
+/* p[i] = e^(scale p[i] - shift) for the first `seen` of n floats (a multiple of TN_V), else 0; and
+   total[i] = factor total[i] + (p[i] + p[i + TN_V] + ..). With AVX-512, weights that need not be exact
+   are short ones; their t is off by 2^-24 of |scale p| + |shift|. */
+static inline void tn_weights(float* total, float factor, float* p, ptrdiff_t seen, ptrdiff_t n,
+                              float scale, float shift, int exact) {
+    if (exact || TN_V != 16) {
+        tn_row_weights(total, factor, p, seen, n, scale, shift, 1);
+        return;
+    }
+    shift *= 1.44269504f;
+    shift = shift < -FLT_MAX ? -FLT_MAX : shift; /* no key was seen yet: scores are -infinity, too */
+    tn_row_weights(total, factor, p, seen, n, scale * 1.44269504f, shift, 0);
+}
+
+#else
+#define TN_HAS_WEIGHTS 0 /* tn_weights must be here, but is not called */
+#define tn_weights(...) ((void)0)
+
+static inline void tn_lanes_max(float* most, const float* x, ptrdiff_t n) {
     for (int j = 0; j < TN_V; j++) most[j] = -INFINITY;
     for (ptrdiff_t i = 0; i < n; i++) {
         float* y = most + i % TN_V;
-        x[i] *= scale;
         *y = x[i] > *y ? x[i] : *y;
     }
-#endif
 }
-
-/* total[i] = x[i] + x[i + TN_V] + ..: n floats, a multiple of TN_V. */
-static inline void tn_lanes_sum(float* total, const float* x, ptrdiff_t n) {
-#ifdef TN_SHUFFLES
-    tn_vec y = {0};
-    for (ptrdiff_t i = 0; i < n; i += TN_V) y += tn_load(x + i);
-    tn_store(total, y);
-#else
-    for (int j = 0; j < TN_V; j++) total[j] = 0;
-    for (ptrdiff_t i = 0; i < n; i++) total[i % TN_V] += x[i];
 #endif
-}
-
-/* p[i] = e^(scale p[i] - shift) for the first `seen` of n floats (a multiple of TN_V), else 0; total is
-   their sums, as above. For weights that are rounded to bfloat16 next, which is up to 2e-3 off (2^-9).
-
-   e^x = 2^t = 2^n 2^r with n = floor t. 2^r is the polynomial of degree 3 whose largest relative error
-   on [0, 1) is the least: 7.5e-5 (degree 2: 1.7e-3). t is off by 2^-24 of |scale p| + |shift|. */
-static inline void tn_short_weights(float* total, float* p, ptrdiff_t seen, ptrdiff_t n, float scale,
-                                    float shift) {
-    const float c0 = 0.99992522f, c1 = 0.69583354f, c2 = 0.22606716f, c3 = 0.078024523f;
-    const float by = scale * 1.44269504f;
-    float from = shift * 1.44269504f;
-    from = from < -FLT_MAX ? -FLT_MAX : from; /* no key was seen yet: scores are -infinity, too */
-#if TN_V == 16
-    __m512 sum = _mm512_setzero_ps();
-    for (ptrdiff_t i = 0; i < n; i += 16) {
-        const __m512 t = _mm512_fmsub_ps(_mm512_loadu_ps(p + i), _mm512_set1_ps(by),
-                                         _mm512_set1_ps(from));
-        const __m512 r = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF);
-        __m512 y = _mm512_fmadd_ps(r, _mm512_set1_ps(c3), _mm512_set1_ps(c2));
-        y = _mm512_fmadd_ps(r, y, _mm512_set1_ps(c1));
-        y = _mm512_scalef_ps(_mm512_fmadd_ps(r, y, _mm512_set1_ps(c0)), t); /* y 2^floor t */
-        if (seen < i + 16) y = _mm512_maskz_mov_ps(seen > i ? (1 << (seen - i)) - 1 : 0, y);
-        _mm512_storeu_ps(p + i, y);
-        sum = _mm512_add_ps(sum, y);
-    }
-    _mm512_storeu_ps(total, sum);
-#else
-    const float magic = 12582912; /* 1.5 * 2^23: adding it rounds to the nearest integer */
-    for (int i = 0; i < (int)n; i++) { /* as wide as a float: whole registers are compared */
-        float t = by * p[i] - from;
-        t = t > 128.5f ? 128.5f : t < -126.5f ? -126.5f : t; /* beyond: infinity, or 0 */
-        union { float f; unsigned i; } power = {t - 0.5f + magic};
-        const float r = t - (power.f - magic);
-        power.i = (power.i << 23) + (127u << 23);
-        p[i] = i < (int)seen ? (((c3 * r + c2) * r + c1) * r + c0) * power.f : 0;
-    }
-    tn_lanes_sum(total, p, n);
-#endif
-}
 
 #endif
