@@ -1,7 +1,7 @@
 """The kernels on an emulated arm64 CPU, levels generic and neon: by hand, and shortened in CI.
 
     python -m tests.arm64                                   every case, on each CPU below
-    python -m tests.arm64 --quick                           a few cases of every op
+    python -m tests.arm64 --quick                           a few cases of every op, at -O1
     python -m tests.arm64 --cpus max tests/kernels/test_int8.py -k threads
 
 GCC's cross compiler builds toynn with the headers of Debian's Python for arm64, and QEMU's user
@@ -62,7 +62,7 @@ exec qemu-aarch64-static -cpu "$TOYNN_EMULATED" -L "%(root)s" \\
 # The compiler. A program that it links (setup.py runs one) becomes a script that emulates it.
 COMPILER = """\
 #!/bin/sh
-%(ccache)saarch64-linux-gnu-gcc "$@" || exit
+%(ccache)saarch64-linux-gnu-gcc "$@" %(last)s || exit
 out= part=
 while [ $# -gt 0 ]; do case $1 in -o) out=$2;; -shared|-c) part=1;; esac; shift; done
 [ "$part" ] || [ ! -f "$out" ] || { mv "$out" "$out.elf"
@@ -116,13 +116,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=Path(tempfile.gettempdir()) / "toynn-arm64")
     parser.add_argument("--cpus", help="default: max,cortex-a72; of --quick: max")
-    parser.add_argument("--quick", action="store_true", help="a few cases of every op")
+    parser.add_argument("--quick", action="store_true", help="a few cases of every op, at -O1")
     arguments, rest = parser.parse_known_args()
     cpus = (arguments.cpus or ("max" if arguments.quick else "max,cortex-a72")).split(",")
     if unknown := set(cpus) - set(CPUS):
         parser.error(f"--cpus: {', '.join(unknown)} is none of {', '.join(CPUS)}")
     folder = arguments.build.resolve()
-    if missing := prepare(folder):
+    if missing := prepare(folder, "-O1" * arguments.quick):
         print(f"arm64: skipped: {missing}", flush=True)
         return 0
     build(folder)
@@ -153,8 +153,8 @@ def compare_bits(folder: Path) -> None:
     print(f"arm64: the same bits on {', '.join(told)}:\n{told['max']}", flush=True)
 
 
-def prepare(folder: Path) -> str:
-    """Fetch what is missing; return why it cannot be had, or ""."""
+def prepare(folder: Path, last: str = "") -> str:
+    """Fetch what is missing; return why it cannot be had, or "". ``last``: a last word for GCC."""
     folder.mkdir(parents=True, exist_ok=True)
     apt, why = installed(PACKAGES, folder)
     if why:
@@ -174,7 +174,8 @@ def prepare(folder: Path) -> str:
         words += [word for glibc in GLIBCS for word in ("--platform", f"{glibc}_aarch64")]
         run([*words, *WHEELS], folder, {})
         replace(packages, part)
-    values = {"root": root, "version": VERSION, "ccache": "ccache " * bool(shutil.which("ccache"))}
+    ccache = "ccache " * bool(shutil.which("ccache"))
+    values = {"root": root, "version": VERSION, "ccache": ccache, "last": last}
     for name, text in (("python", PYTHON), ("cc", COMPILER), ("cross.py", CROSS)):
         (folder / name).write_text(text if name == "cross.py" else text % values)
         (folder / name).chmod(0o755)
