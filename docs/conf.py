@@ -9,7 +9,10 @@ import re
 import runpy
 import shutil
 from pathlib import Path
+from typing import Any
 
+from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 import toynn
@@ -142,8 +145,43 @@ def as_rst(app: Sphinx, what: str, name: str, obj: object, options: object, doc:
     doc[:] = text
 
 
+#: The contents of each page that the list of all pages is made of.
+TITLES: dict[str, nodes.Node] = {}
+
+
+def title_alone(toc: nodes.Node) -> nodes.Node:
+    """Return a page's contents without its sections and objects, if they list no other pages."""
+    if next(toc.findall(addnodes.toctree), None) is not None:
+        return toc
+    alone = toc.copy()
+    for item in toc.children:
+        alone += item.copy()
+        alone[-1] += item[0].deepcopy()
+    return alone
+
+
+def navigate(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Give the theme's list of all pages their titles alone: it shows no more.
+
+    Sphinx copies it for each page. With the objects of API.md this took most of the time.
+    """
+    toctree, whole = context["toctree"], app.env.tocs
+    if not TITLES:
+        TITLES.update((name, title_alone(toc)) for name, toc in whole.items())
+
+    def of_titles(**options: Any) -> str:
+        app.env.tocs = TITLES
+        try:
+            return toctree(**options)
+        finally:
+            app.env.tocs = whole
+
+    context["toctree"] = of_titles
+
+
 def setup(app: Sphinx) -> None:
     """Connect these to Sphinx."""
     app.connect("autodoc-process-docstring", as_rst, priority=100)  # before numpydoc
     app.connect("builder-inited", make_pages)
     app.connect("source-read", redirect)
+    app.connect("html-page-context", navigate, priority=100)  # before the theme
