@@ -476,6 +476,12 @@ LARGEST = 150_000
 
 
 def small_calls(op):
+    """Shapes and calls; first those with least work, which catch most faults."""
+    found = list(_small_calls(op))
+    return sorted(found, key=lambda one: CASES[op].work(one[1], one[0])[0])
+
+
+def _small_calls(op):
     for shape in CASES[op].shapes:
         calls = CASES[op].calls(np.random.default_rng(3), **shape)
         sizes = [array.size for call in calls for array in call.arrays.values()]
