@@ -152,3 +152,14 @@ def test_the_main_job_is_compared_with_the_figure_of_readme(loss, level, text, r
     reports = ({"iteration": 1475}, {"iteration": 1500, "val_loss": figure + loss})
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, reports)))
     assert (script["wrong"](tmp_path) is None) == right
+
+
+@needs_bash
+@pytest.mark.parametrize("now", [100, 1300])
+def test_a_long_check_on_a_slow_machine_is_left_out_and_said(now):
+    line = re.search(r"^in_time\(\).*$", (ROOT / ".ci/run").read_text(), re.MULTILINE)[0]
+    script = f'{line}\nSECONDS={now}\nif in_time 1200 "pytest bench"; then echo ran; fi'
+    done = subprocess.run(["bash", "-ec", script], capture_output=True, text=True)
+    assert done.returncode == 0
+    said = "\n== LEFT OUT for time (1300 s), run by hand: pytest bench\n"
+    assert done.stdout == ("ran\n" if now < 1200 else said)
