@@ -67,7 +67,7 @@ class Road:
     """The stages of a road, each done once."""
 
     def __init__(self, out, form, data):
-        self.out, self.data, self.begun = out, data, time.time()
+        self.out, self.data, self.begun, self.told = out, data, time.time(), ""
         self.size, self.vocab, self.shape, self.rate, self.steps, self.chats = FORMS[form]
         self.settings, notes = {"form": form, "data": data and str(data)}, out / "speedrun.json"
         (out / "log").mkdir(parents=True, exist_ok=True)
@@ -115,12 +115,14 @@ class Road:
         return path.read_text()
 
     def tell(self, log, metrics, steps):
-        """Show how many of a run's steps are done."""
+        """Show how many of a run's steps are done; in a file, once for each hundredth."""
         lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
         done = json.loads(lines[-1]).get("iteration", 0) if lines else 0
-        seconds = time.time() - self.begun
-        line = f"      {log}: {100 * done / steps:.0f} % of {steps} steps, {seconds:.0f} s in all"
-        print(f"\r{line:<60}", end="", flush=True)
+        seconds, share = time.time() - self.begun, f"{100 * done / steps:.0f} %"
+        if sys.stdout.isatty() or share != self.told:
+            line = f"      {log}: {share} of {steps} steps, {seconds:.0f} s in all"
+            print(f"\r{line:<60}", end="", flush=True)
+        self.told = share
 
     def texts(self):
         """Write texts and conversations; none of the validation text is in the training text."""

@@ -244,7 +244,8 @@ def test_the_tutorial_of_chats_runs(tmp_path, monkeypatch, capsys):
     assert said[4].strip() == said[8].strip() == "Zork the robot."
     loss = [float(re.search(r"loss ([\d.]+) nats", said[k])[1]) for k in (2, 5)]
     assert loss[1] < loss[0] / 4
-    assert re.search(r"friend of Zork.*\n.*\n.*The big red gold\.\n.*A cat named Zork\.", said[3])
+    # "gold" and "sun" are nearly as likely before training: last bits of the losses decide.
+    assert re.search(r"friend of Zork.*\n.*\n.*The big red \w+\.\n.*A cat named Zork\.", said[3])
     preferences = ROOT / "docs" / "preferences.md"  # goes on from there
     block = re.search(r"cat > (\S+) <<'END'\n(.*?)END\n", preferences.read_text(), re.DOTALL)
     (tmp_path / block[1]).write_text(block[2])
