@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toynn.backends.reference.kernel import Array, Outputs, kernel
+from toynn.backends.reference.kernel import Array, kernel
 
 
 def split_heads(x: Array, B: int, T: int, D: int) -> Array:
@@ -49,23 +49,7 @@ def _masked(scores: Array, first: Array | None, causal: int, window: int) -> Arr
 
 
 @kernel("attention.forward")
-def attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    B: int,
-    T: int,
-    H: int,
-    KV: int,
-    D: int,
-    E: int,
-    causal: int,
-    scale: float,
-    first: Array | None,
-    window: int,
-    cap: float,
-    sinks: Array | None,
-) -> Outputs:
+def attention(q, k, v, B, T, H, KV, D, E, causal, scale, first, window, cap, sinks):
     """Compute o = softmax(scale q k^T) v, and lse, the log-sum-exp of each row of scores.
 
     With sinks, each row has one more score, its head's sink, whose value is 0.
@@ -82,25 +66,7 @@ def attention(
 
 
 @kernel("attention.backward")
-def attention_backward(
-    do: Array,
-    o: Array,
-    lse: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    B: int,
-    T: int,
-    H: int,
-    KV: int,
-    D: int,
-    E: int,
-    causal: int,
-    scale: float,
-    first: Array | None,
-    window: int,
-    cap: float,
-) -> Outputs:
+def attention_backward(do, o, lse, q, k, v, B, T, H, KV, D, E, causal, scale, first, window, cap):
     """Compute dq = scale ds k, dk = scale ds^T q, dv = p^T do, with ds = p (do v^T - delta).
 
     delta = do o of each row. With a cap, ds is multiplied by the slope of the capped scores.
@@ -128,9 +94,7 @@ def attention_backward(
 
 
 @kernel("attention.backward_sinks")
-def attention_backward_sinks(
-    do: Array, o: Array, lse: Array, sinks: Array, B: int, T: int
-) -> Outputs:
+def attention_backward_sinks(do, o, lse, sinks, B, T):
     """Compute dsinks = - sum p (do o); p is the weight that a row gives to its head's sink."""
     E = do.shape[1] // len(sinks)
     delta = (split_heads(do, B, T, E) * split_heads(o, B, T, E)).sum(axis=-1)
@@ -138,23 +102,7 @@ def attention_backward_sinks(
 
 
 @kernel("cached_attention.forward")
-def cached_attention(
-    kc: Array,
-    vc: Array | None,
-    q: Array,
-    k: Array,
-    v: Array | None,
-    past: Array,
-    T: int,
-    H: int,
-    KV: int,
-    D: int,
-    E: int,
-    scale: float,
-    window: int,
-    cap: float,
-    sinks: Array | None,
-) -> Outputs:
+def cached_attention(kc, vc, q, k, v, past, T, H, KV, D, E, scale, window, cap, sinks):
     """Add k and v to the cache after the past of each sequence; attend to all of the cache.
 
     Without v, values are the first E columns of keys.

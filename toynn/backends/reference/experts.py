@@ -4,22 +4,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from toynn.backends.reference.kernel import Array, Outputs, kernel
+from toynn.backends.reference.kernel import Array, kernel
 
 
 @kernel("routing.forward")
-def routing(
-    p: Array,
-    b: Array | None,
-    f: Array | None,
-    K: int,
-    G: int,
-    L: int,
-    best: int,
-    normalized: int,
-    scale: float,
-    eps: float,
-) -> Outputs:
+def routing(p, b, f, K, G, L, best, normalized, scale, eps):
     """Compute weights scale f p / (sum p + eps) of the K experts with the largest p + b.
 
     A group's score is the sum of its ``best`` largest p + b. Only the L of G groups with the
@@ -41,16 +30,7 @@ def routing(
 
 
 @kernel("routing.backward")
-def routing_backward(
-    dweights: Array,
-    p: Array,
-    weights: Array,
-    experts: Array,
-    f: Array | None,
-    normalized: int,
-    scale: float,
-    eps: float,
-) -> Outputs:
+def routing_backward(dweights, p, weights, experts, f, normalized, scale, eps):
     """Compute dp of the chosen: (g - <dweights, weights>) / Z, with Z = eps + the sum of their p.
 
     g = scale f dweights. Unless ``normalized``, dp is g. df[e] is the sum of scale dweights p / Z
@@ -70,7 +50,7 @@ def routing_backward(
 
 
 @kernel("expert_rows.forward")
-def expert_rows(experts: Array, E: int) -> Outputs:
+def expert_rows(experts, E):
     """Compute where each copy goes in a stable sort by expert, and where each expert begins."""
     flat = experts.reshape(-1)
     slots = np.empty(flat.size, np.int64)
@@ -80,13 +60,13 @@ def expert_rows(experts: Array, E: int) -> Outputs:
 
 
 @kernel("expert_rows.even")
-def even(M: int, E: int) -> Outputs:
+def even(M, E):
     """Compute offsets[e] = M e."""
     return {"offsets": M * np.arange(E + 1)}
 
 
 @kernel("dispatch.forward")
-def dispatch(x: Array, slots: Array) -> Outputs:
+def dispatch(x, slots):
     """y[slots[n, j]] = x[n]."""
     y = np.zeros((slots.size, x.shape[1]))
     y[slots] = x[:, None]
@@ -94,13 +74,13 @@ def dispatch(x: Array, slots: Array) -> Outputs:
 
 
 @kernel("dispatch.combine")
-def combine(x: Array, slots: Array) -> Outputs:
+def combine(x, slots):
     """y[n] = sum_j x[slots[n, j]]."""
     return {"y": x[slots].sum(axis=1)}
 
 
 @kernel("dispatch.weigh")
-def weigh(x: Array, w: Array, slots: Array) -> Outputs:
+def weigh(x, w, slots):
     """y[slots[n, j]] = w[n, j] x[slots[n, j]]."""
     y = np.zeros_like(x)
     y[slots] = w[..., None] * x[slots]
@@ -108,7 +88,7 @@ def weigh(x: Array, w: Array, slots: Array) -> Outputs:
 
 
 @kernel("dispatch.weigh_backward")
-def weigh_backward(dy: Array, x: Array, w: Array, slots: Array) -> Outputs:
+def weigh_backward(dy, x, w, slots):
     """Compute dx = w dy and dw = <dy, x> for each copy."""
     return {**{"dx": weigh(dy, w, slots)["y"]}, "dw": (dy[slots] * x[slots]).sum(axis=2)}
 
@@ -122,7 +102,7 @@ def _groups(offsets: Array) -> list[tuple[int, slice]]:
 
 
 @kernel("experts.forward")
-def products(x: Array, w: Array, b: Array | None, offsets: Array) -> Outputs:
+def products(x, w, b, offsets):
     """Compute y = x w[e]^T + b[e] for the rows of each expert."""
     y = np.zeros((len(x), w.shape[1]))
     for e, rows in _groups(offsets):
@@ -131,7 +111,7 @@ def products(x: Array, w: Array, b: Array | None, offsets: Array) -> Outputs:
 
 
 @kernel("experts.backward_input")
-def backward_input(dy: Array, w: Array, offsets: Array) -> Outputs:
+def backward_input(dy, w, offsets):
     """Compute dx = dy w[e]."""
     dx = np.zeros((len(dy), w.shape[2]))
     for e, rows in _groups(offsets):
@@ -140,7 +120,7 @@ def backward_input(dy: Array, w: Array, offsets: Array) -> Outputs:
 
 
 @kernel("experts.backward_weight")
-def backward_weight(dy: Array, x: Array, offsets: Array) -> Outputs:
+def backward_weight(dy, x, offsets):
     """Compute dw[e] = dy^T x over the rows of each expert."""
     dw = np.zeros((len(offsets) - 1, dy.shape[1], x.shape[1]))
     for e, rows in _groups(offsets):
@@ -149,7 +129,7 @@ def backward_weight(dy: Array, x: Array, offsets: Array) -> Outputs:
 
 
 @kernel("experts.backward_bias")
-def backward_bias(dy: Array, offsets: Array) -> Outputs:
+def backward_bias(dy, offsets):
     """Compute db[e] = sum of dy over the rows of each expert."""
     db = np.zeros((len(offsets) - 1, dy.shape[1]))
     for e, rows in _groups(offsets):

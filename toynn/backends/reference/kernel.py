@@ -5,8 +5,9 @@
         return {"y": ..., "r": ...}
 
 The function takes the tensors, sizes and options of a call that it names; floats come as float64.
-It returns the tensors that it writes. It is plain NumPy, and useful without a tape. The signature
-of the kernel says which shapes the tensors have, and to which of them the kernel adds.
+It returns the tensors that it writes. It is plain NumPy, and useful without a tape. Its arguments
+have no types: the kernel's signature, in the .pyx file, has the types and shapes of all tensors,
+and says to which of them the kernel adds.
 """
 
 from collections.abc import Callable, Mapping

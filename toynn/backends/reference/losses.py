@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from toynn.backends.reference.kernel import Array, Outputs, kernel
+from toynn.backends.reference.kernel import Array, kernel
 from toynn.numerics.checks import IGNORED
 
 LEAST = 1e-30  # probability of the tokens that a teacher does not name
@@ -35,7 +35,7 @@ def _counting(labels: Array) -> Array:
 
 
 @kernel("cross_entropy.forward")
-def forward(logits: Array, labels: Array) -> Outputs:
+def forward(logits, labels):
     """Compute loss = sum_n (lse[n] - logits[n, labels[n]]) / rows, over the labelled rows."""
     rows = _counting(labels)
     loss = _losses(logits, labels).sum() / rows
@@ -43,13 +43,13 @@ def forward(logits: Array, labels: Array) -> Outputs:
 
 
 @kernel("cross_entropy.backward")
-def backward(dloss: Array, logits: Array, labels: Array, rows: Array) -> Outputs:
+def backward(dloss, logits, labels, rows):
     """Compute dlogits = dloss / rows (softmax - one-hot)."""
     return {"dlogits": _gradient(logits, labels, dloss / rows)}
 
 
 @kernel("cross_entropy.forward_dense")
-def forward_dense(logits: Array, labels: Array) -> Outputs:
+def forward_dense(logits, labels):
     """Compute loss = sum labels (lse - logits) / rows, over rows whose labels are not all zero."""
     lse = _log_sum_exp(logits)
     rows = np.array([labels.any(axis=1).sum()], np.float64)
@@ -57,14 +57,14 @@ def forward_dense(logits: Array, labels: Array) -> Outputs:
 
 
 @kernel("cross_entropy.backward_dense")
-def backward_dense(dloss: Array, logits: Array, labels: Array, rows: Array) -> Outputs:
+def backward_dense(dloss, logits, labels, rows):
     """Compute dlogits = dloss / rows (sum(labels) softmax - labels)."""
     softmax = np.exp(logits - _log_sum_exp(logits)[:, None])
     return {"dlogits": dloss / rows * (labels.sum(axis=1, keepdims=True) * softmax - labels)}
 
 
 @kernel("valid_rows.forward")
-def valid_rows(labels: Array) -> Outputs:
+def valid_rows(labels):
     """Find the labelled rows and their labels; 0 and the label IGNORED follow."""
     rows, picked = np.zeros_like(labels), np.full_like(labels, IGNORED)
     labelled = np.flatnonzero(labels != IGNORED)
@@ -73,47 +73,38 @@ def valid_rows(labels: Array) -> Outputs:
 
 
 @kernel("chunked_cross_entropy.count")
-def count(labels: Array) -> Outputs:
+def count(labels):
     """Compute rows = the number of labelled rows."""
     return {"rows": _counting(labels)}
 
 
 @kernel("chunked_cross_entropy.forward")
-def chunk(logits: Array, labels: Array) -> Outputs:
+def chunk(logits, labels):
     """losses[n] = lse[n] - logits[n, labels[n]], or 0."""
     return {"losses": _losses(logits, labels)}
 
 
 @kernel("chunked_cross_entropy.backward")
-def chunk_backward(dloss: Array, logits: Array, labels: Array, rows: Array) -> Outputs:
+def chunk_backward(dloss, logits, labels, rows):
     """Compute dlogits as ``backward`` does, with rows of all chunks; losses as ``chunk`` does."""
     gradient = _gradient(logits, labels, dloss / rows)
     return {"dlogits": gradient, "losses": _losses(logits, labels)}
 
 
 @kernel("chunked_cross_entropy.each")
-def each(dlosses: Array, logits: Array, labels: Array) -> Outputs:
+def each(dlosses, logits, labels):
     """dlogits[n] = dlosses[n] (softmax - one-hot)."""
     return {"dlogits": _gradient(logits, labels, dlosses[:, None])}
 
 
 @kernel("chunked_cross_entropy.mean")
-def mean(losses: Array, rows: Array) -> Outputs:
+def mean(losses, rows):
     """Compute loss = sum(losses) / rows."""
     return {"loss": losses.sum() / rows}
 
 
 @kernel("distillation.forward")
-def distillation(
-    logits: Array,
-    labels: Array,
-    ids: Array,
-    log_p: Array,
-    log_rest: Array,
-    weight: Array,
-    beta: float,
-    temperature: float,
-) -> Outputs:
+def distillation(logits, labels, ids, log_p, log_rest, weight, beta, temperature):
     """Mix cross-entropy with beta KL(p||m) + (1 - beta) KL(q||m), by the weight; or 0."""
     taught = _outcomes(logits / temperature, ids, log_p, log_rest)
     divergence = _divergence(*taught, beta).sum(axis=1) * (labels != IGNORED)
@@ -123,17 +114,8 @@ def distillation(
 
 @kernel("distillation.backward")
 def distillation_backward(
-    dloss: Array,
-    logits: Array,
-    labels: Array,
-    ids: Array,
-    log_p: Array,
-    log_rest: Array,
-    weight: Array,
-    rows: Array,
-    beta: float,
-    temperature: float,
-) -> Outputs:
+    dloss, logits, labels, ids, log_p, log_rest, weight, rows, beta, temperature
+):
     """Compute dlogits by the slopes of D over q, through the softmax; losses as forward does."""
     read = (logits, labels, ids, log_p, log_rest, weight, beta, temperature)
     gradient = (1 - weight) * _gradient(logits, labels, dloss / rows)

@@ -4,163 +4,163 @@ import math
 
 import numpy as np
 
-from toynn.backends.reference.kernel import Array, Outputs, kernel
+from toynn.backends.reference.kernel import Array, kernel
 
 _ROOT = math.sqrt(2 / math.pi)
 
 
 @kernel("elementwise.add")
-def add(a: Array, b: Array) -> Outputs:
+def add(a, b):
     """Compute y = a + b."""
     return {"y": a + b}
 
 
 @kernel("elementwise.scale")
-def scale(x: Array, alpha: float) -> Outputs:
+def scale(x, alpha):
     """Compute y = alpha x."""
     return {"y": alpha * x}
 
 
 @kernel("elementwise.accumulate")
-def accumulate(x: Array) -> Outputs:
+def accumulate(x):
     """Compute g = x, or g += x."""
     return {"g": x}
 
 
 @kernel("elementwise.bias_backward")
-def bias_backward(dy: Array) -> Outputs:
+def bias_backward(dy):
     """Compute db = sum_n dy[n]."""
     return {"db": dy.sum(axis=0)}
 
 
 @kernel("pointwise.sub")
-def sub(a: Array, b: Array) -> Outputs:
+def sub(a, b):
     """Compute y = a - b."""
     return {"y": a - b}
 
 
 @kernel("pointwise.mul")
-def mul(a: Array, b: Array) -> Outputs:
+def mul(a, b):
     """Compute y = a b."""
     return {"y": a * b}
 
 
 @kernel("pointwise.div")
-def div(a: Array, b: Array) -> Outputs:
+def div(a, b):
     """Compute y = a / b."""
     return {"y": a / b}
 
 
 @kernel("pointwise.div_backward")
-def div_backward(dy: Array, y: Array, b: Array) -> Outputs:
+def div_backward(dy, y, b):
     """Compute db = -dy y / b."""
     return {"db": -dy * y / b}
 
 
 @kernel("pointwise.affine")
-def affine(x: Array, alpha: float, beta: float) -> Outputs:
+def affine(x, alpha, beta):
     """Compute y = alpha x + beta."""
     return {"y": alpha * x + beta}
 
 
 @kernel("pointwise.square")
-def square(x: Array) -> Outputs:
+def square(x):
     """Compute y = x^2."""
     return {"y": x**2}
 
 
 @kernel("pointwise.square_backward")
-def square_backward(dy: Array, x: Array) -> Outputs:
+def square_backward(dy, x):
     """Compute dx = 2 x dy."""
     return {"dx": 2 * x * dy}
 
 
 @kernel("pointwise.power")
-def power(x: Array, p: float) -> Outputs:
+def power(x, p):
     """Compute y = x^p."""
     return {"y": x**p}
 
 
 @kernel("pointwise.power_backward")
-def power_backward(dy: Array, x: Array, p: float) -> Outputs:
+def power_backward(dy, x, p):
     """Compute dx = p x^(p-1) dy."""
     return {"dx": p * x ** (p - 1) * dy}
 
 
 @kernel("pointwise.exp")
-def exp(x: Array) -> Outputs:
+def exp(x):
     """Compute y = e^x."""
     return {"y": np.exp(x)}
 
 
 @kernel("pointwise.log")
-def log(x: Array) -> Outputs:
+def log(x):
     """Compute y = ln x."""
     return {"y": np.log(x)}
 
 
 @kernel("pointwise.sqrt")
-def sqrt(x: Array) -> Outputs:
+def sqrt(x):
     """Compute y = x^(1/2)."""
     return {"y": np.sqrt(x)}
 
 
 @kernel("pointwise.sqrt_backward")
-def sqrt_backward(dy: Array, y: Array) -> Outputs:
+def sqrt_backward(dy, y):
     """Compute dx = dy / (2 y)."""
     return {"dx": dy / (2 * y)}
 
 
 @kernel("pointwise.tanh")
-def tanh(x: Array) -> Outputs:
+def tanh(x):
     """Compute y = tanh x."""
     return {"y": np.tanh(x)}
 
 
 @kernel("pointwise.tanh_backward")
-def tanh_backward(dy: Array, y: Array) -> Outputs:
+def tanh_backward(dy, y):
     """Compute dx = (1 - y^2) dy."""
     return {"dx": (1 - y**2) * dy}
 
 
 @kernel("pointwise.abs")
-def absolute(x: Array) -> Outputs:
+def absolute(x):
     """Compute y = |x|."""
     return {"y": np.abs(x)}
 
 
 @kernel("pointwise.abs_backward")
-def abs_backward(dy: Array, x: Array) -> Outputs:
+def abs_backward(dy, x):
     """Compute dx = sign(x) dy."""
     return {"dx": np.sign(x) * dy}
 
 
 @kernel("pointwise.relu")
-def relu(x: Array) -> Outputs:
+def relu(x):
     """Compute y = max(x, 0)."""
     return {"y": np.maximum(x, 0)}
 
 
 @kernel("pointwise.relu_backward")
-def relu_backward(dy: Array, y: Array) -> Outputs:
+def relu_backward(dy, y):
     """Compute dx = dy where y > 0."""
     return {"dx": np.where(y > 0, dy, 0)}
 
 
 @kernel("pointwise.masked")
-def masked(x: Array, mask: Array, keep: int) -> Outputs:
+def masked(x, mask, keep):
     """Compute y = x where the mask is 0 (keep 0), or is not 0 (keep 1)."""
     return {"y": np.where((mask != 0) == keep, x, 0)}
 
 
 @kernel("columns.forward")
-def columns(x: Array, C: int, K: int) -> Outputs:
+def columns(x, C, K):
     """Compute y = C columns of x, from column K on."""
     return {"y": x[:, K : K + C]}
 
 
 @kernel("columns.backward")
-def columns_backward(dy: Array, X: int, K: int) -> Outputs:
+def columns_backward(dy, X, K):
     """Compute dx: dy where y came from, zeros elsewhere."""
     dx = np.zeros((len(dy), X))
     dx[:, K : K + dy.shape[1]] = dy
@@ -168,7 +168,7 @@ def columns_backward(dy: Array, X: int, K: int) -> Outputs:
 
 
 @kernel("columns.place")
-def place(y: Array, x: Array, K: int) -> Outputs:
+def place(y, x, K):
     """Compute y = x in columns from K on; other columns stay."""
     placed = y.copy()
     placed[:, K : K + x.shape[1]] = x
@@ -176,13 +176,13 @@ def place(y: Array, x: Array, K: int) -> Outputs:
 
 
 @kernel("relu2.forward")
-def relu2(x: Array) -> Outputs:
+def relu2(x):
     """Compute y = max(x, 0)^2."""
     return {"y": np.maximum(x, 0) ** 2}
 
 
 @kernel("relu2.backward")
-def relu2_backward(dy: Array, x: Array) -> Outputs:
+def relu2_backward(dy, x):
     """Compute dx = 2 max(x, 0) dy."""
     return {"dx": 2 * np.maximum(x, 0) * dy}
 
@@ -200,20 +200,20 @@ def bfloat16(x: Array) -> Array:
 
 
 @kernel("rounding.forward")
-def rounding(x: Array, brain: int) -> Outputs:
+def rounding(x, brain):
     """Compute y = x rounded to bfloat16 (brain) or float16."""
     return {"y": bfloat16(x) if brain else float16(x)}
 
 
 @kernel("rounding.narrow")
-def narrow(x: Array) -> Outputs:
+def narrow(x):
     """Compute the 16 bits z of x in bfloat16."""
     bits = bfloat16(x).astype(np.float32).view(np.uint32)
     return {"z": (bits >> 16).astype(np.uint16)}
 
 
 @kernel("rounding.widen")
-def widen(z: Array) -> Outputs:
+def widen(z):
     """Compute y, the number with the 16 bits z in bfloat16."""
     return {"y": (z.astype(np.uint32) << 16).view(np.float32).astype(np.float64)}
 
@@ -230,13 +230,13 @@ def gelu_of(x: Array, exact: int) -> Array:
 
 
 @kernel("gelu.forward")
-def gelu(x: Array, exact: int) -> Outputs:
+def gelu(x, exact):
     """Compute y = gelu(x)."""
     return {"y": gelu_of(x, exact)}
 
 
 @kernel("gelu.backward")
-def gelu_backward(dy: Array, x: Array, exact: int) -> Outputs:
+def gelu_backward(dy, x, exact):
     """Compute dx = dy gelu'(x)."""
     if exact:
         density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
@@ -246,32 +246,32 @@ def gelu_backward(dy: Array, x: Array, exact: int) -> Outputs:
 
 
 @kernel("sigmoid.forward")
-def sigmoid(x: Array) -> Outputs:
+def sigmoid(x):
     """Compute y = 1 / (1 + exp(-x))."""
     return {"y": 1 / (1 + np.exp(-x))}
 
 
 @kernel("sigmoid.backward")
-def sigmoid_backward(dy: Array, x: Array) -> Outputs:
+def sigmoid_backward(dy, x):
     """Compute dx = dy s (1 - s), s = 1 / (1 + exp(-x)); 1 - s is the sigmoid of -x."""
     return {"dx": dy / (1 + np.exp(-x)) / (1 + np.exp(x))}
 
 
 @kernel("silu.forward")
-def silu(x: Array) -> Outputs:
+def silu(x):
     """Compute y = x / (1 + exp(-x))."""
     return {"y": x / (1 + np.exp(-x))}
 
 
 @kernel("silu.backward")
-def silu_backward(dy: Array, x: Array) -> Outputs:
+def silu_backward(dy, x):
     """Compute dx = dy s (1 + x (1 - s)), s = 1 / (1 + exp(-x))."""
     s = 1 / (1 + np.exp(-x))
     return {"dx": dy * s * (1 + x * (1 - s))}
 
 
 @kernel("swiglu.forward")
-def swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Outputs:
+def swiglu(gate, up, alpha, limit):
     """Compute y = silu(gate) up; with a limit that clamps both, y = g s(alpha g) (u + 1)."""
     if limit:
         g = np.minimum(gate, limit)
@@ -280,7 +280,7 @@ def swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Outputs:
 
 
 @kernel("swiglu.backward")
-def swiglu_backward(dy: Array, gate: Array, up: Array, alpha: float, limit: float) -> Outputs:
+def swiglu_backward(dy, gate, up, alpha, limit):
     """Compute dgate = dy up silu'(gate), dup = dy silu(gate); beyond a limit they are 0."""
     if limit:
         g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
@@ -292,38 +292,38 @@ def swiglu_backward(dy: Array, gate: Array, up: Array, alpha: float, limit: floa
 
 
 @kernel("swiglu.halves_forward")
-def swiglu_halves(x: Array) -> Outputs:
+def swiglu_halves(x):
     """Compute y = silu(gate) up; gate and up are the halves of each row."""
     return swiglu(*np.split(x, 2, axis=1), alpha=1.0, limit=0.0)
 
 
 @kernel("swiglu.halves_backward")
-def swiglu_halves_backward(dy: Array, x: Array) -> Outputs:
+def swiglu_halves_backward(dy, x):
     """Compute dx: dgate and dup as the halves of each row."""
     written = swiglu_backward(dy, *np.split(x, 2, axis=1), alpha=1.0, limit=0.0)
     return {"dx": np.hstack([written["dgate"], written["dup"]])}
 
 
 @kernel("geglu.forward")
-def geglu(gate: Array, up: Array, exact: int) -> Outputs:
+def geglu(gate, up, exact):
     """Compute y = gelu(gate) up."""
     return {"y": gelu_of(gate, exact) * up}
 
 
 @kernel("geglu.backward")
-def geglu_backward(dy: Array, gate: Array, up: Array, exact: int) -> Outputs:
+def geglu_backward(dy, gate, up, exact):
     """Compute dgate = dy up gelu'(gate), dup = dy gelu(gate)."""
     return {"dgate": gelu_backward(dy * up, gate, exact)["dx"], "dup": dy * gelu_of(gate, exact)}
 
 
 @kernel("softcap.forward")
-def softcap(x: Array, cap: float) -> Outputs:
+def softcap(x, cap):
     """Compute y = cap tanh(x / cap)."""
     return {"y": cap * np.tanh(x / cap)}
 
 
 @kernel("softcap.backward")
-def softcap_backward(dy: Array, y: Array, cap: float) -> Outputs:
+def softcap_backward(dy, y, cap):
     """Compute dx = dy (1 - (y / cap)^2)."""
     return {"dx": dy * (1 - (y / cap) ** 2)}
 
@@ -358,6 +358,6 @@ def dropout_factors(n: int, control: Array, p: float, seed: int, site: int) -> A
 
 
 @kernel("dropout.forward")
-def dropout(x: Array, control: Array, seed: int, site: int, p: float) -> Outputs:
+def dropout(x, control, seed, site, p):
     """Compute y = x mask / (1 - p); control = (step, active)."""
     return {"y": x * dropout_factors(x.size, control, p, seed, site)}

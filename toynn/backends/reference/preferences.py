@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toynn.backends.reference.kernel import Array, Outputs, kernel
+from toynn.backends.reference.kernel import Array, kernel
 
 
 def _softplus(x: Array) -> Array:
@@ -14,14 +14,14 @@ def _sigmoid(x: Array) -> Array:
 
 
 @kernel("token_sums.forward")
-def sums(losses: Array, bounds: Array) -> Outputs:
+def sums(losses, bounds):
     """Compute sums of losses[bounds[k] .. bounds[k+1]-1]: prompts and completions in turn."""
     before = np.concatenate([[0.0], np.cumsum(losses)])
     return {"sums": np.diff(before[bounds]).reshape(-1, 2)}
 
 
 @kernel("token_sums.backward")
-def sums_backward(dsums: Array, bounds: Array, N: int) -> Outputs:
+def sums_backward(dsums, bounds, N):
     """Compute dlosses[n] = dsums of the part that holds row n."""
     d = np.zeros(N)
     d[bounds[0] : bounds[-1]] = np.repeat(dsums.ravel(), np.diff(bounds))
@@ -35,7 +35,7 @@ def _margin(sums: Array, reference: Array, count: Array, beta: float) -> Array:
 
 
 @kernel("dpo.forward")
-def dpo(sums: Array, reference: Array, count: Array, beta: float, smoothing: float) -> Outputs:
+def dpo(sums, reference, count, beta, smoothing):
     """Compute loss = mean (1 - e) softplus(-m) + e softplus(m)."""
     m = _margin(sums, reference, count, beta)
     each = (1 - smoothing) * _softplus(-m) + smoothing * _softplus(m)
@@ -43,9 +43,7 @@ def dpo(sums: Array, reference: Array, count: Array, beta: float, smoothing: flo
 
 
 @kernel("dpo.backward")
-def dpo_backward(
-    dloss: Array, sums: Array, reference: Array, count: Array, beta: float, smoothing: float
-) -> Outputs:
+def dpo_backward(dloss, sums, reference, count, beta, smoothing):
     """Compute dsums of each chosen completion; a rejected one has the opposite sign."""
     m = _margin(sums, reference, count, beta)
     d = dloss[0] * beta / len(m) * ((1 - smoothing) * _sigmoid(-m) - smoothing * _sigmoid(m))
@@ -67,7 +65,7 @@ def _ratio(a: Array) -> Array:
 
 
 @kernel("orpo.forward")
-def orpo(sums: Array, bounds: Array, count: Array, beta: float) -> Outputs:
+def orpo(sums, bounds, count, beta):
     """Compute loss = nll of the chosen + beta mean softplus(-o)."""
     a, _ = _averages(sums, bounds, count)
     tokens = np.diff(bounds).reshape(-1, 2)[0 : count[0] : 2].sum()
@@ -76,7 +74,7 @@ def orpo(sums: Array, bounds: Array, count: Array, beta: float) -> Outputs:
 
 
 @kernel("orpo.backward")
-def orpo_backward(dloss: Array, sums: Array, bounds: Array, count: Array, beta: float) -> Outputs:
+def orpo_backward(dloss, sums, bounds, count, beta):
     """Compute dsums: from the odds of both completions, and from the nll of the chosen sequence."""
     a, length = _averages(sums, bounds, count)
     o = _ratio(a)
@@ -94,16 +92,7 @@ def _gain(sums: Array, reference: Array, kl: Array, count: Array, beta: float) -
 
 
 @kernel("kto.forward")
-def kto(
-    sums: Array,
-    reference: Array,
-    kl: Array,
-    wanted: Array,
-    count: Array,
-    beta: float,
-    good: float,
-    bad: float,
-) -> Outputs:
+def kto(sums, reference, kl, wanted, count, beta, good, bad):
     """Compute loss = mean of good sigmoid(-g) if wanted, of bad sigmoid(g) if not."""
     g = _gain(sums, reference, kl, count, beta)
     each = np.where(wanted[: count[0]] != 0, good * _sigmoid(-g), bad * _sigmoid(g))
@@ -111,17 +100,7 @@ def kto(
 
 
 @kernel("kto.backward")
-def kto_backward(
-    dloss: Array,
-    sums: Array,
-    reference: Array,
-    kl: Array,
-    wanted: Array,
-    count: Array,
-    beta: float,
-    good: float,
-    bad: float,
-) -> Outputs:
+def kto_backward(dloss, sums, reference, kl, wanted, count, beta, good, bad):
     """Compute dsums of completions; kl gets no gradient."""
     g = _gain(sums, reference, kl, count, beta)
     w = np.where(wanted[: count[0]] != 0, good, -bad)

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.backends.reference.kernel import Array, Outputs, kernel
+from toynn.backends.reference.kernel import Array, kernel
 
 _EPS = 1e-6
 
@@ -14,13 +14,13 @@ def _sigmoid(x: Array) -> Array:
 
 
 @kernel("decay.forward")
-def decay(x: Array, w: Array, b: Array) -> Outputs:
+def decay(x, w, b):
     """Compute y = w log(1 + e^(x + b))."""
     return {"y": w * np.logaddexp(0, x + b)}
 
 
 @kernel("decay.backward")
-def decay_backward(dy: Array, x: Array, w: Array, b: Array) -> Outputs:
+def decay_backward(dy, x, w, b):
     """Compute dx = dy w sigmoid(x + b), db = sum dx, dw = sum dy log(1 + e^(x + b))."""
     dx = dy * w * _sigmoid(x + b)
     return {"dx": dx, "dw": (dy * np.logaddexp(0, x + b)).sum(axis=0), "db": dx.sum(axis=0)}
@@ -31,26 +31,26 @@ def _halves(x: Array) -> tuple[Array, Array]:
 
 
 @kernel("gated.queries")
-def queries(x: Array, part: int) -> Outputs:
+def queries(x, part):
     """Compute q: the first or second half of each head of x, by ``part``."""
     return {"q": _halves(x)[part]}
 
 
 @kernel("gated.queries_backward")
-def queries_backward(dq: Array, part: int) -> Outputs:
+def queries_backward(dq, part):
     """Compute dx: dq where q came from, zeros in the other half."""
     halves = [dq, np.zeros_like(dq)]
     return {"dx": np.stack(halves[::-1] if part else halves, axis=2)}
 
 
 @kernel("gated.forward")
-def gated(o: Array, x: Array) -> Outputs:
+def gated(o, x):
     """Compute y = o sigmoid(gate); gate is the second half of each head of x."""
     return {"y": o * _sigmoid(_halves(x)[1])}
 
 
 @kernel("gated.backward")
-def gated_backward(dy: Array, o: Array, x: Array) -> Outputs:
+def gated_backward(dy, o, x):
     """Compute do = dy s, and dx: zeros for q, dy o s (1 - s) for the gates."""
     s = _sigmoid(_halves(x)[1])
     dgate = dy * o * s * (1 - s)
@@ -86,10 +86,7 @@ def _seen(T: int, rows: int, first: Array | None) -> Array:
 
 
 @kernel("delta.forward")
-def delta(
-    x: Array, g: Array, c: Array, B: int, T: int, K: int, V: int, D: int, E: int,
-    L: int, first: Array | None, S: int, grouped: int,
-) -> Outputs:  # fmt: skip
+def delta(x, g, c, B, T, K, V, D, E, L, first, S, grouped):
     """S <- e^g S, then S <- S + k (b (v - S^T k))^T; y = S^T q."""
     q, k, v = _heads(x, K, V, D, E, grouped)
     q, k, b = _unit(q, D**-0.5), _unit(k), _sigmoid(c)
@@ -107,10 +104,7 @@ def delta(
 
 
 @kernel("delta.backward")
-def delta_backward(
-    dy: Array, x: Array, g: Array, c: Array, states: Array,
-    B: int, T: int, K: int, V: int, D: int, E: int, L: int, first: Array | None, grouped: int,
-) -> Outputs:  # fmt: skip
+def delta_backward(dy, x, g, c, states, B, T, K, V, D, E, L, first, grouped):
     """Go back row by row; R is the gradient of the state after each row."""
     raw_q, raw_k, v = _heads(x, K, V, D, E, grouped)
     q, k, b = _unit(raw_q, D**-0.5), _unit(raw_k), _sigmoid(c)
@@ -146,10 +140,7 @@ def delta_backward(
 
 
 @kernel("delta.cached")
-def delta_cached(
-    state: Array, x: Array, g: Array, c: Array, past: Array, count: Array,
-    T: int, K: int, V: int, D: int, E: int, grouped: int,
-) -> Outputs:  # fmt: skip
+def delta_cached(state, x, g, c, past, count, T, K, V, D, E, grouped):
     """Go on from the state of each sequence, over its ``count`` rows."""
     state, y = state.copy(), np.zeros((len(x), V, E))
     for i in range(len(state)):

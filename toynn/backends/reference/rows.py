@@ -2,24 +2,24 @@
 
 import numpy as np
 
-from toynn.backends.reference.kernel import Array, Outputs, kernel
+from toynn.backends.reference.kernel import Array, kernel
 
 
 @kernel("softmax.forward")
-def softmax(x: Array) -> Outputs:
+def softmax(x):
     """Compute y = exp(x) / sum exp(x) for each row."""
     e = np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf))
     return {"y": e / e.sum(axis=1, keepdims=True)}
 
 
 @kernel("softmax.backward")
-def softmax_backward(dy: Array, y: Array) -> Outputs:
+def softmax_backward(dy, y):
     """Compute dx = y (dy - sum y dy)."""
     return {"dx": y * (dy - (dy * y).sum(axis=1, keepdims=True))}
 
 
 @kernel("layernorm.forward")
-def layernorm(x: Array, w: Array, b: Array, eps: float) -> Outputs:
+def layernorm(x, w, b, eps):
     """Compute y = (x - mean) r w + b, r = 1 / sqrt(var + eps); an empty row counts as zeros."""
     per = max(x.shape[1], 1)
     mean = x.sum(axis=1, keepdims=True) / per
@@ -28,7 +28,7 @@ def layernorm(x: Array, w: Array, b: Array, eps: float) -> Outputs:
 
 
 @kernel("layernorm.backward")
-def layernorm_backward(dy: Array, x: Array, w: Array, mean: Array, r: Array) -> Outputs:
+def layernorm_backward(dy, x, w, mean, r):
     """Compute dx = r (g - mean(g) - h mean(g h)), with g = w dy and h = (x - mean) r.
 
     dw = sum dy h, db = sum dy.
@@ -47,14 +47,14 @@ def layernorm_backward(dy: Array, x: Array, w: Array, mean: Array, r: Array) -> 
 
 
 @kernel("rmsnorm.forward")
-def rmsnorm(x: Array, w: Array, eps: float) -> Outputs:
+def rmsnorm(x, w, eps):
     """Compute y = x r w, r = 1 / sqrt(mean x^2 + eps); an empty row counts as zeros."""
     r = 1 / np.sqrt((x * x).sum(axis=1) / max(x.shape[1], 1) + eps)
     return {"y": x * r[:, None] * w, "r": r}
 
 
 @kernel("rmsnorm.backward")
-def rmsnorm_backward(dy: Array, x: Array, w: Array, r: Array) -> Outputs:
+def rmsnorm_backward(dy, x, w, r):
     """Compute dx = r (w dy - x r^2 mean(w dy x)), dw = sum dy x r."""
     r = r[:, None]
     dot = (w * dy * x).sum(axis=1, keepdims=True) / max(x.shape[1], 1)
@@ -62,7 +62,7 @@ def rmsnorm_backward(dy: Array, x: Array, w: Array, r: Array) -> Outputs:
 
 
 @kernel("gatednorm.forward")
-def gatednorm(x: Array, z: Array, w: Array, eps: float) -> Outputs:
+def gatednorm(x, z, w, eps):
     """Compute y = h r w of each group, h = x silu(z), r = 1 / sqrt(mean h^2 + eps)."""
     h = (x * z / (1 + np.exp(-z))).reshape(len(x), *w.shape)
     r = 1 / np.sqrt((h * h).mean(axis=2) + eps)
@@ -70,7 +70,7 @@ def gatednorm(x: Array, z: Array, w: Array, eps: float) -> Outputs:
 
 
 @kernel("gatednorm.backward")
-def gatednorm_backward(dy: Array, x: Array, z: Array, w: Array, r: Array) -> Outputs:
+def gatednorm_backward(dy, x, z, w, r):
     """Compute the gradients of an RMSNorm, then of h = x silu(z)."""
     s, groups = 1 / (1 + np.exp(-z)), (len(x), *w.shape)
     h, d, r = (x * z * s).reshape(groups), dy.reshape(groups), r[:, :, None]
@@ -102,16 +102,7 @@ def _rotated(
 
 
 @kernel("rope.forward")
-def rope(
-    x: Array,
-    positions: Array,
-    inverse_frequency: Array,
-    interleaved: int,
-    magnitude: float,
-    P: int,
-    growth: float,
-    span: int,
-) -> Outputs:
+def rope(x, positions, inverse_frequency, interleaved, magnitude, P, growth, span):
     """y_j + i y_k = m (x_j + i x_k) e^(i angle), angle = position inverse_frequency.
 
     Only for the first P heads.
@@ -121,16 +112,7 @@ def rope(
 
 
 @kernel("rope.backward")
-def rope_backward(
-    dy: Array,
-    positions: Array,
-    inverse_frequency: Array,
-    interleaved: int,
-    magnitude: float,
-    P: int,
-    growth: float,
-    span: int,
-) -> Outputs:
+def rope_backward(dy, positions, inverse_frequency, interleaved, magnitude, P, growth, span):
     """Rotate dy back."""
     m = magnitude * (1 + growth * np.log(1 + positions // span))
     return {"dx": _rotated(dy, -positions, inverse_frequency, interleaved, m, P)}
@@ -149,9 +131,7 @@ def _gates(x: Array, P: int) -> list[Array]:
 
 
 @kernel("shortconv.forward")
-def shortconv(
-    x: Array, w: Array, b: Array | None, B: int, T: int, first: Array | None, P: int
-) -> Outputs:
+def shortconv(x, w, b, B, T, first, P):
     """Compute y = g (b + sum_k w[L-1-k] (i v)[t-k]); i, g, v are the thirds of x, or x, 1, 1."""
     i, g, v = _gates(x, P)
     taps = enumerate(w.T[::-1])
@@ -160,9 +140,7 @@ def shortconv(
 
 
 @kernel("shortconv.backward")
-def shortconv_backward(
-    dy: Array, x: Array, w: Array, b: Array | None, B: int, T: int, first: Array | None, P: int
-) -> Outputs:
+def shortconv_backward(dy, x, w, b, B, T, first, P):
     """Compute dw = sum_t dz[t] u[t-k], du (tap k of dz[t] adds to du[t-k]), and dx from du."""
     i, g, v = _gates(x, P)
     z, du, dw = np.zeros_like(g) + (0 if b is None else b), np.zeros_like(g), np.zeros_like(w)
@@ -179,9 +157,7 @@ def shortconv_backward(
 
 
 @kernel("shortconv.cached")
-def shortconv_cached(
-    ring: Array, x: Array, w: Array, b: Array | None, past: Array, T: int, P: int
-) -> Outputs:
+def shortconv_cached(ring, x, w, b, past, T, P):
     """Store u = i v in the ring by position; compute y from the ring."""
     i, g, v = _gates(x, P)
     kept, y = ring.copy(), np.zeros_like(g) + (0 if b is None else b)
@@ -196,7 +172,7 @@ def shortconv_cached(
 
 
 @kernel("class_token.forward")
-def class_token(x: Array, cls: Array, pos: Array, B: int) -> Outputs:
+def class_token(x, cls, pos, B):
     """y[b] = (cls, then x[b]) + pos."""
     T, C = pos.shape
     first = np.broadcast_to(cls, (B, 1, C))
@@ -205,7 +181,7 @@ def class_token(x: Array, cls: Array, pos: Array, B: int) -> Outputs:
 
 
 @kernel("class_token.backward")
-def class_token_backward(dy: Array, B: int, T: int) -> Outputs:
+def class_token_backward(dy, B, T):
     """Compute dpos = sum_b dy[b], dcls = sum_b dy[b, 0], and dx = the other rows of dy."""
     C = dy.shape[1]
     dy = dy.reshape(B, T, C)
@@ -214,7 +190,7 @@ def class_token_backward(dy: Array, B: int, T: int) -> Outputs:
 
 
 @kernel("dora.norms")
-def dora_norms(squares: Array, p: Array, g: Array, b: Array, scale: float) -> Outputs:
+def dora_norms(squares, p, g, b, scale):
     """Compute r = 1 / |W + scale b a| per row, with p = a W^T and g = a a^T; norm 0 gives 0."""
     cross, squared = (b * p.T).sum(axis=1), ((b @ g) * b).sum(axis=1)
     norms = squares + 2 * scale * cross + scale * scale * squared
@@ -222,37 +198,37 @@ def dora_norms(squares: Array, p: Array, g: Array, b: Array, scale: float) -> Ou
 
 
 @kernel("dora.forward")
-def dora(x: Array, m: Array, r: Array, bias: Array | None) -> Outputs:
+def dora(x, m, r, bias):
     """Compute y = x m r + bias."""
     return {"y": x * m * r if bias is None else x * m * r + bias}
 
 
 @kernel("dora.backward")
-def dora_backward(dy: Array, x: Array, m: Array, r: Array) -> Outputs:
+def dora_backward(dy, x, m, r):
     """Compute dx = dy m r, dm = sum dy x r, with r as a constant."""
     return {"dx": dy * m * r, "dm": (dy * x * r).sum(axis=0)}
 
 
 @kernel("sums.forward")
-def sums(x: Array, alpha: float) -> Outputs:
+def sums(x, alpha):
     """Compute y[a,b] = alpha sum_n x[a,n,b]."""
     return {"y": alpha * x.sum(axis=1)}
 
 
 @kernel("sums.expand")
-def expand(x: Array, N: int, alpha: float) -> Outputs:
+def expand(x, N, alpha):
     """Compute y[a,n,b] = alpha x[a,b]."""
     return {"y": alpha * x[:, None].repeat(N, axis=1)}
 
 
 @kernel("transpose.forward")
-def transpose(x: Array) -> Outputs:
+def transpose(x):
     """Compute y[a,m,n,b] = x[a,n,m,b]."""
     return {"y": x.swapaxes(1, 2)}
 
 
 @kernel("pooling.forward")
-def pooling(x: Array, bounds: Array) -> Outputs:
+def pooling(x, bounds):
     """Compute the mean of rows bounds[s] .. bounds[s+1]-1; 0 if there are none."""
     before = np.concatenate([np.zeros((1, x.shape[1])), np.cumsum(x, axis=0)])
     counts = np.maximum(np.diff(bounds), 1)
@@ -260,7 +236,7 @@ def pooling(x: Array, bounds: Array) -> Outputs:
 
 
 @kernel("pooling.backward")
-def pooling_backward(dy: Array, bounds: Array, N: int) -> Outputs:
+def pooling_backward(dy, bounds, N):
     """Compute dx[n] = dy[s] / count[s] of the s that holds row n."""
     dx, counts = np.zeros((N, dy.shape[1])), np.diff(bounds)
     dx[bounds[0] : bounds[-1]] = np.repeat(dy / np.maximum(counts, 1)[:, None], counts, axis=0)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toynn.backends.reference.kernel import Array, Outputs, kernel
+from toynn.backends.reference.kernel import Array, kernel
 
 
 def _parts(x: Array, V: int, E: int, G: int, D: int) -> tuple[Array, Array, Array]:
@@ -24,10 +24,7 @@ def _next(state: Array, kept: Array, b: Array, u: Array) -> Array:
 
 
 @kernel("ssd.forward")
-def ssd(
-    x: Array, dt: Array, a: Array, bias: Array, skip: Array, first: Array | None,
-    B: int, T: int, V: int, E: int, G: int, D: int,
-) -> Outputs:  # fmt: skip
+def ssd(x, dt, a, bias, skip, first, B, T, V, E, G, D):
     """S <- e^(a p) S + b (p x)^T; y = S^T c + s x."""
     (u, b, c), p = _parts(x, V, E, G, D), np.logaddexp(0, dt + bias)
     kept = np.exp(p * a[:, 0]) * _seen(B, T, first)[:, None]
@@ -39,10 +36,7 @@ def ssd(
 
 
 @kernel("ssd.backward")
-def ssd_backward(
-    dy: Array, x: Array, dt: Array, a: Array, bias: Array, skip: Array, first: Array | None,
-    B: int, T: int, V: int, E: int, G: int, D: int,
-) -> Outputs:  # fmt: skip
+def ssd_backward(dy, x, dt, a, bias, skip, first, B, T, V, E, G, D):
     """Go back row by row; R is the gradient of the state after each row."""
     (u, b, c), p = _parts(x, V, E, G, D), np.logaddexp(0, dt + bias)
     kept = np.exp(p * a[:, 0]) * _seen(B, T, first)[:, None]
@@ -76,10 +70,7 @@ def ssd_backward(
 
 
 @kernel("ssd.cached")
-def ssd_cached(
-    state: Array, x: Array, dt: Array, a: Array, bias: Array, skip: Array, past: Array,
-    count: Array, T: int, V: int, E: int, G: int, D: int,
-) -> Outputs:  # fmt: skip
+def ssd_cached(state, x, dt, a, bias, skip, past, count, T, V, E, G, D):
     """Go on from the state of each sequence, over its ``count`` rows."""
     state, y = state.copy(), np.zeros((len(x), V, E))
     (u, b, c), p = _parts(x, V, E, G, D), np.logaddexp(0, dt + bias)

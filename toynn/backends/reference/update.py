@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from toynn.backends.reference.kernel import Array, Outputs, kernel
+from toynn.backends.reference.kernel import kernel
 
 
 @kernel("grad_norm.forward")
-def grad_norm(g: Array, control: Array) -> Outputs:
+def grad_norm(g, control):
     """Compute norm = c sqrt(sum g^2), scale = c min(1, most / (norm + 1e-6)), control = (most, c).
 
     most <= 0 means no clipping. scale is NaN if norm is not finite in float32.
@@ -19,7 +19,7 @@ def grad_norm(g: Array, control: Array) -> Outputs:
 
 
 @kernel("adamw.step")
-def adamw(w: Array, m: Array, v: Array, g: Array, hp: Array, scale: Array) -> Outputs:
+def adamw(w, m, v, g, hp, scale):
     """Compute m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2.
 
     w decays by lr (weight decay) w, then moves by lr m' / (sqrt(v') + eps).
@@ -37,7 +37,7 @@ def adamw(w: Array, m: Array, v: Array, g: Array, hp: Array, scale: Array) -> Ou
 
 
 @kernel("muon.momentum")
-def muon_momentum(m: Array, g: Array, hp: Array, scale: Array) -> Outputs:
+def muon_momentum(m, g, hp, scale):
     """Compute m = b1 m + g scale, and u = g scale + b1 m; if scale is not finite, only u = 0."""
     if not np.isfinite(scale[0]):
         return {"u": np.zeros_like(g)}
@@ -47,19 +47,19 @@ def muon_momentum(m: Array, g: Array, hp: Array, scale: Array) -> Outputs:
 
 
 @kernel("muon.start")
-def muon_start(u: Array, squares: Array) -> Outputs:
+def muon_start(u, squares):
     """Compute x = u / (its norm + 1e-7), from the sum of its squares."""
     return {"x": u / (np.sqrt(squares) + 1e-7)}
 
 
 @kernel("muon.mix")
-def muon_mix(x: Array, z: Array, alpha: float, beta: float) -> Outputs:
+def muon_mix(x, z, alpha, beta):
     """Compute y = alpha x + beta z."""
     return {"y": alpha * x + beta * z}
 
 
 @kernel("muon.step")
-def muon_step(w: Array, x: Array, hp: Array, scale: Array, factor: float) -> Outputs:
+def muon_step(w, x, hp, scale, factor):
     """Compute w = w (1 - lr decay) - lr factor x; if scale is not finite, nothing changes."""
     if not np.isfinite(scale[0]):
         return {}
