@@ -19,6 +19,7 @@ from toynn.formats import adapters, gguf, mixes, quants
 from toynn.formats.adapters import Adapter
 from toynn.formats.bases import Base
 from toynn.formats.gguf import Deferred, TensorInfo
+from toynn.formats.gguf.tensors import HEAD, TABLE
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 from toynn.formats.outtypes import MIXES, OUTTYPES, check_kind
 
@@ -26,7 +27,6 @@ Floats = NDArray[np.float32]
 
 #: The type of merged tensors whose own type toynn cannot write; at least as precise.
 REPLACEMENT = "Q8_0"
-TABLE, HEAD = "token_embd.weight", "output.weight"
 #: llama.cpp's file types, by the type of most tensors.
 FILE_TYPES = {name.upper(): number for name, number in OUTTYPES.items()} | {"Q4_0": 2}
 CHUNK = 1 << 18  # elements that are dequantized at once, to compare

@@ -21,9 +21,11 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.formats.hf.name_mapping import Folder, Order
 from toynn.graph.tape import Tensor
-from toynn.models.encoder import EPS, STD, TYPES, Encoder, EncoderConfig, head_rows
+from toynn.models.encoder import STD, TYPES, Encoder, EncoderConfig, head_rows
 from toynn.models.hyper import Hyper
+from toynn.models.keys import LAYER_EPS
 from toynn.models.registry import architecture, register
+from toynn.models.rows import SIZES
 from toynn.models.sequence import SequenceModel
 from toynn.models.tables import Floats, Row, Sizes, matrix, norm, table
 from toynn.nn import Layers
@@ -76,17 +78,12 @@ class Bert(Encoder):
     offset = 0
     hf = Folder(
         keys={
-            "vocab_size": "vocab_size",
-            "context_length": "max_position_embeddings",
-            "embedding_length": "hidden_size",
-            "feed_forward_length": "intermediate_size",
-            "block_count": "num_hidden_layers",
-            "attention.head_count": "num_attention_heads",
-            EPS: "layer_norm_eps",
+            **SIZES,
+            LAYER_EPS: "layer_norm_eps",
             TYPES: "type_vocab_size",
         },
-        real=frozenset((EPS,)),
-        optional=frozenset((EPS, TYPES)),
+        real=frozenset((LAYER_EPS,)),
+        optional=frozenset((LAYER_EPS, TYPES)),
         fixed={
             "hidden_act": ("gelu",),
             "position_embedding_type": ("absolute",),
@@ -125,7 +122,7 @@ class Bert(Encoder):
 
     def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Take the rows before the first from the number of positions."""
-        hyper.setdefault(EPS, 1e-12)
+        hyper.setdefault(LAYER_EPS, 1e-12)
         if self.offset:
             hyper[_OFFSET] = 1 + int(
                 config.number("pad_token_id", config.get("pad_token_id", 1), real=False, least=0)
@@ -198,7 +195,7 @@ class DistilBert(Bert):
         self.table = tuple(row for row in rows if row.name != "token_types")
         keys = {"embedding_length": "dim", "feed_forward_length": "hidden_dim"}
         keys |= {"block_count": "n_layers", "attention.head_count": "n_heads"}
-        names = {key: name for key, name in self.hf.keys.items() if key not in (EPS, TYPES)}
+        names = {key: name for key, name in self.hf.keys.items() if key not in (LAYER_EPS, TYPES)}
         self.hf = replace(
             self.hf,
             keys=names | keys,

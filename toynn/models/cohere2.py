@@ -17,7 +17,8 @@ import numpy as np
 from toynn.errors import ConfigError
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive
-from toynn.models.hyper import EPS, Hyper
+from toynn.models.hyper import Hyper
+from toynn.models.keys import EPS
 from toynn.models.llama import LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rows import ATTENDED, EMBEDDING, MLP, QKV, names

@@ -25,7 +25,8 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_flags, check_positive, check_sizes, set_defaults
 from toynn.models.deepseek_scores import V2, scores_read, scores_written
-from toynn.models.hyper import EPS, KV, Hyper, refuse, sizes_of
+from toynn.models.hyper import Hyper, refuse, sizes_of
+from toynn.models.keys import EPS, FACTOR, FREQ_BASE, KEY, KV, MAGNITUDE, ROTATED, VALUE, YARN_LOG
 from toynn.models.llama import Llama
 from toynn.models.mixture import (
     DENSE,
@@ -41,7 +42,7 @@ from toynn.models.mixture import (
     with_experts,
 )
 from toynn.models.registry import register
-from toynn.models.rope import ROTATED, magnitude, stretch_of, written
+from toynn.models.rope import magnitude, stretch_of, written
 from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, MLP, OUTPUT
 from toynn.models.tables import Floats, Sizes, matrix, norm
 from toynn.nn import Layers
@@ -49,10 +50,8 @@ from toynn.options import RecipeOptions
 
 _ATTENTION = f"{LAYER}.self_attn"
 _Q_RANK, _KV_RANK = "attention.q_lora_rank", "attention.kv_lora_rank"
-_KEY, _VALUE = "attention.key_length", "attention.value_length"
 _KEY_MLA, _VALUE_MLA = "attention.key_length_mla", "attention.value_length_mla"
 _LATENT_EPS = "attention.latent_layer_norm_rms_epsilon"  # toynn's own
-_LOG, _MAGNITUDE = "rope.scaling.yarn_log_multiplier", "rope.scaling.attn_factor"
 _LITE = 27  # llama.cpp takes a model with this number of blocks for one without W_qa
 _FOLDER_EPS = 1e-6
 _GLM = "glm4_moe_lite"
@@ -189,16 +188,16 @@ class Latent(Llama):
         """
         sizes, mla = hyper.sizes(), hyper.has(_KEY_MLA)
         rank, R = hyper.whole(_KV_RANK), hyper.whole(ROTATED)
-        D, E = hyper.whole(_KEY_MLA if mla else _KEY), hyper.whole(_VALUE_MLA if mla else _VALUE)
+        D, E = hyper.whole(_KEY_MLA if mla else KEY), hyper.whole(_VALUE_MLA if mla else VALUE)
         if D <= R:
             refuse(hyper.file, f"heads must have more channels than RoPE's {R}; got {D}")
         if mla:
-            hyper.expect(_KEY, rank + R)
-            hyper.expect(_VALUE, rank)
+            hyper.expect(KEY, rank + R)
+            hyper.expect(VALUE, rank)
         hyper.expect(KV, 1 if mla else sizes["n_heads"])
         stretch, eps = stretch_of(hyper), hyper.real(EPS)
-        if hyper.has(_LOG):
-            stretch["yarn_scores"] = _rounded(10 * hyper.real(_LOG))
+        if hyper.has(YARN_LOG):
+            stretch["yarn_scores"] = _rounded(10 * hyper.real(YARN_LOG))
             whole = stretch.get("yarn_magnitude", 1.0)
             stretch["yarn_magnitude"] = _rounded(whole / _growth(stretch.get("rope_factor", 1.0)))
         cfg = self.config_type(
@@ -206,7 +205,7 @@ class Latent(Llama):
             n_kv_heads=sizes["n_heads"],
             rms_eps=eps,
             latent_eps=hyper.real(_LATENT_EPS, eps),
-            rope_base=hyper.real("rope.freq_base", 1e4),
+            rope_base=hyper.real(FREQ_BASE, 1e4),
             arch=self.architecture,
             q_rank=hyper.count(_Q_RANK),
             kv_rank=rank,
@@ -253,15 +252,15 @@ class Latent(Llama):
         """Return a file's hyper-parameters."""
         rank, stretch = cfg.kv_rank, written(cfg)
         if cfg.yarn_scores:
-            stretch[_LOG] = 0.1 * cfg.yarn_scores
-            stretch[_MAGNITUDE] = magnitude(cfg)  # with _LOG, llama.cpp has no other factor
-        if isclose(stretch.get(_MAGNITUDE, 0), 1, rel_tol=1e-6):
-            del stretch[_MAGNITUDE]
+            stretch[YARN_LOG] = 0.1 * cfg.yarn_scores
+            stretch[MAGNITUDE] = magnitude(cfg)  # with _LOG, llama.cpp has no other factor
+        if isclose(stretch.get(MAGNITUDE, 0), 1, rel_tol=1e-6):
+            del stretch[MAGNITUDE]
         return {
             **sizes_of(cfg),
             KV: 1,
-            _KEY: rank + cfg.rope_dim,
-            _VALUE: rank,
+            KEY: rank + cfg.rope_dim,
+            VALUE: rank,
             _KEY_MLA: cfg.d_head,
             _VALUE_MLA: cfg.value_dim,
             _KV_RANK: rank,
@@ -269,7 +268,7 @@ class Latent(Llama):
             EPS: float(cfg.norm_eps),
             **({_LATENT_EPS: float(cfg.latent_eps)} if cfg.latent_eps != cfg.norm_eps else {}),
             ROTATED: cfg.rope_dim,
-            "rope.freq_base": float(cfg.rope_base),
+            FREQ_BASE: float(cfg.rope_base),
             **stretch,
         }
 
@@ -277,7 +276,7 @@ class Latent(Llama):
         """Read the widths of heads and of latents, and RoPE."""
         nope = config.whole("qk_nope_head_dim")
         R, rank = hyper.get(ROTATED, 0), hyper.get(_KV_RANK, 0)
-        hyper |= {_KEY: rank + R, _VALUE: rank, _KEY_MLA: nope + R, KV: 1}
+        hyper |= {KEY: rank + R, VALUE: rank, _KEY_MLA: nope + R, KV: 1}
         hyper[_LATENT_EPS] = _FOLDER_EPS
         H = hyper.get("attention.head_count")
         for key, usual in (("num_key_value_heads", H), ("qk_head_dim", nope + R), ("head_dim", R)):
@@ -298,8 +297,8 @@ class Latent(Llama):
                 scores = config.number("mscale_all_dim", rope["mscale_all_dim"], real=True)
         more = super().complete(config, hyper)
         if scores:
-            hyper[_LOG] = 0.1 * scores
-            hyper[_MAGNITUDE] *= _growth(hyper["rope.scaling.factor"])
+            hyper[YARN_LOG] = 0.1 * scores
+            hyper[MAGNITUDE] *= _growth(hyper[FACTOR])
         return more
 
     def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
@@ -310,9 +309,9 @@ class Latent(Llama):
                 f"export_hf: latent_eps must be {_FOLDER_EPS:g}, as config.json has no key for it; "
                 f"got {eps:g}"
             )
-        scores = 10 * hyper.get(_LOG, 0.0)
-        grown = _growth(hyper["rope.scaling.factor"]) if scores else 1.0
-        plain = {**hyper, _MAGNITUDE: hyper.get(_MAGNITUDE, 1.0) / grown}
+        scores = 10 * hyper.get(YARN_LOG, 0.0)
+        grown = _growth(hyper[FACTOR]) if scores else 1.0
+        plain = {**hyper, MAGNITUDE: hyper.get(MAGNITUDE, 1.0) / grown}
         keys = super().folder(plain, tensors)
         if scores:
             keys["rope_scaling"]["mscale_all_dim"] = _rounded(scores)
@@ -359,7 +358,7 @@ class DeepSeek2(Sparse, Latent):
         Llama.hf,
         model_type="deepseek_v3",
         keys={
-            **{k: v for k, v in Llama.hf.keys.items() if k not in (KV, _KEY)},
+            **{k: v for k, v in Llama.hf.keys.items() if k not in (KV, KEY)},
             _Q_RANK: "q_lora_rank",
             _KV_RANK: "kv_lora_rank",
             ROTATED: "qk_rope_head_dim",

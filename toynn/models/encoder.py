@@ -27,13 +27,13 @@ from toynn.formats.hf.config import (
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive, check_sizes
 from toynn.models.hyper import Hyper, refuse
+from toynn.models.keys import LAYER_EPS
 from toynn.models.sequence import SequenceModel
 from toynn.models.tables import Floats, Row, matrix
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = [
-    "EPS",
     "HEADS",
     "LABELS",
     "PROBLEM",
@@ -47,7 +47,7 @@ __all__ = [
 
 HEADS = ("", "sequence", "tokens")
 #: Keys: norms' epsilon, the number of token types.
-EPS, TYPES = "attention.layer_norm_epsilon", "tokenizer.ggml.token_type_count"
+TYPES = "tokenizer.ggml.token_type_count"
 STD = 0.02
 #: Keys of config.json that act in training only, or say what the weights say.
 _UNUSED = (
@@ -148,7 +148,7 @@ class Encoder(SequenceModel[EncoderConfig]):
         hyper.known(LABELS, PROBLEM, "position_offset", "head", "pooling_type")
         cfg: EncoderConfig = self.config_type(
             **hyper.sizes(),
-            norm_eps=hyper.real(EPS),
+            norm_eps=hyper.real(LAYER_EPS),
             arch=self.architecture,
             types=types,
             head=head,
@@ -167,7 +167,7 @@ class Encoder(SequenceModel[EncoderConfig]):
             "block_count": cfg.n_layers,
             "attention.head_count": cfg.n_heads,
             "attention.causal": False,
-            EPS: float(cfg.norm_eps),
+            LAYER_EPS: float(cfg.norm_eps),
             TYPES: max(cfg.types, 1),
         }
 

@@ -27,6 +27,18 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive, check_sizes
 from toynn.models.hyper import Hyper, shape_of
+from toynn.models.keys import (
+    FACTOR,
+    FREQ_BASE,
+    KEY,
+    LOCAL_FREQ_BASE,
+    LOGITS,
+    PATTERN,
+    ROTATED,
+    SCALING,
+    VALUE,
+    WINDOW,
+)
 from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import base_of, plain
@@ -36,12 +48,7 @@ from toynn.models.tables import norm as gain
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-_LOCAL, DIVISOR = "rope.freq_base_swa", "rope.scaling.factor"
-_WINDOW, _SCORES, _LOGITS = (
-    "attention.sliding_window",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-)
+_SCORES = "attn_logit_softcapping"
 _SCALAR = "attention.query_scalar"  # from folders only: GGUF has no key for it
 _USUAL_SCALAR = 256  # where config.json does not say
 _CAPS = {"score_cap": 50.0, "logit_cap": 30.0}  # of gemma2
@@ -136,21 +143,21 @@ class Gemma(Llama):
         super().__init__(name, title, head_norms=name == "gemma3")
         self.period = period
         activation = ("gelu_pytorch_tanh",)
-        extra = {_WINDOW: "sliding_window", _LOGITS: _LOGITS}
+        extra = {WINDOW: "sliding_window", LOGITS: LOGITS}
         fixed: dict[str, tuple[object, ...]] = {
             "hidden_activation": activation,
             "hidden_act": (*activation, "gelu", None),  # transformers does not read it
             "use_bidirectional_attention": (False, None),
         }
-        optional = {_LOGITS}
+        optional = {LOGITS}
         if name == "gemma2":
-            extra[_SCORES], optional = _SCORES, {_LOGITS, _SCORES}
+            extra[_SCORES], optional = _SCORES, {LOGITS, _SCORES}
         else:
             fixed[_SCORES] = (None,)
         self.hf = replace(
             self.hf,
             keys={**self.hf.keys, **extra},
-            real=self.hf.real | {_LOGITS, _SCORES},
+            real=self.hf.real | {LOGITS, _SCORES},
             optional=self.hf.optional | optional,
             fixed=fixed,
             shown={"architectures": [f"{title}ForCausalLM"], "hidden_activation": activation[0]},
@@ -177,21 +184,21 @@ class Gemma(Llama):
         """Return a file's configuration."""
         shape, d_head = shape_of(hyper, "blk.0.attn_q.weight")
         second = self.architecture == "gemma2"
-        hyper.expect("attention.value_length", d_head)
-        hyper.expect("rope.dimension_count", d_head)
-        hyper.expect("attention.sliding_window_pattern", self.period)
-        divisor = 1.0 if second else hyper.real(DIVISOR, 1.0)
+        hyper.expect(VALUE, d_head)
+        hyper.expect(ROTATED, d_head)
+        hyper.expect(PATTERN, self.period)
+        divisor = 1.0 if second else hyper.real(FACTOR, 1.0)
         if divisor != 1:
-            hyper.expect("rope.scaling.type", "linear")
-        cap = hyper.real(_LOGITS, _CAPS["logit_cap"]) if second or hyper.has(_LOGITS) else 0.0
+            hyper.expect(SCALING, "linear")
+        cap = hyper.real(LOGITS, _CAPS["logit_cap"]) if second or hyper.has(LOGITS) else 0.0
         cfg = GemmaConfig(
             **shape,
             arch=self.architecture,
-            rope_base=hyper.real("rope.freq_base", 1e4),
-            window=hyper.whole(_WINDOW),
+            rope_base=hyper.real(FREQ_BASE, 1e4),
+            window=hyper.whole(WINDOW),
             score_cap=hyper.real(_SCORES, _CAPS["score_cap"]) if second else 0.0,
             logit_cap=cap,
-            local_base=1e4 if second else hyper.real(_LOCAL, 1e4),
+            local_base=1e4 if second else hyper.real(LOCAL_FREQ_BASE, 1e4),
             rope_divisor=divisor,
             query_scalar=hyper.real(_SCALAR) if hyper.has(_SCALAR) else None,
         )
@@ -208,17 +215,17 @@ class Gemma(Llama):
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        more: dict[str, Any] = {_WINDOW: cfg.window}
+        more: dict[str, Any] = {WINDOW: cfg.window}
         if cfg.score_cap:
             more[_SCORES] = float(cfg.score_cap)
         if cfg.logit_cap:
-            more[_LOGITS] = float(cfg.logit_cap)
+            more[LOGITS] = float(cfg.logit_cap)
         if self.architecture == "gemma3":
-            more[_LOCAL] = float(cfg.local_base)
+            more[LOCAL_FREQ_BASE] = float(cfg.local_base)
         if cfg.query_scalar is not None:
             more[_SCALAR] = float(cfg.query_scalar)
         if cfg.rope_divisor != 1:
-            more |= {"rope.scaling.type": "linear", DIVISOR: float(cfg.rope_divisor)}
+            more |= {SCALING: "linear", FACTOR: float(cfg.rope_divisor)}
         return super().write(cfg) | more
 
     def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
@@ -249,7 +256,7 @@ class Gemma(Llama):
 
     def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for windows, the scale of scores, and RoPE."""
-        count, width = hyper["block_count"], hyper["attention.key_length"]
+        count, width = hyper["block_count"], hyper[KEY]
         if count == _LARGEST[self.architecture]:
             width = hyper["embedding_length"] / hyper["attention.head_count"]
         scalar = hyper.get(_SCALAR, width)
@@ -257,13 +264,13 @@ class Gemma(Llama):
             "layer_types": [_kind(n, self.period) for n in range(count)],
             "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,
             "pad_token_id": None,
-            _LOGITS: hyper.get(_LOGITS),
+            LOGITS: hyper.get(LOGITS),
         }
         if self.architecture == "gemma3":
-            whole: dict[str, Any] = {"rope_type": "default", "rope_theta": hyper["rope.freq_base"]}
-            if DIVISOR in hyper:
-                whole |= {"rope_type": "linear", "factor": hyper[DIVISOR]}
-            local = {"rope_type": "default", "rope_theta": hyper[_LOCAL]}
+            whole: dict[str, Any] = {"rope_type": "default", "rope_theta": hyper[FREQ_BASE]}
+            if FACTOR in hyper:
+                whole |= {"rope_type": "linear", "factor": hyper[FACTOR]}
+            local = {"rope_type": "default", "rope_theta": hyper[LOCAL_FREQ_BASE]}
             keys["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
         return keys
 
@@ -336,13 +343,13 @@ def bases_of(config: Config, hyper: dict[str, Any]) -> None:
         config.refuse(f"rope_parameters must be objects; got {ropes!r}")
     whole, local = dict(whole), dict(local)
     base = whole.pop("rope_theta", config.get("rope_theta", 1e6))
-    hyper["rope.freq_base"] = config.number("rope_theta", base, real=True)
+    hyper[FREQ_BASE] = config.number("rope_theta", base, real=True)
     base = local.pop("rope_theta", config.get("rope_local_base_freq", 1e4))
-    hyper[_LOCAL] = config.number("rope_local_base_freq", base, real=True)
+    hyper[LOCAL_FREQ_BASE] = config.number("rope_local_base_freq", base, real=True)
     kind = whole.pop("rope_type", whole.pop("type", "default"))
     if kind == "linear":
-        hyper[DIVISOR] = config.number("factor", whole.pop("factor", None), real=True)
-        hyper["rope.scaling.type"] = "linear"
+        hyper[FACTOR] = config.number("factor", whole.pop("factor", None), real=True)
+        hyper[SCALING] = "linear"
     local_kind = local.pop("rope_type", "default")
     if kind not in ("default", "linear") or local_kind != "default" or whole or local:
         config.refuse(f"RoPE must be default or linear; got {ropes or kind!r}")

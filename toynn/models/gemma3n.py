@@ -35,31 +35,28 @@ from toynn.formats.hf.config import Config
 from toynn.formats.hf.name_mapping import Order
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive, check_sizes
-from toynn.models.gemma import DIVISOR, bases_of
-from toynn.models.hyper import KV, Hyper, refuse, shape_of
+from toynn.models.gemma import bases_of
+from toynn.models.hyper import Hyper, refuse, shape_of
+from toynn.models.keys import FACTOR, FREQ_BASE, KEY, KV, LOCAL_FREQ_BASE, LOGITS, PATTERN, WIDTH
 from toynn.models.registry import register
 from toynn.models.rows import EMBEDDING, LAYER, MLP, OUTPUT
 from toynn.models.sharing import (
-    BASE,
     FOR_ALL,
     FOR_BLOCK,
     HEADS,
     INPUT,
     KINDS,
-    LOCAL_BASE,
-    LOGITS,
     SHARED,
     Sharing,
     SharingConfig,
 )
 from toynn.models.tables import Floats, Sizes, matrix, norm
-from toynn.models.windows import PATTERN
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 STREAMS = 4
 _ALTUP, _LAUREL = f"{LAYER}.altup", f"{LAYER}.laurel"
-_WIDTH, _SPARSITY = "feed_forward_length", "activation_sparsity_scale"
+_SPARSITY = "activation_sparsity_scale"
 _ACTIVE, _STREAMS, _RANK = "altup.active_idx", "altup.num_inputs", "laurel.rank"
 #: What llama.cpp assumes: blocks with k and v, sparse blocks, and sizes.
 _WITH_KV, _SPARSE, _SHARE = 20, 10, 0.95
@@ -181,7 +178,7 @@ class Gemma3n(Sharing):
     def __init__(self, name: str, title: str, model_type: str) -> None:
         super().__init__(name, title)
         activation = "gelu_pytorch_tanh"
-        left_out = (BASE, _WIDTH)
+        left_out = (FREQ_BASE, WIDTH)
         self.hf = replace(
             self.hf,
             keys={
@@ -224,7 +221,7 @@ class Gemma3n(Sharing):
 
     def shape(self, hyper: Hyper) -> tuple[dict[str, Any], int]:
         """Return the model's sizes in a file, and the width of its heads."""
-        widths = hyper.counts(_WIDTH, hyper.layers)
+        widths = hyper.counts(WIDTH, hyper.layers)
         shape, d_head = shape_of(hyper, "blk.0.attn_q.weight", d_ff=max(widths))
         return shape | {"block_widths": tuple(widths)}, d_head
 
@@ -240,8 +237,8 @@ class Gemma3n(Sharing):
             _check_clip(hyper, cfg.n_layers)
         cuts = hyper.reals(_SPARSITY, cfg.n_layers)
         fields: dict[str, Any] = {
-            "rope_base": hyper.real(BASE, 1e6),
-            "local_base": hyper.real(LOCAL_BASE, 1e4),
+            "rope_base": hyper.real(FREQ_BASE, 1e6),
+            "local_base": hyper.real(LOCAL_FREQ_BASE, 1e4),
             "shared_kv": hyper.count(SHARED, max(cfg.n_layers - _WITH_KV, 0)),
             "per_layer": hyper.whole(INPUT),
             "logit_cap": hyper.real(LOGITS, 30.0),
@@ -273,8 +270,8 @@ class Gemma3n(Sharing):
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         return super().write(cfg) | {
-            _WIDTH: list(cfg.block_widths) or cfg.d_ff,
-            LOCAL_BASE: float(cfg.local_base),
+            WIDTH: list(cfg.block_widths) or cfg.d_ff,
+            LOCAL_FREQ_BASE: float(cfg.local_base),
             SHARED: cfg.shared_kv,
             INPUT: cfg.per_layer,
             LOGITS: float(cfg.logit_cap),
@@ -297,7 +294,7 @@ class Gemma3n(Sharing):
         if len(each) not in (1, count):
             config.refuse(f"intermediate_size must have {count} entries; got {len(each)}")
         each = [int(config.number("intermediate_size", width, real=False)) for width in each]
-        hyper[_WIDTH] = each[0] if len(set(each)) == 1 else each
+        hyper[WIDTH] = each[0] if len(set(each)) == 1 else each
         usual = [_SHARE * (n < _SPARSE < count) for n in range(count)]
         pattern = config.get("activation_sparsity_pattern")
         pattern = usual if pattern is None else pattern
@@ -311,9 +308,9 @@ class Gemma3n(Sharing):
         hyper[LOGITS] = config.real(LOGITS, 30.0)
         hyper[_ROWS] = config.whole("vocab_size_per_layer_input", 262144)
         bases_of(config, hyper)
-        if DIVISOR in hyper:
+        if FACTOR in hyper:
             config.refuse("RoPE of full_attention must be default; got linear")
-        sizes = (KV, "attention.key_length", "embedding_length")
+        sizes = (KV, KEY, "embedding_length")
         if any(key not in hyper for key in sizes):
             return {}  # which is refused
         return _unread(count, hyper[SHARED], *(hyper[key] for key in sizes))
@@ -322,7 +319,7 @@ class Gemma3n(Sharing):
         """Return widths and sparsity of blocks, RoPE, and the streams."""
         keys = super().folder(hyper, tensors)
         keys |= {
-            "intermediate_size": hyper[_WIDTH],
+            "intermediate_size": hyper[WIDTH],
             "activation_sparsity_pattern": [share(z) for z in hyper[_SPARSITY]],
             "laurel_rank": len(tensors["blk.0.laurel_l.weight"]),
             "altup_num_inputs": STREAMS,
@@ -330,7 +327,7 @@ class Gemma3n(Sharing):
             "altup_correct_scale": True,
             "rope_parameters": {
                 kind: {"rope_type": "default", "rope_theta": hyper[base]}
-                for kind, base in zip(KINDS, (BASE, LOCAL_BASE), strict=True)
+                for kind, base in zip(KINDS, (FREQ_BASE, LOCAL_FREQ_BASE), strict=True)
             },
         }
         return keys

@@ -26,11 +26,11 @@ from typing import Any
 
 from toynn.graph.tape import Tensor
 from toynn.models.gemma4_files import APART, LOCAL, SCALE, Gemma4Config, Gemma4Files
-from toynn.models.hyper import EPS
+from toynn.models.keys import EPS, FREQ_BASE, KEY, LOGITS
 from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED
 from toynn.models.registry import register
 from toynn.models.rows import EMBEDDING, LAYER, MLP, OUTPUT
-from toynn.models.sharing import BASE, FOR_ALL, FOR_BLOCK, HEADS, LOGITS
+from toynn.models.sharing import FOR_ALL, FOR_BLOCK, HEADS
 from toynn.models.tables import Row, Sizes, experts, norm, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
@@ -73,7 +73,7 @@ class Gemma4(Gemma4Files):
 
     def __init__(self, name: str, title: str, model_type: str) -> None:
         super().__init__(name, title)
-        left_out = ("attention.key_length", BASE)
+        left_out = (KEY, FREQ_BASE)
         activation = "gelu_pytorch_tanh"
         self.hf = replace(
             self.hf,

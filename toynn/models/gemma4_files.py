@@ -9,24 +9,25 @@ import numpy as np
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.models.checks import check_flags, check_lists, check_sizes, set_defaults
-from toynn.models.hyper import EPS, KV, Hyper, refuse
-from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED
-from toynn.models.rope import ROTATED
-from toynn.models.sharing import (
-    BASE,
-    INPUT,
-    KINDS,
-    LOCAL_BASE,
+from toynn.models.hyper import Hyper, refuse
+from toynn.models.keys import (
+    EPS,
+    FREQ_BASE,
+    KEY,
+    KV,
+    LOCAL_FREQ_BASE,
     LOGITS,
-    SHARED,
-    Sharing,
-    SharingConfig,
+    PATTERN,
+    ROTATED,
+    VALUE,
+    WIDTH,
+    WINDOW,
 )
+from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED
+from toynn.models.sharing import INPUT, KINDS, SHARED, Sharing, SharingConfig
 from toynn.models.tables import Floats
-from toynn.models.windows import PATTERN, WINDOW
 
-_FULL, LOCAL = "attention.key_length", "attention.key_length_swa"
-_WIDTH = "feed_forward_length"
+LOCAL = "attention.key_length_swa"
 _FACTORS, SCALE = "rope_freqs.weight", "blk.{n}.layer_output_scale.weight"
 #: Modules of some files, which have the two parts of ffn_gate_up_exps each as one tensor.
 APART = ("blk.{n}.ffn_gate_exps", "blk.{n}.ffn_up_exps")
@@ -145,8 +146,8 @@ class Gemma4Files(Sharing):
         """Return a file's configuration."""
         count, shared = hyper.layers, hyper.count(SHARED)
         windowed = hyper.pattern(PATTERN, count, Gemma4Config.period)
-        full, local = hyper.whole(_FULL), hyper.whole(LOCAL)
-        for key in ("attention.value_length", ROTATED):
+        full, local = hyper.whole(KEY), hyper.whole(LOCAL)
+        for key in (VALUE, ROTATED):
             hyper.expect(key, full)
             hyper.expect(f"{key}_swa", local)
         heads = {}
@@ -160,7 +161,7 @@ class Gemma4Files(Sharing):
                     f"for all without; got {hyper.counts(KV, count)}",
                 )
         usual = max(heads[True] | heads[False])
-        widths = hyper.counts(_WIDTH, count)
+        widths = hyper.counts(WIDTH, count)
         values = [n for n in range(count - shared) if not windowed[n]]
         has_v = any(f"blk.{n}.attn_v.weight" in hyper.tensors for n in values)
         sizes = hyper.sizes(d_ff=widths[0])
@@ -175,8 +176,8 @@ class Gemma4Files(Sharing):
             full_head_dim=full,
             full_kv_heads=max(heads[False], default=usual),
             rope_channels=2 * self._read_pairs(hyper, full // 2),
-            rope_base=hyper.real(BASE, 1e4),
-            local_base=hyper.real(LOCAL_BASE, hyper.real(BASE, 1e4)),
+            rope_base=hyper.real(FREQ_BASE, 1e4),
+            local_base=hyper.real(LOCAL_FREQ_BASE, hyper.real(FREQ_BASE, 1e4)),
             k_as_v=hyper.flag(_K_AS_V, bool(values) and not has_v),
             shared_kv=shared,
             wide_shared=widths[-1] != widths[0],
@@ -192,7 +193,7 @@ class Gemma4Files(Sharing):
         if widths != cfg.widths():
             refuse(
                 hyper.file,
-                f"{hyper.prefix}{_WIDTH} must be one number, or twice that in the last {shared} "
+                f"{hyper.prefix}{WIDTH} must be one number, or twice that in the last {shared} "
                 f"blocks; got {widths}",
             )
         return cfg
@@ -221,12 +222,12 @@ class Gemma4Files(Sharing):
         """Return the hyper-parameters of a file."""
         written = super().write(cfg)
         full, local, widths = cfg.width_of(True), cfg.d_head, cfg.widths()
-        for key in (_FULL, "attention.value_length", ROTATED):
+        for key in (KEY, VALUE, ROTATED):
             written |= {key: full, f"{key}_swa": local}
         written |= {
-            _WIDTH: widths if cfg.wide_shared else cfg.d_ff,
+            WIDTH: widths if cfg.wide_shared else cfg.d_ff,
             KV: [cfg.heads(not windowed) for windowed in cfg.windowed],
-            LOCAL_BASE: float(cfg.local_base),
+            LOCAL_FREQ_BASE: float(cfg.local_base),
             SHARED: cfg.shared_kv,
             INPUT: cfg.per_layer,
         }
@@ -252,7 +253,7 @@ class Gemma4Files(Sharing):
         hyper |= {_K_AS_V: config.flag("attention_k_eq_v", False), _STACKED: True}
         local = {"head_dim": hyper.get(LOCAL, 1), "num_key_value_heads": hyper.get(KV, 1)}
         full = local | self._read_full(config, hyper)
-        hyper[_FULL] = full["head_dim"]
+        hyper[KEY] = full["head_dim"]
         heads = [local if window else full for window in windowed]
         hyper[KV] = [kind["num_key_value_heads"] for kind in heads]
         self.read_counts(config, hyper)
@@ -263,8 +264,8 @@ class Gemma4Files(Sharing):
                 f"{rows!r}"
             )
         if config.flag("use_double_wide_mlp", False) and hyper[SHARED]:
-            width, first = hyper.get(_WIDTH, 1), count - hyper[SHARED]
-            hyper[_WIDTH] = [width * (1 + (n >= first)) for n in range(count)]
+            width, first = hyper.get(WIDTH, 1), count - hyper[SHARED]
+            hyper[WIDTH] = [width * (1 + (n >= first)) for n in range(count)]
         mixes = config.flag("enable_moe_block", False)
         for key in (EXPERTS, USED, EXPERT_WIDTH):
             if not mixes:
@@ -272,7 +273,7 @@ class Gemma4Files(Sharing):
             elif key not in hyper:
                 config.refuse(f"{self.hf.keys[key]} is missing; enable_moe_block is true")
         pairs = self._read_rope(config, hyper)
-        turning = np.arange(hyper[_FULL] // 2) < pairs
+        turning = np.arange(hyper[KEY] // 2) < pairs
         return {_FACTORS: np.where(turning, 1, _STILL).astype(np.float32)}
 
     def spare(self, hyper: Mapping[str, Any]) -> Collection[str]:
@@ -331,7 +332,7 @@ class Gemma4Files(Sharing):
                 f"rope_parameters must be those of two kinds of layers, as objects; got {ropes!r}"
             )
         part = 1.0
-        for kind, key in zip(KINDS, (BASE, LOCAL_BASE), strict=True):
+        for kind, key in zip(KINDS, (FREQ_BASE, LOCAL_FREQ_BASE), strict=True):
             rope = dict(kinds[kind] or {})
             hyper[key] = config.number("rope_theta", rope.pop("rope_theta", None), real=True)
             name = rope.pop("rope_type", "default")
@@ -343,7 +344,7 @@ class Gemma4Files(Sharing):
                 config.refuse(f"RoPE of {kind} must be default, or proportional; got {kinds[kind]}")
         if part > 1:
             config.refuse(f"partial_rotary_factor must be at most 1; got {part:g}")
-        return int(part * hyper[_FULL] // 2)
+        return int(part * hyper[KEY] // 2)
 
     def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return kinds of blocks, their heads and widths, RoPE, and which parts there are."""
@@ -351,9 +352,9 @@ class Gemma4Files(Sharing):
         windowed, first = hyper[PATTERN], hyper["block_count"] - hyper[SHARED]
         full = [n for n, window in enumerate(windowed) if not window]
         local = [n for n, window in enumerate(windowed) if window] or full
-        widths = hyper[_WIDTH] if isinstance(hyper[_WIDTH], list) else [hyper[_WIDTH]]
-        width, heads, part = hyper[_FULL], hyper[KV], int((tensors[_FACTORS] == 1).sum())
-        whole = {"rope_type": "proportional", "rope_theta": hyper[BASE]}
+        widths = hyper[WIDTH] if isinstance(hyper[WIDTH], list) else [hyper[WIDTH]]
+        width, heads, part = hyper[KEY], hyper[KV], int((tensors[_FACTORS] == 1).sum())
+        whole = {"rope_type": "proportional", "rope_theta": hyper[FREQ_BASE]}
         whole["partial_rotary_factor"] = 2 * part / width
         if int(whole["partial_rotary_factor"] * width // 2) != part:  # which is how it is read
             whole["partial_rotary_factor"] = (2 * part + 0.5) / width
@@ -369,7 +370,7 @@ class Gemma4Files(Sharing):
             "enable_moe_block": EXPERTS in hyper,
             "rope_parameters": {
                 KINDS[0]: whole,
-                KINDS[1]: {"rope_type": "default", "rope_theta": hyper[LOCAL_BASE]},
+                KINDS[1]: {"rope_type": "default", "rope_theta": hyper[LOCAL_FREQ_BASE]},
             },
         }
         return keys

@@ -18,6 +18,7 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_divided, check_sizes
 from toynn.models.hyper import Hyper, sizes_of
+from toynn.models.keys import LAYER_EPS
 from toynn.models.registry import architecture, register
 from toynn.models.sequence import Folder, SequenceModel
 from toynn.models.tables import Floats, Shapes, Sizes, matrix, norm, table
@@ -109,9 +110,9 @@ class GPT2(SequenceModel[GPT2Config]):
             "feed_forward_length": "n_inner",
             "block_count": "n_layer",
             "attention.head_count": "n_head",
-            "attention.layer_norm_epsilon": "layer_norm_epsilon",
+            LAYER_EPS: "layer_norm_epsilon",
         },
-        real=frozenset(("attention.layer_norm_epsilon",)),
+        real=frozenset((LAYER_EPS,)),
         fixed={
             "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
             "scale_attn_weights": (True,),
@@ -139,11 +140,11 @@ class GPT2(SequenceModel[GPT2Config]):
 
     def read(self, hyper: Hyper) -> GPT2Config:
         """Return a file's configuration."""
-        return GPT2Config(**hyper.sizes(), norm_eps=hyper.real("attention.layer_norm_epsilon"))
+        return GPT2Config(**hyper.sizes(), norm_eps=hyper.real(LAYER_EPS))
 
     def write(self, cfg: GPT2Config) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        return sizes_of(cfg) | {"attention.layer_norm_epsilon": cfg.norm_eps}
+        return sizes_of(cfg) | {LAYER_EPS: cfg.norm_eps}
 
     def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Set n_inner, which most folders leave out, to 4 n_embd."""

@@ -21,6 +21,7 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
 from toynn.models.hyper import Hyper
+from toynn.models.keys import PATTERN, WIDTH, WINDOW
 from toynn.models.mixture import EXPERT_WIDTH, EXPERTS, USED, Mixture, MixtureConfig
 from toynn.models.registry import register
 from toynn.models.rope import factors_of, rope_scaling
@@ -31,8 +32,6 @@ from toynn.options import RecipeOptions
 
 ALPHA, LIMIT = 1.702, 7.0  # fixed in llama.cpp; GGUF has no keys for them
 _MLP = f"{LAYER}.mlp.experts"
-_WINDOW = "attention.sliding_window"
-_WIDTH = "feed_forward_length"
 _PERIOD = 2  # the first of every 2 blocks has a window
 _BASE = 150000.0  # of RoPE, where config.json does not say
 
@@ -90,7 +89,7 @@ class GptOss(Mixture):
             **Mixture.hf.keys,
             EXPERTS: "num_local_experts",
             USED: "num_experts_per_tok",
-            _WINDOW: "sliding_window",
+            WINDOW: "sliding_window",
         },
         fixed={
             **Mixture.hf.fixed,
@@ -111,14 +110,14 @@ class GptOss(Mixture):
     def read(self, hyper: Hyper) -> Any:
         """Return a file's configuration."""
         cfg = super().read(hyper)
-        hyper.expect("attention.sliding_window_pattern", _PERIOD)
-        width, window = hyper.whole(EXPERT_WIDTH, cfg.d_ff), hyper.whole(_WINDOW)
+        hyper.expect(PATTERN, _PERIOD)
+        width, window = hyper.whole(EXPERT_WIDTH, cfg.d_ff), hyper.whole(WINDOW)
         cfg = replace(cfg, d_ff=width, window=window, output_bias=False)  # the table always has it
         return cfg
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        return super().write(cfg) | {EXPERT_WIDTH: cfg.d_ff, _WINDOW: cfg.window}
+        return super().write(cfg) | {EXPERT_WIDTH: cfg.d_ff, WINDOW: cfg.window}
 
     def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for RoPE and windows."""
@@ -132,7 +131,7 @@ class GptOss(Mixture):
             config.refuse(
                 f"layer_types must be sliding_attention in every other layer; got {kinds!r}"
             )
-        hyper.setdefault(EXPERT_WIDTH, hyper.get(_WIDTH, 1))
+        hyper.setdefault(EXPERT_WIDTH, hyper.get(WIDTH, 1))
         quantized = config.get("quantization_config") or {}
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         if quantized and method != "mxfp4":

@@ -25,7 +25,7 @@ from toynn.models.registry import register
 from toynn.models.tables import Floats
 from toynn.nn import Layers
 
-ROTATED = "rope.scaling.finetuned"  # by this key llama.cpp decides whether there is RoPE
+FINETUNED = "rope.scaling.finetuned"  # by this key llama.cpp decides whether there is RoPE
 #: Fields of the configuration: GGUF's keys, and config.json's.
 _SCALES = {
     "embedding_scale": ("embedding_scale", "embedding_multiplier"),
@@ -83,12 +83,12 @@ class Granite(Llama):
         """Return a file's configuration."""
         cfg = super().read(hyper)
         scales = {name: hyper.real(key, getattr(cfg, name)) for name, (key, _) in _SCALES.items()}
-        return replace(cfg, rotated=hyper.flag(ROTATED, True), **scales)
+        return replace(cfg, rotated=hyper.flag(FINETUNED, True), **scales)
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         scales = {key: float(getattr(cfg, name)) for name, (key, _) in _SCALES.items()}
-        return super().write(cfg) | scales | ({} if cfg.rotated else {ROTATED: False})
+        return super().write(cfg) | scales | ({} if cfg.rotated else {FINETUNED: False})
 
     def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Set each scale that config.json leaves out to transformers' default, 1."""
@@ -101,7 +101,7 @@ class Granite(Llama):
 
         Raises ConfigError.
         """
-        if not hyper.get(ROTATED, True):
+        if not hyper.get(FINETUNED, True):
             raise ConfigError(
                 f"export_hf: a folder of {self.architecture} has RoPE; got none. Without RoPE it "
                 "is a Granite 4, of model_type granitemoehybrid. Load its original folder, not its "

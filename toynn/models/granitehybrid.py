@@ -16,9 +16,10 @@ import numpy as np
 
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
-from toynn.models.granite import ROTATED, Granite
+from toynn.models.granite import FINETUNED, Granite
 from toynn.models.granitemoe import PARTS, SHARED_MLP, GraniteMoE, GraniteMoEConfig
-from toynn.models.hyper import KV, Hyper
+from toynn.models.hyper import Hyper
+from toynn.models.keys import KV
 from toynn.models.llama import Llama
 from toynn.models.mamba import GROUPS, HEADS, INNER, STATE, TAPS, Mamba, MambaConfig, mamba_rows
 from toynn.models.mixture import EXPERTS, SHARED, USED, with_experts
@@ -140,7 +141,7 @@ class GraniteHybrid(GraniteMoE, Mamba):
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        return super().write(cfg) | {ROTATED: cfg.rotated}
+        return super().write(cfg) | {FINETUNED: cfg.rotated}
 
     def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for attention blocks, RoPE, widths and experts."""
@@ -148,7 +149,7 @@ class GraniteHybrid(GraniteMoE, Mamba):
         position = config.get("position_embedding_type")
         if position not in (None, "nope", "rope"):
             config.refuse(f"position_embedding_type must be null or rope; got {position!r}")
-        hyper[ROTATED] = position == "rope"
+        hyper[FINETUNED] = position == "rope"
         heads, d_model = hyper.get(HEADS, 1), hyper.get("embedding_length", 0)
         expand = config.whole("mamba_expand", 2)
         width = config.get("mamba_d_head", "auto")
@@ -199,7 +200,7 @@ class GraniteHybrid(GraniteMoE, Mamba):
         keys = Llama.folder(self, hyper, tensors) | self.folder_heads(hyper)
         keys |= {
             "layer_types": [(_ATTENTION if heads else _MAMBA)[1] for heads in hyper[KV]],
-            "position_embedding_type": "rope" if hyper[ROTATED] else None,
+            "position_embedding_type": "rope" if hyper[FINETUNED] else None,
             "mamba_d_head": hyper[INNER] // hyper[HEADS],
             "num_local_experts": hyper[EXPERTS],
             "num_experts_per_tok": hyper[USED],

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from toynn.formats.hf.config import Config
+from toynn.models.keys import FREQ_BASE
 from toynn.models.llama import Llama
 from toynn.models.registry import register
 from toynn.models.rope import base_of, width_of
@@ -62,7 +63,7 @@ class Hunyuan(Llama):
                 config.refuse(f"RoPE by alpha: {key} must be {usual}; got {value!r}")
         if any(value for key, value in rope.items() if key != "rope_type") or D < 4:
             config.refuse(f"RoPE by alpha has keys that are not known: {rope}")
-        base = hyper["rope.freq_base"] * alpha ** (D / (D - 2))
+        base = hyper[FREQ_BASE] * alpha ** (D / (D - 2))
         told = config.over(rope_parameters=None, rope_scaling=None, rope_theta=base)
         return super().complete(told, hyper)
 

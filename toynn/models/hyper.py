@@ -11,6 +11,7 @@ from toynn.formats.bases import Base
 from toynn.formats.gguf import Strings
 from toynn.formats.hf.config import CLASSES, LABELS, PROBLEM
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
+from toynn.models.keys import EPS, KV
 
 #: Hyper-parameters that change no result: at any value (None), or at the value given here.
 _NEUTRAL = {
@@ -46,8 +47,6 @@ SIZES = {
 
 #: Number of last blocks that predict tokens after the next one. toynn leaves them out.
 _FURTHER = "nextn_predict_layers"
-#: Heads of k and v; the epsilon that norms add under the square root.
-KV, EPS = "attention.head_count_kv", "attention.layer_norm_rms_epsilon"
 
 
 def sizes_of(cfg: Any) -> dict[str, Any]:

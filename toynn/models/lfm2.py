@@ -17,6 +17,7 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_recurrent, check_sizes
 from toynn.models.hyper import Hyper, refuse, shape_of
+from toynn.models.keys import EPS, FREQ_BASE, KV, ROTATED, SCALING, VALUE
 from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import factors_of
@@ -25,7 +26,7 @@ from toynn.models.tables import Floats, Sizes, matrix, norm, taps
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-_KV, _TAPS = "attention.head_count_kv", "shortconv.l_cache"
+_TAPS = "shortconv.l_cache"
 _PERIOD = 3  # in a new model every third block has attention
 #: Keys of config.json that transformers does not read, or reads only to adjust the MLP's width.
 _UNUSED = (
@@ -86,7 +87,7 @@ class LFM2(Llama):
         Llama.hf,
         keys={
             **{key: hf_key for key, hf_key in Llama.hf.keys.items() if "rms" not in key},
-            "attention.layer_norm_rms_epsilon": "norm_eps",
+            EPS: "norm_eps",
             _TAPS: "conv_L_cache",
         },
         fixed={"conv_bias": (False,), "hidden_act": ("silu",)},
@@ -110,30 +111,30 @@ class LFM2(Llama):
 
     def read(self, hyper: Hyper) -> Any:
         """Return a file's configuration."""
-        counts = hyper.counts(_KV, hyper.layers)
+        counts = hyper.counts(KV, hyper.layers)
         attends = [n for n, heads in enumerate(counts) if heads]
         if len({counts[n] for n in attends}) != 1:
             refuse(
                 hyper.file,
-                f"{hyper.prefix}{_KV} must be the same in every block, or 0; got {counts}",
+                f"{hyper.prefix}{KV} must be the same in every block, or 0; got {counts}",
             )
         queries = f"blk.{attends[0]}.attn_q.weight"
         shape, d_head = shape_of(hyper, queries, counts[attends[0]])
         cfg = self.config_type(
             **shape,
             arch=self.architecture,
-            rope_base=hyper.real("rope.freq_base", 1e4),
+            rope_base=hyper.real(FREQ_BASE, 1e4),
             attention_blocks=tuple(attends),
             conv_taps=hyper.whole(_TAPS),
         )
-        hyper.expect("attention.value_length", d_head)
-        hyper.expect("rope.dimension_count", d_head)
+        hyper.expect(VALUE, d_head)
+        hyper.expect(ROTATED, d_head)
         return cfg
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         heads = [cfg.n_kv_heads * (n in cfg.attention_blocks) for n in range(cfg.n_layers)]
-        return super().write(cfg) | {_KV: heads, _TAPS: cfg.conv_taps}
+        return super().write(cfg) | {KV: heads, _TAPS: cfg.conv_taps}
 
     def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read config.json's keys for blocks with attention, the MLP's width, and RoPE."""
@@ -147,8 +148,8 @@ class LFM2(Llama):
             config.refuse(f"layer_types must be full_attention or conv; got {kinds!r}")
         if len(kinds) != count:
             config.refuse(f"layer_types must have {count} entries; got {len(kinds)}")
-        heads = hyper.get(_KV, hyper.get("attention.head_count", 0))
-        hyper[_KV] = [heads * (kind != "conv") for kind in kinds]
+        heads = hyper.get(KV, hyper.get("attention.head_count", 0))
+        hyper[KV] = [heads * (kind != "conv") for kind in kinds]
         tied = config.get("tie_word_embeddings", True)
         if config.get("tie_embedding", tied) != tied:  # the key of old versions
             config.refuse(f"tie_embedding is {not tied}; tie_word_embeddings is {tied}")
@@ -156,7 +157,7 @@ class LFM2(Llama):
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if config.get("rope_theta") is None and "rope_theta" not in rope:
             config.refuse("rope_theta is missing")
-        if factors_of(config, hyper) is not None or "rope.scaling.type" in hyper:
+        if factors_of(config, hyper) is not None or SCALING in hyper:
             config.refuse(f"RoPE must be default; got {rope}")
         return {}
 
@@ -176,8 +177,8 @@ class LFM2(Llama):
 
     def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for blocks with attention, and for an MLP's width as given."""
-        kinds = ["full_attention" if heads else "conv" for heads in hyper[_KV]]
-        keys = {"layer_types": kinds, "num_key_value_heads": max(hyper[_KV])}
+        kinds = ["full_attention" if heads else "conv" for heads in hyper[KV]]
+        keys = {"layer_types": kinds, "num_key_value_heads": max(hyper[KV])}
         return keys | {"block_auto_adjust_ff_dim": False, "pad_token_id": None}
 
     # -- Forward -------------------------------------------------------------------------------

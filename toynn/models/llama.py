@@ -28,10 +28,10 @@ from toynn.models.checks import (
     check_positive,
     check_sizes,
 )
-from toynn.models.hyper import EPS, KV, Hyper, refuse, shape_of, sizes_of
+from toynn.models.hyper import Hyper, refuse, shape_of, sizes_of
+from toynn.models.keys import EPS, FREQ_BASE, KEY, KV, LAYER_EPS, ROTATED, VALUE
 from toynn.models.registry import ARCHITECTURES, architecture, register
 from toynn.models.rope import (
-    ROTATED,
     check_stretch,
     factors_of,
     frequencies,
@@ -42,7 +42,7 @@ from toynn.models.rope import (
     unlike,
     written,
 )
-from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, MLP, OUTPUT, QKV, names
+from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, MLP, OUTPUT, QKV, SIZES, names
 from toynn.models.sequence import HEAD, Folder, SequenceModel
 from toynn.models.tables import Floats, Row, Shapes, Sizes, norm
 from toynn.nn import Layers
@@ -155,7 +155,7 @@ class LlamaConfig:
         return frequencies(self)
 
 
-_Q, _KV = "attention.head_count", KV
+_Q = "attention.head_count"
 #: Fields that llama.cpp reads for some architectures only.
 IN_FILES = ("rope_factors", "output_bias", "mlp_bias")
 
@@ -169,7 +169,7 @@ class Llama(SequenceModel[LlamaConfig]):
         *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{LAYER}.input_layernorm"),
         replace(QKV[0], bias="qkv_bias", pairs=(_Q,)),
-        replace(QKV[1], bias="qkv_bias", pairs=(_KV, _Q)),
+        replace(QKV[1], bias="qkv_bias", pairs=(KV, _Q)),
         replace(QKV[2], bias="qkv_bias"),
         norm("blk.{n}.attn_q_norm", "NQ", f"{LAYER}.self_attn.q_norm", when="head_norms"),
         norm("blk.{n}.attn_k_norm", "NK", f"{LAYER}.self_attn.k_norm", when="head_norms"),
@@ -181,19 +181,14 @@ class Llama(SequenceModel[LlamaConfig]):
     )  # fmt: skip
     hf = Folder(
         keys={
-            "vocab_size": "vocab_size",
-            "context_length": "max_position_embeddings",
-            "embedding_length": "hidden_size",
-            "feed_forward_length": "intermediate_size",
-            "block_count": "num_hidden_layers",
-            _Q: "num_attention_heads",
-            _KV: "num_key_value_heads",
-            "attention.key_length": "head_dim",
+            **SIZES,
+            KV: "num_key_value_heads",
+            KEY: "head_dim",
             EPS: "rms_norm_eps",
-            "rope.freq_base": "rope_theta",
+            FREQ_BASE: "rope_theta",
         },
-        real=frozenset((EPS, "rope.freq_base")),
-        optional=frozenset((_KV, "attention.key_length")),
+        real=frozenset((EPS, FREQ_BASE)),
+        optional=frozenset((KV, KEY)),
         fixed={"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)},
         shown={},  # see __init__
         biases={
@@ -240,7 +235,7 @@ class Llama(SequenceModel[LlamaConfig]):
     @property
     def eps_key(self) -> str:
         """GGUF's key of the epsilon that norms add under the square root."""
-        return "attention.layer_norm_epsilon" if self.centred else EPS
+        return LAYER_EPS if self.centred else EPS
 
     def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return the values of the table's letters and conditions."""
@@ -280,7 +275,7 @@ class Llama(SequenceModel[LlamaConfig]):
             refuse(hyper.file, f"rope.scaling.type {kind} excludes rope_freqs.weight")
         cfg = self.config_type(
             **shape,
-            rope_base=hyper.real("rope.freq_base", 1e4),
+            rope_base=hyper.real(FREQ_BASE, 1e4),
             arch=self.architecture,
             **{"rope_scaling": "llama3" if len(factors) else "none"} | stretch,
             rope_factors=tuple(float(factor) for factor in factors),
@@ -288,7 +283,7 @@ class Llama(SequenceModel[LlamaConfig]):
             mlp_bias="blk.0.ffn_down.bias" in hyper.tensors,
             **({"rope_channels": hyper.whole(ROTATED, d_head)} if self.partial else {}),
         )
-        hyper.expect("attention.value_length", d_head)
+        hyper.expect(VALUE, d_head)
         hyper.expect(ROTATED, rotated(cfg))
         return cfg
 
@@ -318,12 +313,12 @@ class Llama(SequenceModel[LlamaConfig]):
         """Return the hyper-parameters of a file."""
         return {
             **sizes_of(cfg),
-            _KV: cfg.n_kv_heads,
-            "attention.key_length": cfg.d_head,
-            "attention.value_length": cfg.d_head,
+            KV: cfg.n_kv_heads,
+            KEY: cfg.d_head,
+            VALUE: cfg.d_head,
             self.eps_key: float(cfg.norm_eps),
             ROTATED: rotated(cfg),
-            "rope.freq_base": float(cfg.rope_base),
+            FREQ_BASE: float(cfg.rope_base),
             **written(cfg),
         }
 

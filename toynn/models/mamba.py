@@ -16,7 +16,8 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_recurrent, check_sizes, set_defaults
-from toynn.models.hyper import KV, Hyper, refuse, shape_of
+from toynn.models.hyper import Hyper, refuse, shape_of
+from toynn.models.keys import KV
 from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.tables import Row, Sizes, matrix, norm, taps
 from toynn.nn import Layers

@@ -15,11 +15,12 @@ from typing import Any
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.models.hyper import Hyper
+from toynn.models.keys import FREQ_BASE, YARN_LOG
 from toynn.models.llama import IN_FILES, Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.tables import Floats
 
-_GROWTH, _LOG = "attention.temperature_scale", "rope.scaling.yarn_log_multiplier"
+_GROWTH = "attention.temperature_scale"
 _BETA = "llama_4_scaling_beta"
 
 
@@ -62,8 +63,8 @@ class Ministral3(Llama):
         """Return a file's configuration."""
         cfg = super().read(hyper)
         fields: dict[str, Any] = {}
-        if hyper.has(_LOG):
-            divisor = 1 + 0.1 * hyper.real(_LOG) * log(cfg.rope_factor)
+        if hyper.has(YARN_LOG):
+            divisor = 1 + 0.1 * hyper.real(YARN_LOG) * log(cfg.rope_factor)
             fields["yarn_magnitude"] = cfg.yarn_magnitude / divisor
         if hyper.has(_GROWTH):
             fields["query_growth"] = hyper.real(_GROWTH)
@@ -90,7 +91,7 @@ class Ministral3(Llama):
             raise ConfigError("export_hf: a folder of ministral3 needs query_growth above 0; got 0")
         rope = keys.pop("rope_scaling") | {
             _BETA: hyper[_GROWTH],
-            "rope_theta": hyper["rope.freq_base"],
+            "rope_theta": hyper[FREQ_BASE],
         }
         return keys | {"rope_parameters": rope, "pad_token_id": None}
 

@@ -21,20 +21,19 @@ from toynn.formats.hf.name_mapping import Folder
 from toynn.formats.sentences import POOLINGS
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive, check_sizes
-from toynn.models.encoder import EPS, STD, TYPES, Encoder, EncoderConfig, head_rows
+from toynn.models.encoder import STD, TYPES, Encoder, EncoderConfig, head_rows
 from toynn.models.hyper import Hyper, refuse
+from toynn.models.keys import FREQ_BASE, LAYER_EPS, LOCAL_FREQ_BASE, PATTERN, SCALING, WINDOW
 from toynn.models.registry import register
 from toynn.models.rope import plain
-from toynn.models.rows import LAYER
+from toynn.models.rows import LAYER, SIZES
 from toynn.models.tables import Floats, Sizes, matrix, norm, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-_WINDOW, _EVERY = "attention.sliding_window", "attention.sliding_window_pattern"
-_BASE, _LOCAL = "rope.freq_base", "rope.freq_base_swa"
 _POOLING = "classifier.pooling_type"  # llama.cpp reads a mean where it is missing
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_USUAL = {_BASE: 160000.0, _LOCAL: 10000.0}
+_USUAL = {FREQ_BASE: 160000.0, LOCAL_FREQ_BASE: 10000.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,16 +93,11 @@ class ModernBert(Encoder):
     )
     hf = Folder(
         keys={
-            "vocab_size": "vocab_size",
-            "context_length": "max_position_embeddings",
-            "embedding_length": "hidden_size",
-            "feed_forward_length": "intermediate_size",
-            "block_count": "num_hidden_layers",
-            "attention.head_count": "num_attention_heads",
-            EPS: "norm_eps",
-            _WINDOW: "local_attention",
+            **SIZES,
+            LAYER_EPS: "norm_eps",
+            WINDOW: "local_attention",
         },
-        real=frozenset((EPS,)),
+        real=frozenset((LAYER_EPS,)),
         fixed={
             "hidden_activation": ("gelu",),
             "classifier_activation": ("gelu",),
@@ -131,22 +125,22 @@ class ModernBert(Encoder):
 
     def sized(self, hyper: Hyper) -> dict[str, Any]:
         """Return the window, the blocks that have none, and RoPE's bases."""
-        hyper.expect("rope.scaling.type", "none")
-        base, pooling = hyper.real(_BASE, _USUAL[_BASE]), hyper.whole(_POOLING, 1)
+        hyper.expect(SCALING, "none")
+        base, pooling = hyper.real(FREQ_BASE, _USUAL[FREQ_BASE]), hyper.whole(_POOLING, 1)
         if pooling > 2:
             refuse(hyper.file, f"{hyper.prefix}{_POOLING} must be 1 or 2; got {pooling}")
         return {
-            "window": hyper.whole(_WINDOW, 128),
-            "every": hyper.whole(_EVERY, 3),
+            "window": hyper.whole(WINDOW, 128),
+            "every": hyper.whole(PATTERN, 3),
             "rope_base": base,
-            "local_base": hyper.real(_LOCAL, base),
+            "local_base": hyper.real(LOCAL_FREQ_BASE, base),
             "pooling": POOLINGS[pooling],
         }
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        written = {_WINDOW: cfg.window, _EVERY: cfg.every, _BASE: float(cfg.rope_base)}
-        written |= {_LOCAL: float(cfg.local_base), _POOLING: POOLINGS.index(cfg.pooling)}
+        written = {WINDOW: cfg.window, PATTERN: cfg.every, FREQ_BASE: float(cfg.rope_base)}
+        written |= {LOCAL_FREQ_BASE: float(cfg.local_base), _POOLING: POOLINGS.index(cfg.pooling)}
         return {k: v for k, v in super().write(cfg).items() if k != TYPES} | written
 
     def unlike(self, cfg: EncoderConfig) -> list[str]:
@@ -163,7 +157,7 @@ class ModernBert(Encoder):
         ):
             config.get(key)
         rope, kinds = config.get("rope_parameters") or {}, config.get("layer_types")
-        for key, kind, old in ((_BASE, _FULL, "global"), (_LOCAL, _SLIDING, "local")):
+        for key, kind, old in ((FREQ_BASE, _FULL, "global"), (LOCAL_FREQ_BASE, _SLIDING, "local")):
             of_kind = rope.get(kind) if isinstance(rope, dict) else None
             of_kind = of_kind if isinstance(of_kind, dict) else {}
             if of_kind.get("rope_type", "default") != "default":
@@ -177,9 +171,9 @@ class ModernBert(Encoder):
             full = [n for n, kind in enumerate(kinds) if kind == _FULL]
             every = full[1] if len(full) > 1 else max(count, 1)
         usual = 3 if every is None else every
-        hyper[_EVERY] = int(config.number("global_attn_every_n_layers", usual, real=False))
+        hyper[PATTERN] = int(config.number("global_attn_every_n_layers", usual, real=False))
         fits = isinstance(kinds, list) and len(kinds) == count
-        if kinds is not None and (not fits or kinds != _kinds(len(kinds), hyper[_EVERY])):
+        if kinds is not None and (not fits or kinds != _kinds(len(kinds), hyper[PATTERN])):
             config.refuse(f"layer_types must have {_FULL} in every n-th block; got {kinds!r:.200}")
         pooling = config.get("classifier_pooling", "cls")
         if pooling not in ("mean", "cls"):
@@ -190,15 +184,15 @@ class ModernBert(Encoder):
     def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for the head, RoPE and the kinds of blocks."""
         keys = super().folder(hyper, tensors)
-        bases = {_FULL: hyper[_BASE], _SLIDING: hyper[_LOCAL]}
+        bases = {_FULL: hyper[FREQ_BASE], _SLIDING: hyper[LOCAL_FREQ_BASE]}
         return keys | {
             "rope_parameters": {
                 kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
             },
-            "global_rope_theta": hyper[_BASE],
-            "local_rope_theta": hyper[_LOCAL],
-            "global_attn_every_n_layers": hyper[_EVERY],
-            "layer_types": _kinds(hyper["block_count"], hyper[_EVERY]),
+            "global_rope_theta": hyper[FREQ_BASE],
+            "local_rope_theta": hyper[LOCAL_FREQ_BASE],
+            "global_attn_every_n_layers": hyper[PATTERN],
+            "layer_types": _kinds(hyper["block_count"], hyper[PATTERN]),
             "classifier_pooling": POOLINGS[hyper[_POOLING]],
         }
 

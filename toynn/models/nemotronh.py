@@ -20,7 +20,8 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_flags, check_positive, check_sizes
-from toynn.models.hyper import EPS, KV, Hyper, refuse
+from toynn.models.hyper import Hyper, refuse
+from toynn.models.keys import EPS, FREQ_BASE, KV, LAYER_EPS, WIDTH
 from toynn.models.llama import Llama
 from toynn.models.mamba import GROUPS, HEADS, INNER, STATE, TAPS, Mamba, MambaConfig, mamba_rows
 from toynn.models.mixture import (
@@ -44,8 +45,7 @@ from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 _MIXER = f"{LAYER}.mixer"
-_WIDTH, _LATENT = "feed_forward_length", "moe_latent_size"
-LAYER_EPS = "attention.layer_norm_epsilon"  # which llama.cpp wants, too
+_LATENT = "moe_latent_size"
 #: Kinds of blocks: by their letters, and config.json's names of each.
 _KINDS = {
     "M": ("linear_attention", "mamba"),
@@ -167,7 +167,7 @@ class NemotronH(Mamba):
         model_type="nemotron_h",
         keys={
             **{key: name for key, name in Llama.hf.keys.items()
-               if key not in (KV, EPS, _WIDTH, "block_count", "rope.freq_base")},
+               if key not in (KV, EPS, WIDTH, "block_count", FREQ_BASE)},
             EPS: "layer_norm_epsilon",
             HEADS: "mamba_num_heads",
             GROUPS: "n_groups",
@@ -239,10 +239,10 @@ class NemotronH(Mamba):
 
     def shape(self, hyper: Hyper, **known: int) -> tuple[dict[str, Any], int]:
         """Return the sizes that a file says of a model, and the width of its heads."""
-        widths = hyper.counts(_WIDTH, hyper.layers)
+        widths = hyper.counts(WIDTH, hyper.layers)
         kv = hyper.counts(KV, hyper.layers)
         if len({width for width in widths if width}) > 1 and not hyper.has(EXPERTS):
-            refuse(hyper.file, f"{hyper.prefix}{_WIDTH} must be 0, or one number; got {widths}")
+            refuse(hyper.file, f"{hyper.prefix}{WIDTH} must be 0, or one number; got {widths}")
         mixing = [f"blk.{n}.ffn_gate_inp.weight" in hyper.tensors for n in range(hyper.layers)]
         letters = [
             "*" if heads else "E" if mixes else "-" if width else "M"
@@ -279,8 +279,8 @@ class NemotronH(Mamba):
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         widths = {"-": cfg.d_ff, "E": cfg.expert_d_ff}
-        values: dict[str, Any] = {_WIDTH: [widths.get(letter, 0) for letter in cfg.kinds]}
-        values[LAYER_EPS] = float(cfg.norm_eps)
+        values: dict[str, Any] = {WIDTH: [widths.get(letter, 0) for letter in cfg.kinds]}
+        values[LAYER_EPS] = float(cfg.norm_eps)  # which llama.cpp wants, too
         if cfg.n_experts:
             values |= {EXPERTS: cfg.n_experts, USED: cfg.n_experts_used, SHARED_COUNT: 1}
             values |= {EXPERT_WIDTH: cfg.expert_d_ff, SHARED: cfg.shared_d_ff, _LATENT: cfg.latent}
@@ -303,7 +303,7 @@ class NemotronH(Mamba):
         if count not in (None, len(letters)):
             config.refuse(f"num_hidden_layers is {count}; there are {len(letters)} kinds of blocks")
         hyper["block_count"] = len(letters)
-        hyper["rope.freq_base"] = 1e4  # which nothing reads
+        hyper[FREQ_BASE] = 1e4  # which nothing reads
         kv = config.whole("num_key_value_heads")
         hyper[KV] = [kv * (letter == "*") for letter in letters]
         self.read_inner(config, hyper, config.get("mamba_head_dim"), "mamba_head_dim")
@@ -326,7 +326,7 @@ class NemotronH(Mamba):
             hyper[SCALE] = config.real("routed_scaling_factor", 1.0)
             hyper[GATING] = SCORES["sigmoid"]
             widths["E"] = hyper[EXPERT_WIDTH]
-        hyper[_WIDTH] = [widths.get(letter, 0) for letter in letters]
+        hyper[WIDTH] = [widths.get(letter, 0) for letter in letters]
         config.ignore(*_UNUSED)
         return {}
 
@@ -334,7 +334,7 @@ class NemotronH(Mamba):
         """Return what each block is, and experts. Raises ConfigError for a head that is tied."""
         if "output.weight" not in tensors:
             raise ConfigError("export_hf: folders of nemotron_h have a head of their own: untie it")
-        pairs = enumerate(zip(hyper[KV], hyper[_WIDTH], strict=True))
+        pairs = enumerate(zip(hyper[KV], hyper[WIDTH], strict=True))
         kinds = [
             "*" if heads
             else "E" if f"blk.{n}.ffn_gate_inp.weight" in tensors
@@ -342,7 +342,7 @@ class NemotronH(Mamba):
             else "M"
             for n, (heads, width) in pairs
         ]  # fmt: skip
-        dense = [w for w, letter in zip(hyper[_WIDTH], kinds, strict=True) if letter == "-"]
+        dense = [w for w, letter in zip(hyper[WIDTH], kinds, strict=True) if letter == "-"]
         keys: dict[str, Any] = {"layers_block_type": [_KINDS[letter][0] for letter in kinds]}
         keys |= self.folder_heads(hyper) | {"intermediate_size": max(dense, default=1)}
         keys |= {"mamba_head_dim": hyper[INNER] // hyper[HEADS], "mamba_hidden_act": "silu"}

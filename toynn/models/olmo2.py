@@ -18,15 +18,15 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive
 from toynn.models.hyper import Hyper
+from toynn.models.keys import FREQ_BASE, LOCAL_FREQ_BASE, WINDOW
 from toynn.models.llama import Llama
 from toynn.models.registry import register
 from toynn.models.rope import base_of, plain
 from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, MLP, OUTPUT, QKV
 from toynn.models.tables import Floats, norm
-from toynn.models.windows import WINDOW, WindowConfig, Windowed
+from toynn.models.windows import WindowConfig, Windowed
 from toynn.nn import Layers
 
-_LOCAL = "rope.freq_base_swa"
 _THIRD = "olmo3"
 _BASE = 5e5  # of RoPE in OLMo 3, where config.json does not say
 
@@ -77,8 +77,8 @@ class Olmo2(Windowed):
     def read(self, hyper: Hyper) -> Any:
         """Return a file's configuration."""
         cfg = super().read(hyper)
-        if hyper.has(_LOCAL):
-            cfg = replace(cfg, local_base=hyper.real(_LOCAL))
+        if hyper.has(LOCAL_FREQ_BASE):
+            cfg = replace(cfg, local_base=hyper.real(LOCAL_FREQ_BASE))
         return cfg
 
     def unlike(self, cfg: Any) -> list[str]:
@@ -87,7 +87,7 @@ class Olmo2(Windowed):
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        local = {_LOCAL: float(cfg.local_base)} if cfg.local_base else {}
+        local = {LOCAL_FREQ_BASE: float(cfg.local_base)} if cfg.local_base else {}
         return super().write(cfg) | local
 
     def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
@@ -105,7 +105,7 @@ class Olmo2(Windowed):
         others = base_of(local, hyper, base)
         if others.pop("rope_type") != "default" or any(others.values()):
             config.refuse(f"RoPE of sliding_attention must be default; got {others}")
-        hyper[_LOCAL] = hyper.pop("rope.freq_base")
+        hyper[LOCAL_FREQ_BASE] = hyper.pop(FREQ_BASE)
         full = rope.get("full_attention")
         if isinstance(full, dict) and full.get("truncate", True) is not True:
             config.refuse("RoPE of full_attention: truncate must be true; got false")
@@ -123,9 +123,9 @@ class Olmo2(Windowed):
         keys = super().folder(hyper, tensors)
         if WINDOW not in hyper:
             return keys
-        base = hyper["rope.freq_base"]
+        base = hyper[FREQ_BASE]
         full = {"rope_type": "default", "rope_theta": base} | keys.pop("rope_scaling", {})
-        local = {"rope_type": "default", "rope_theta": hyper.get(_LOCAL, base)}
+        local = {"rope_type": "default", "rope_theta": hyper.get(LOCAL_FREQ_BASE, base)}
         keys["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
         return keys | {"model_type": _THIRD, "architectures": ["Olmo3ForCausalLM"]}
 

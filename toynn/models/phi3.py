@@ -24,6 +24,7 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_lists, check_positive, check_sizes
 from toynn.models.hyper import Hyper, shape_of
+from toynn.models.keys import FREQ_BASE, MAGNITUDE, ORIGINAL, ROTATED, SCALING, VALUE, WINDOW
 from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import base_of, check_channels, numbers, part_of, part_written, plain
@@ -32,7 +33,6 @@ from toynn.models.tables import Floats, Sizes, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-_ORIGINAL, _MAGNITUDE = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 _TABLES = {_LONG: "long_factor", _SHORT: "short_factor"}
 _DEFAULT_ORIGINAL = 4096  # where config.json does not say
@@ -109,10 +109,10 @@ class Phi3(Llama):
         Llama.hf,
         keys={
             **Llama.hf.keys,
-            "attention.sliding_window": "sliding_window",
-            _ORIGINAL: "original_max_position_embeddings",
+            WINDOW: "sliding_window",
+            ORIGINAL: "original_max_position_embeddings",
         },
-        optional=Llama.hf.optional | {"attention.sliding_window", _ORIGINAL},
+        optional=Llama.hf.optional | {WINDOW, ORIGINAL},
         zero_biases=frozenset(),
         fixed={"hidden_act": ("silu", "swish"), "full_attn_mod": (1,), "interpolate_factor": (1,)},
     )
@@ -134,19 +134,19 @@ class Phi3(Llama):
             tuple(map(float, np.ravel(hyper.file[name]))) if name in hyper.tensors else ()
             for name in (_LONG, _SHORT)
         )
-        hyper.expect("rope.scaling.type", "longrope" if long else "none")
+        hyper.expect(SCALING, "longrope" if long else "none")
         cfg = Phi3Config(
             **shape,
             arch=self.architecture,
-            rope_base=hyper.real("rope.freq_base", 1e4),
-            rope_channels=hyper.whole("rope.dimension_count", d_head),
-            window=hyper.count("attention.sliding_window"),
+            rope_base=hyper.real(FREQ_BASE, 1e4),
+            rope_channels=hyper.whole(ROTATED, d_head),
+            window=hyper.count(WINDOW),
             short_factors=short,
             long_factors=long,
-            original_context=hyper.whole(_ORIGINAL, shape["context"]),
-            rope_magnitude=hyper.real(_MAGNITUDE, 1.0),
+            original_context=hyper.whole(ORIGINAL, shape["context"]),
+            rope_magnitude=hyper.real(MAGNITUDE, 1.0),
         )
-        hyper.expect("attention.value_length", d_head)
+        hyper.expect(VALUE, d_head)
         return cfg
 
     def unlike(self, cfg: Any) -> list[str]:
@@ -157,9 +157,9 @@ class Phi3(Llama):
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         return super().write(cfg) | {
-            "attention.sliding_window": cfg.window,
-            _ORIGINAL: cfg.original_context,
-            _MAGNITUDE: float(cfg.rope_magnitude),
+            WINDOW: cfg.window,
+            ORIGINAL: cfg.original_context,
+            MAGNITUDE: float(cfg.rope_magnitude),
         }
 
     def beside(self, cfg: Any) -> dict[str, Floats]:
@@ -172,7 +172,7 @@ class Phi3(Llama):
         rope = base_of(config, hyper)
         part_of(config, hyper, rope, 1.0)
         kind = rope.pop("rope_type", "default")
-        original = hyper.pop(_ORIGINAL, None)
+        original = hyper.pop(ORIGINAL, None)
         if kind == "default" and not any(rope.values()):
             return {}
         tables = {name: rope.pop(key, None) for name, key in _TABLES.items()}
@@ -184,12 +184,12 @@ class Phi3(Llama):
                 f"original_max_position_embeddings is {original}; in rope_scaling it is {inside}"
             )
         original = original or inside or _DEFAULT_ORIGINAL
-        hyper[_ORIGINAL] = config.number("original_max_position_embeddings", original, real=False)
+        hyper[ORIGINAL] = config.number("original_max_position_embeddings", original, real=False)
         factor = rope.pop("factor", None) or hyper.get("context_length", 0) / original
         magnitude = rope.pop("attention_factor", None)
         if magnitude is None:
             magnitude = sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
-        hyper[_MAGNITUDE] = config.number("attention_factor", magnitude, real=True)
+        hyper[MAGNITUDE] = config.number("attention_factor", magnitude, real=True)
         if any(rope.values()):
             config.refuse(f"longrope has keys that are not known to toynn: {', '.join(rope)}")
         return {name: numbers(config, _TABLES[name], values) for name, values in tables.items()}
@@ -197,11 +197,11 @@ class Phi3(Llama):
     def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:
         """Return config.json's keys for RoPE and the window."""
         keys: dict[str, Any] = part_written(hyper) | {"pad_token_id": None}
-        if not hyper["attention.sliding_window"]:
+        if not hyper[WINDOW]:
             keys["sliding_window"] = None
         if _LONG in tensors:
             lists = {key: [float(f) for f in tensors[name]] for name, key in _TABLES.items()}
-            magnitude = {"attention_factor": hyper[_MAGNITUDE]}
+            magnitude = {"attention_factor": hyper[MAGNITUDE]}
             keys["rope_scaling"] = {"type": "longrope", **lists, **magnitude}
         return keys
 

@@ -27,7 +27,8 @@ from toynn.formats.hf.config import Config
 from toynn.formats.hf.name_mapping import Order
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes, check_taps, set_defaults
-from toynn.models.hyper import KV, Hyper, refuse, shape_of
+from toynn.models.hyper import Hyper, refuse, shape_of
+from toynn.models.keys import FREQ_BASE, KEY, KV, ROTATED, VALUE
 from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import base_of, check_channels, part_of, part_written
@@ -41,7 +42,7 @@ _LAYER, DELTA = "model.layers.{n}", "model.layers.{n}.linear_attn"
 _MOST = 256  # rows of a state
 _TAPS, D_K = "ssm.conv_kernel", "ssm.state_size"
 K_HEADS, V_HEADS, INNER = "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size"
-_EVERY, _ROTATED = "full_attention_interval", "rope.dimension_count"
+_EVERY = "full_attention_interval"
 SECTIONS = "rope.dimension_sections"
 
 #: Keys of config.json for blocks that predict tokens after the next one, and for other programs.
@@ -175,7 +176,7 @@ class Qwen35(Llama):
         self.hf = replace(
             self.hf,
             keys={**self.hf.keys, **keys},
-            optional=self.hf.optional - {KV, "attention.key_length"},
+            optional=self.hf.optional - {KV, KEY},
             fixed={"hidden_act": ("silu",), "attn_output_gate": (True,)},
             zero_biases=frozenset(),
             model_type=model_type,
@@ -207,16 +208,16 @@ class Qwen35(Llama):
         cfg = self.config_type(
             **shape,
             arch=self.architecture,
-            rope_base=hyper.real("rope.freq_base", 1e4),
+            rope_base=hyper.real(FREQ_BASE, 1e4),
             attention_every=every,
-            rope_channels=hyper.whole(_ROTATED, d_head),
+            rope_channels=hyper.whole(ROTATED, d_head),
             conv_taps=hyper.whole(_TAPS),
             delta_heads=hyper.whole(K_HEADS),
             delta_value_heads=V,
             delta_dim=hyper.whole(D_K),
             delta_value_dim=inner // V,
         )
-        hyper.expect("attention.value_length", d_head)
+        hyper.expect(VALUE, d_head)
         return cfg
 
     def check_gguf(self, cfg: Any) -> None:
@@ -265,7 +266,7 @@ class Qwen35(Llama):
         """Return config.json's keys for attention blocks, the width of v's heads, and RoPE."""
         rope = {
             "rope_type": "default",
-            "rope_theta": hyper["rope.freq_base"],
+            "rope_theta": hyper[FREQ_BASE],
             **part_written(hyper),
         }
         if SECTIONS in hyper:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from toynn.formats.hf.config import Config
+from toynn.models.keys import WIDTH
 from toynn.models.mixture import (
     EXPERT_WIDTH,
     EXPERTS,
@@ -24,8 +25,6 @@ from toynn.models.mixture import (
 from toynn.models.qwen35 import Qwen35, Qwen35Config
 from toynn.models.registry import register
 from toynn.models.tables import Floats
-
-_WIDTH = "feed_forward_length"
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,13 @@ class Qwen35MoE(Sparse, Qwen35):
             EXPERT_WIDTH: "moe_intermediate_size",
             SHARED: "shared_expert_intermediate_size",
         },
-        optional=Mixture.hf.optional | {_WIDTH},
+        optional=Mixture.hf.optional | {WIDTH},
         bare=frozenset(("experts.gate_up_proj", "experts.down_proj")),
     )
 
     def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Read qwen35's keys; the width of an MLP may be missing, since no block has an MLP."""
-        hyper.setdefault(_WIDTH, hyper.get(EXPERT_WIDTH, 1))
+        hyper.setdefault(WIDTH, hyper.get(EXPERT_WIDTH, 1))
         return super().complete(config, hyper)
 
 

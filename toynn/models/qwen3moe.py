@@ -12,12 +12,11 @@ from typing import Any
 
 from toynn.formats.hf.config import Config
 from toynn.models.hyper import Hyper
+from toynn.models.keys import WIDTH
 from toynn.models.llama import Llama
 from toynn.models.mixture import EXPERT_WIDTH, USED, Mixture, MixtureConfig, with_experts
 from toynn.models.registry import register
 from toynn.models.tables import Floats
-
-_WIDTH = "feed_forward_length"
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Qwen3MoE(Mixture):
         Mixture.hf,
         model_type="qwen3_moe",
         keys={**Mixture.hf.keys, EXPERT_WIDTH: "moe_intermediate_size"},
-        optional=Mixture.hf.optional | {_WIDTH},
+        optional=Mixture.hf.optional | {WIDTH},
         fixed={**Mixture.hf.fixed, "decoder_sparse_step": (1,)},
     )
 
@@ -50,14 +49,14 @@ class Qwen3MoE(Mixture):
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file; d_ff is the width of all experts of a token."""
-        widths = {_WIDTH: cfg.d_ff * cfg.n_experts_used, EXPERT_WIDTH: cfg.d_ff}
+        widths = {WIDTH: cfg.d_ff * cfg.n_experts_used, EXPERT_WIDTH: cfg.d_ff}
         return super().write(cfg) | widths
 
     def complete(self, config: Config, hyper: dict[str, Any]) -> dict[str, Floats]:
         """Refuse weights that are not normalised, the default of config.json."""
         if config.get("norm_topk_prob", False) is not True:
             config.refuse("norm_topk_prob must be true: GGUF files have no key for false")
-        hyper.setdefault(_WIDTH, hyper.get(EXPERT_WIDTH, 1) * hyper.get(USED, 1))
+        hyper.setdefault(WIDTH, hyper.get(EXPERT_WIDTH, 1) * hyper.get(USED, 1))
         return super().complete(config, hyper)
 
     def folder(self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]) -> dict[str, Any]:

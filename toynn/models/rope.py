@@ -25,13 +25,11 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.models.checks import check_flags, check_positive, check_sizes, set_defaults
 from toynn.models.hyper import Hyper, refuse
+from toynn.models.keys import FACTOR, FREQ_BASE, KEY, MAGNITUDE, ORIGINAL, ROTATED, SCALING
 from toynn.models.tables import Floats
 
 BASE = 1e4  # where a file does not say
-ROTATED = "rope.dimension_count"
-_TYPE, _FACTOR = "rope.scaling.type", "rope.scaling.factor"
-_ORIGINAL, _CUT = "rope.scaling.original_context_length", "rope.scaling.yarn_truncate"
-_MAGNITUDE = "rope.scaling.attn_factor"
+_CUT = "rope.scaling.yarn_truncate"
 _FAST, _SLOW = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
 _EXTRA, _UNUSED = "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"
 _BETAS = {"beta_fast": (_FAST, 32.0), "beta_slow": (_SLOW, 1.0)}
@@ -142,18 +140,18 @@ def stretch_of(hyper: Hyper) -> dict[str, Any]:
 
     Refuses any kind but none, linear and yarn; llama.cpp would take another one for linear.
     """
-    kind = hyper.word(_TYPE, "linear")
+    kind = hyper.word(SCALING, "linear")
     if kind not in ("none", "linear", "yarn"):
         refuse(
             hyper.file,
-            f"{hyper.prefix}{_TYPE} must be one of none, linear, yarn here; got {kind!r}",
+            f"{hyper.prefix}{SCALING} must be one of none, linear, yarn here; got {kind!r}",
         )
-    factor = hyper.real(_FACTOR, 1.0)
+    factor = hyper.real(FACTOR, 1.0)
     if kind == "none" or (kind == "linear" and factor == 1):
         return {}
     if kind == "linear":
         return {"rope_scaling": kind, "rope_factor": factor}
-    original = hyper.whole(_ORIGINAL, hyper.whole("context_length"))
+    original = hyper.whole(ORIGINAL, hyper.whole("context_length"))
     betas = {name: hyper.real(key, usual) for name, (key, usual) in _BETAS.items()}
     for key, usual in ((_EXTRA, 1.0), (_UNUSED, float(np.float32(_usual(factor))))):
         if hyper.real(key, 1.0) not in (1, float(str(np.float32(usual)))):
@@ -163,7 +161,7 @@ def stretch_of(hyper: Hyper) -> dict[str, Any]:
         "rope_factor": factor,
         "original_context": original,
         **betas,
-        "yarn_magnitude": hyper.real(_MAGNITUDE, 1.0),
+        "yarn_magnitude": hyper.real(MAGNITUDE, 1.0),
         "yarn_cut": hyper.flag(_CUT, True),
     }
 
@@ -172,12 +170,12 @@ def written(cfg: Any) -> dict[str, Any]:
     """Return the hyper-parameters of a file."""
     if cfg.rope_scaling not in ("linear", "yarn"):
         return {}
-    hyper: dict[str, Any] = {_TYPE: cfg.rope_scaling, _FACTOR: float(cfg.rope_factor)}
+    hyper: dict[str, Any] = {SCALING: cfg.rope_scaling, FACTOR: float(cfg.rope_factor)}
     if cfg.rope_scaling == "linear":
         return hyper
     betas = {key: (float(getattr(cfg, name)), usual) for name, (key, usual) in _BETAS.items()}
     hyper |= {key: beta for key, (beta, usual) in betas.items() if beta != usual}
-    hyper |= {_ORIGINAL: cfg.original_context, _MAGNITUDE: float(cfg.yarn_magnitude)}
+    hyper |= {ORIGINAL: cfg.original_context, MAGNITUDE: float(cfg.yarn_magnitude)}
     return hyper if cfg.yarn_cut else hyper | {_CUT: False}
 
 
@@ -206,7 +204,7 @@ def base_of(config: Config, hyper: dict[str, Any], base: float = BASE) -> dict[s
             config.refuse(f"{key} must be an object; got {value!r}")
         rope |= value
     base = rope.pop("rope_theta", config.get("rope_theta", base))
-    hyper["rope.freq_base"] = config.number("rope_theta", base, real=True)
+    hyper[FREQ_BASE] = config.number("rope_theta", base, real=True)
     old = rope.pop("type", "default")  # the key of old versions
     return {"rope_type": old} | rope
 
@@ -220,7 +218,7 @@ def part_of(config: Config, hyper: dict[str, Any], rope: dict[str, Any], usual: 
 
 def part_written(hyper: Mapping[str, Any]) -> dict[str, float]:
     """Return config.json's partial_rotary_factor."""
-    channels, width = hyper[ROTATED], hyper["attention.key_length"]
+    channels, width = hyper[ROTATED], hyper[KEY]
     part = channels / width
     if int(width * part) != channels:  # readers truncate this product
         part = (channels + 0.5) / width
@@ -230,7 +228,7 @@ def part_written(hyper: Mapping[str, Any]) -> dict[str, float]:
 def width_of(hyper: Mapping[str, Any]) -> int:
     """Return the width of a head."""
     whole, heads = hyper.get("embedding_length", 0), hyper.get("attention.head_count", 1)
-    return int(hyper.get("attention.key_length") or whole // heads)
+    return int(hyper.get(KEY) or whole // heads)
 
 
 def numbers(config: Config, key: str, values: object) -> Floats:
@@ -259,7 +257,7 @@ def factors_of(config: Config, hyper: dict[str, Any], base: float = BASE) -> Flo
     size = width_of(hyper)
     if not low < high or not size <= 1 << 16:
         config.refuse(f"RoPE of {size} channels is out of range: {rope}")
-    waves = 2 * pi * hyper["rope.freq_base"] ** (np.arange(0, size, 2) / size)
+    waves = 2 * pi * hyper[FREQ_BASE] ** (np.arange(0, size, 2) / size)
     smooth = np.clip((context / waves - low) / (high - low), 0, 1)
     factors = 1 / ((1 - smooth) / factor + smooth)
     return np.asarray(factors, np.float32)
@@ -273,15 +271,15 @@ def _stretch(config: Config, hyper: dict[str, Any], kind: str, rope: dict[str, A
 
     context = hyper.get("context_length")
     factor = rope.pop("factor", None)
-    hyper[_TYPE] = kind
+    hyper[SCALING] = kind
     if kind == "yarn":
         original = rope.pop("original_max_position_embeddings", None) or context
         original = int(config.number("original_max_position_embeddings", original, real=False))
         if factor is None:
             factor = (context or 0) / original
-    hyper[_FACTOR] = factor = number("factor", factor)
+    hyper[FACTOR] = factor = number("factor", factor)
     if kind == "yarn":
-        hyper[_ORIGINAL] = original
+        hyper[ORIGINAL] = original
         for name, (key, usual) in _BETAS.items():
             hyper[key] = number(name, rope.pop(name, None) or usual)
         whole = rope.pop("attention_factor", None)
@@ -290,7 +288,7 @@ def _stretch(config: Config, hyper: dict[str, Any], kind: str, rope: dict[str, A
         if whole is None and all(scales):
             m, n = (number("mscale", scale) for scale in scales)
             whole = (1 + m * (usual - 1)) / (1 + n * (usual - 1))
-        hyper[_MAGNITUDE] = number("attention_factor", usual if whole is None else whole) / usual
+        hyper[MAGNITUDE] = number("attention_factor", usual if whole is None else whole) / usual
         if (cut := rope.pop("truncate", True)) not in (True, False):
             config.refuse(f"truncate must be true or false; got {cut!r}")
         if not cut:
@@ -301,13 +299,13 @@ def _stretch(config: Config, hyper: dict[str, Any], kind: str, rope: dict[str, A
 
 def rope_scaling(hyper: Mapping[str, Any]) -> dict[str, Any]:
     """Return config.json's rope_scaling for linear and yarn, else nothing."""
-    kind, factor = hyper.get(_TYPE, "none"), hyper.get(_FACTOR, 1.0)
+    kind, factor = hyper.get(SCALING, "none"), hyper.get(FACTOR, 1.0)
     if kind == "none":
         return {}
     scaling = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
         scaling |= {name: hyper.get(key, usual) for name, (key, usual) in _BETAS.items()}
-        scaling["original_max_position_embeddings"] = hyper[_ORIGINAL]
-        scaling["attention_factor"] = float(hyper[_MAGNITUDE] * _usual(factor))
+        scaling["original_max_position_embeddings"] = hyper[ORIGINAL]
+        scaling["attention_factor"] = float(hyper[MAGNITUDE] * _usual(factor))
         scaling["truncate"] = hyper.get(_CUT, True)
     return {"rope_scaling": scaling}

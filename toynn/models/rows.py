@@ -1,4 +1,4 @@
-"""Table rows that Llama and its close relatives share."""
+"""Names at Hugging Face, and rows of tables, that Llama and its relatives share."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,6 +9,15 @@ from toynn.models.tables import Row, matrix, table
 _STD = 0.02  # of embeddings and head
 LAYER = "model.layers.{n}"
 
+#: config.json's names of a model's sizes, by GGUF's keys.
+SIZES = {
+    "vocab_size": "vocab_size",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+}
 #: The table of embeddings; a donor's table has an input projection after it.
 EMBEDDING: tuple[Row, ...] = (
     table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),

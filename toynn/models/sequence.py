@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any, Protocol, Self, TypeVar
 
+from toynn.formats.gguf.tensors import HEAD, TABLE
 from toynn.formats.hf.config import CLASSES, Config
 from toynn.formats.hf.name_mapping import Folder, NameMapping, module_of
 from toynn.graph.tape import Tensor
@@ -36,7 +37,6 @@ class SequenceConfig(Blocks, Protocol):
 
 
 S = TypeVar("S", bound=SequenceConfig)
-TABLE, HEAD = "token_embd.weight", "output.weight"
 #: A decoder's head of classes, and its name at Hugging Face.
 _CLASSES = matrix(CLASSES.removesuffix(".weight"), "K C", "score", std=0.02)
 

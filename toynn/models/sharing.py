@@ -18,15 +18,14 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive, check_sizes
+from toynn.models.keys import LOGITS, PATTERN
 from toynn.models.rope import plain
 from toynn.models.rows import ATTENDED, LAYER, QKV
 from toynn.models.tables import Floats, matrix, norm, table
-from toynn.models.windows import PATTERN, WindowConfig, Windowed
+from toynn.models.windows import WindowConfig, Windowed
 from toynn.nn import Layers
 
 SHARED, INPUT = "attention.shared_kv_layers", "embedding_length_per_layer_input"
-BASE, LOCAL_BASE = "rope.freq_base", "rope.freq_base_swa"
-LOGITS = "final_logit_softcapping"
 _MOST = 1 << 16  # blocks: more have no tensors
 KINDS = ("full_attention", "sliding_attention")
 

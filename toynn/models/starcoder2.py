@@ -14,12 +14,12 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
-from toynn.models.hyper import EPS, Hyper
+from toynn.models.hyper import Hyper
+from toynn.models.keys import EPS, WINDOW
 from toynn.models.llama import IN_FILES, Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rows import ATTENDED, EMBEDDING, LAYER, OUTPUT, QKV, names
 from toynn.models.tables import Floats, matrix, norm
-from toynn.models.windows import WINDOW
 from toynn.nn import Layers
 
 _GELU = "gelu_pytorch_tanh"

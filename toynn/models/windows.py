@@ -15,11 +15,11 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
 from toynn.models.hyper import Hyper
+from toynn.models.keys import PATTERN, WINDOW
 from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.tables import Floats
 from toynn.nn import Layers
 
-WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _PERIOD = 4  # by default the last of every 4 blocks has no window
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _MOST = 1 << 16  # blocks: a limit on the lists that a wrong config.json can ask for

@@ -13,9 +13,8 @@ from toynn.formats import gguf, quants
 from toynn.formats.foreign import foreign
 from toynn.formats.gguf import GGUFFile, Strings
 from toynn.formats.tokenizer import byte_letters
-from toynn.models import ARCHITECTURES, refuse
+from toynn.models import ARCHITECTURES, TABLE, refuse
 
-TABLE = "token_embd.weight"
 CHUNK = 4096  # rows that are dequantized at a time
 BYTES = 256
 

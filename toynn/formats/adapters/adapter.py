@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import AdapterError
 from toynn.formats.bases import Base
+from toynn.formats.gguf.tensors import HEAD, TABLE
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
 __all__ = [
@@ -35,7 +36,6 @@ __all__ = [
 Floats = NDArray[np.float32]
 
 LORA_A, LORA_B, LORA_M = ".lora_a", ".lora_b", ".lora_magnitude"
-TABLE, HEAD = "token_embd.weight", "output.weight"
 BASE_NAME = "general.base_model.0.name"
 
 

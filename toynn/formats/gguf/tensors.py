@@ -12,6 +12,8 @@ from toynn.formats import quants
 from toynn.formats.gguf.cursor import MAX_INT64, U32, Cursor
 from toynn.numerics.dtypes import DTYPES
 
+#: The names of the embedding table and of the head; a tied head has no tensor of its own.
+TABLE, HEAD = "token_embd.weight", "output.weight"
 #: Suffix of matrices of one row that llama.cpp's converter writes as vectors.
 _ONE_ROW = ".ffn_gate_inp_shexp.weight"
 MAX_NAME_BYTES = 63  # 64 with the terminator that llama.cpp adds

@@ -21,7 +21,7 @@ from toynn.errors import DataError
 from toynn.formats import quants
 from toynn.formats.foreign import foreign
 from toynn.formats.gguf.finite import E8M0_LIMIT, find_nonfinite
-from toynn.formats.gguf.tensors import TensorInfo
+from toynn.formats.gguf.tensors import HEAD, TABLE, TensorInfo
 from toynn.formats.hf.config import (
     CLASSES,
     CLASSIFIES,
@@ -55,7 +55,6 @@ Scalar = TypeVar("Scalar", bool, int, float, str)
 
 #: Suffixes of tensors in old files that are constants; not used.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq", ".position_ids")
-TABLE = "token_embd.weight"
 #: The number of extra blocks that predict further tokens (MTP). They are left out.
 _FURTHER = "num_nextn_predict_layers"
 #: Types for moving numbers without converting them.
@@ -311,12 +310,12 @@ class HFModel(Opened):
         if self._mapping.encodes:
             return sources
         if self._mapping.tied if self._is_tied is None else self._is_tied:
-            head = sources.pop("output.weight", None)
-            table = sources.get("token_embd.weight")
+            head = sources.pop(HEAD, None)
+            table = sources.get(TABLE)
             if head and table and not self._are_alike(head, table):
                 where = self._stored.path_of(head)
                 raise DataError(f"{where}: {head} is tied, and differs from {table}")
-        elif not sources.keys() & {"output.weight", CLASSES}:
+        elif not sources.keys() & {HEAD, CLASSES}:
             raise DataError(f"{self.path}: tensor lm_head.weight is missing")
         return sources
 

@@ -14,6 +14,7 @@ from toynn.errors import DataError
 from toynn.formats import safetensors
 from toynn.formats.files import Content
 from toynn.formats.folders import new_folder
+from toynn.formats.gguf.tensors import HEAD
 from toynn.formats.hf.config import CLASSES, CLASSIFIES, CONFIG, WEIGHTS, keys_of_classes
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS, Floats, module_of, pairs_apart
 from toynn.formats.hf.pieces import cut, is_cut, joined
@@ -70,7 +71,7 @@ def contents(
     }
     config |= {"bos_token_id": None, "eos_token_id": None, **named}
     config |= {hf_key: hyper[key] for key, hf_key in hf_keys.items()}
-    config["tie_word_embeddings"] = "output.weight" not in tensors
+    config["tie_word_embeddings"] = HEAD not in tensors
     config |= mapping.rules.folder(hyper, {**tensors, **said})
     unread = mapping.rules.unread
     added = {n: said[n] for n in said if mapping.has(n) and not unread(hyper, n)}
