@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import toynn._kernels as kernels
 from toynn._kernels.base.signature import Signature
-from toynn.backends.protocol import ALIGNMENT, ELEMENTS
+from toynn.backends.protocol import ALIGNMENT, ELEMENTS, Backend
 from toynn.errors import BackendError, ShapeError
 from toynn.numerics.dtypes import DTYPES
 
@@ -94,6 +94,21 @@ class HostBuffer:
         except (TypeError, ValueError) as error:  # NumPy raises either
             where = f"{tuple(shape)} of {dtype} at byte {offset}"
             raise ValueError(f"{where} is not within {self.nbytes} bytes") from error
+
+
+class HostBackend(Backend):
+    """A backend that computes in the memory of this process."""
+
+    def allocate(self, nbytes: int) -> HostBuffer:
+        """Return a zero-filled buffer."""
+        return HostBuffer.zeros(nbytes)
+
+    def wrap(self, array: NDArray[np.uint8]) -> HostBuffer:
+        """Return the memory of an array as a buffer, without a copy."""
+        return HostBuffer(array)
+
+    def wait(self) -> None:
+        """Do nothing: a run is done when it returns."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 import toynn._kernels as kernels
@@ -15,11 +14,10 @@ from toynn.backends.cpu.precision import automatic, multiplies_in
 from toynn.backends.cpu.prepacked import Prepacked, Prepacks
 from toynn.backends.cpu.program import CompiledProgram
 from toynn.backends.cpu.squares import Squares
-from toynn.backends.host import HostBuffer, Layout, View
+from toynn.backends.host import HostBackend, HostBuffer, Layout, View
 from toynn.backends.protocol import (
     ELEMENTS,
     Accumulate,
-    Backend,
     Buffer,
     Feed,
     FeedInput,
@@ -100,7 +98,7 @@ class CPUProgram:
         return {"on fewer threads": self._compiled.short_handed()}
 
 
-class CPU(Backend):
+class CPU(HostBackend):
     """Kernels of toynn._kernels, run by a compiled program."""
 
     name = "cpu"
@@ -114,14 +112,6 @@ class CPU(Backend):
     def threads(self) -> int:
         """Return how many threads a run may use now."""
         return get_num_threads(self.n_threads)
-
-    def allocate(self, nbytes: int) -> HostBuffer:
-        """Return a zero-filled buffer."""
-        return HostBuffer.zeros(nbytes)
-
-    def wrap(self, array: NDArray[np.uint8]) -> HostBuffer:
-        """Return the memory of an array as a buffer, without a copy."""
-        return HostBuffer(array)
 
     def scratch(self, launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
         """Return the scratch bytes of the kernel that needs the most, plus those of the squares."""
@@ -204,9 +194,6 @@ class CPU(Backend):
             address, whole = each.buffer.address + each.offset, each.dtype == "i32"
             slots.append((address, each.shape, whole, each.size, each.ignorable))
         return CompiledFeed(slots, kept)
-
-    def wait(self) -> None:
-        """Do nothing: a run is done when it returns."""
 
     def multiplies_in(self) -> dict[str, str]:
         """Return the arithmetic of products in each precision on this CPU."""

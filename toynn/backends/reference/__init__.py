@@ -12,13 +12,11 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 import numpy as np
-from numpy.typing import NDArray
 
-from toynn.backends.host import HostBuffer, dequantized
+from toynn.backends.host import HostBackend, HostBuffer, dequantized
 from toynn.backends.protocol import (
     ELEMENTS,
     Accumulate,
-    Backend,
     Buffer,
     Launch,
     Place,
@@ -91,21 +89,13 @@ class ReferenceProgram:
         return {}
 
 
-class Reference(Backend):
+class Reference(HostBackend):
     """Float64 NumPy between float32 tensors."""
 
     name = "reference"
 
     def __init__(self, n_threads: int | None = None) -> None:
         self.n_threads = n_threads
-
-    def allocate(self, nbytes: int) -> HostBuffer:
-        """Return a zero-filled buffer."""
-        return HostBuffer.zeros(nbytes)
-
-    def wrap(self, array: NDArray[np.uint8]) -> HostBuffer:
-        """Return the memory of an array as a buffer, without a copy."""
-        return HostBuffer(array)
 
     def scratch(self, launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
         """Return 0: NumPy's own arrays are not counted."""
@@ -120,9 +110,6 @@ class Reference(Backend):
         """Turn launches into a program."""
         held = {name: buffer for name, buffer in buffers.items() if isinstance(buffer, HostBuffer)}
         return ReferenceProgram(launches, held)
-
-    def wait(self) -> None:
-        """Do nothing: a run is done when it returns."""
 
     def automatic_precision(self) -> tuple[str, str]:
         """Return highest: all precisions are the same here."""
