@@ -86,7 +86,7 @@ class Cut(NamedTuple):
     sampled: int | None  # examples that were packed, if not all
 
 
-def cut_at(lengths: Any, trained: Any, prompts: Any, seq: int, seed: int = 0) -> Cut:
+def cut_at(lengths: Any, trained: Any, prompts: Any, seq: int) -> Cut:
     """Return what rows of seq tokens do to examples of the given lengths.
 
     ``trained`` counts each example's tokens with loss, ``prompts`` the tokens before the first of
@@ -100,7 +100,7 @@ def cut_at(lengths: Any, trained: Any, prompts: Any, seq: int, seed: int = 0) ->
     kept = np.minimum(long, room)[~dropped] - 1
     total = int(long.sum())
     lost = 1 - int(np.minimum(long, room)[~dropped].sum()) / total if total else 0.0
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     some = kept if len(kept) <= PACKED else rng.choice(kept, PACKED, replace=False)
     rows = _rows(some, seq)
     filled = float(some.sum()) / (rows * seq) if rows else 0.0

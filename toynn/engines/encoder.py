@@ -55,7 +55,7 @@ from toynn.models import (
 )
 from toynn.models.encoder import LABELS, PROBLEM
 from toynn.models.tables import Weight
-from toynn.nn import Dropout, Layers
+from toynn.nn import Layers
 from toynn.numerics import checks
 from toynn.options import RecipeOptions
 from toynn.system.critical import exclusive
@@ -147,6 +147,12 @@ class Encoder(SequenceEngine[Any]):
     """
 
     _declared_by = "load"
+    #: Texts of an example of infonce: anchor, positive, and any negatives.
+    columns = 2
+    #: Texts of a usual batch, and whether its labels are dense; set before the step is built.
+    texts, dense = 0, False
+    #: Weights (K,) of positive labels in the loss "binary"; None: 1.
+    positive_weights: Floats | None = None
 
     def _clear(self) -> None:
         super()._clear()
@@ -239,10 +245,7 @@ class Encoder(SequenceEngine[Any]):
     def declare_over(self, file: Source, opts: RecipeOptions, task: Task | None = None) -> None:
         """Declare what ``map`` uses; allocates nothing. Raises ConfigError as ``map`` does."""
         self._begin(file, task)
-        cfg, options = files.config_of(file, self.architectures, type(self).__name__)
-        files.check_options(file, opts, options)
-        cfg, self.file = self._suited(file, cfg), file
-        self.declare(cfg, replace(opts, **options))
+        self.declare_for_mmap(file, None, opts)
 
     def _values(self, file: Source, names: Iterable[str]) -> Iterator[tuple[str, ArrayLike]]:
         """Yield weights of the file, and drawn ones that it does not have."""
@@ -273,13 +276,11 @@ class Encoder(SequenceEngine[Any]):
         Raises ConfigError for a head that the architecture has not, or without labels.
         """
         self._begin(file, task)
-        cfg, options = files.config_of(file, self.architectures, type(self).__name__)
-        cfg = self._suited(file, cfg)
-        try:
-            self.declare(cfg, replace(opts, **options))
-        except ShapeError as error:  # sizes that no memory could hold
-            refuse(file, str(error))
-        self._check_tensors(file)
+        super().declare_from(file, opts)
+
+    def _config_of(self, file: Source) -> tuple[Any, dict[str, Any]]:
+        cfg, options = super()._config_of(file)
+        return self._suited(file, cfg), options
 
     def _check_tensors(self, file: Source) -> None:
         """Raise the file's error unless it has the model's tensors; a head may be new or unread."""
@@ -377,9 +378,7 @@ class Encoder(SequenceEngine[Any]):
 
     def _record_rows(self, size: int, texts: int, *, train: bool) -> tuple[Layers, Tensor]:
         """Record what a head or a loss reads: a row (S, C) for each text, or all rows (N, C)."""
-        s, dropout = self.session, None
-        if train and self.lora and self._trains_adapters and self.lora.dropout:
-            dropout = Dropout(self.lora.dropout, s.input("dropout", (2,), "i32"))
+        s, dropout = self.session, self._dropout() if train else None
         inputs = self._record_inputs(size, packed=True)
         if getattr(self.config, "types", 0):
             s.input("types", (size,), "i32", inputs["count"])
@@ -433,15 +432,7 @@ class Encoder(SequenceEngine[Any]):
             return ops.squared_error(s, logits, labels)
         return ops.binary_cross_entropy(s, logits, labels, s.input("weights", shape))
 
-    #: Texts of an example of infonce: anchor, positive, and any negatives.
-    columns = 2
-    #: Texts of a usual batch, and whether its labels are dense; set before the step is built.
-    texts, dense = 0, False
-
     # -- Running -------------------------------------------------------------------------------
-
-    #: Weights (K,) of positive labels in the loss "binary"; None: 1.
-    positive_weights: Floats | None = None
 
     def _checked(self, batch: Batch) -> Texts:
         if not isinstance(batch, Texts):

@@ -246,9 +246,7 @@ class SequenceEngine(Engine[C], Generic[C]):
         adapters; dropout is only in a tape that will ``train``.
         """
         s, cfg, size = self.session, self.config, batch * self.t_seq
-        dropout = None
-        if train and self.lora and self._trains_adapters and self.lora.dropout:
-            dropout = Dropout(self.lora.dropout, s.input("dropout", (2,), "i32"))
+        dropout = self._dropout() if train else None
         taught = teacher.recorded(s, size, cfg.vocab, self.options) if train and not dense else None
         inputs = self._record_inputs(size, packed=packed)
         layers = self.layers(
@@ -266,6 +264,12 @@ class SequenceEngine(Engine[C], Generic[C]):
         labels = s.input("labels", (size,), "i32", inputs.get("count"))
         rows, labels = ops.valid_rows(s, labels, cfg.vocab)
         return layers, self.final(layers, rows), labels
+
+    def _dropout(self) -> Dropout | None:
+        """Record the input of dropout, if trained adapters have any."""
+        if not (self.lora and self._trains_adapters and self.lora.dropout):
+            return None
+        return Dropout(self.lora.dropout, self.session.input("dropout", (2,), "i32"))
 
     def _record_inputs(self, size: int, *, packed: bool) -> Mapping[str, Tensor]:
         """Record the inputs of ``size`` tokens; return all inputs of the tape so far.
@@ -472,7 +476,7 @@ class SequenceEngine(Engine[C], Generic[C]):
         as long as the session lives, and is never written.
         """
         self._check_new("realize_for_mmap", _DECLARED)
-        config, options = files.config_of(file, self.architectures, type(self).__name__)
+        config, options = self._config_of(file)
         if cfg is not None:
             files.check_agrees(file, cfg, config)
         files.check_options(file, opts, options)
@@ -608,12 +612,16 @@ class SequenceEngine(Engine[C], Generic[C]):
 
         Every error of the file that does not depend on the values of weights is raised here.
         """
-        cfg, options = files.config_of(file, self.architectures, type(self).__name__)
+        cfg, options = self._config_of(file)
         try:
             self.declare(cfg, replace(opts, **options))
         except ShapeError as error:  # sizes that no memory could hold
             refuse(file, str(error))
         self._check_tensors(file)
+
+    def _config_of(self, file: Source) -> tuple[Any, dict[str, Any]]:
+        """Return the configuration and the recipe's options that a file has."""
+        return files.config_of(file, self.architectures, type(self).__name__)
 
     def _check_tensors(self, file: Source) -> None:
         """Raise the file's error unless it has exactly the tensors of the model."""

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from toynn import ops
 from toynn.data.batch import Batch
 from toynn.engines.engine import Engine, Inputs, Recorded, of_step
+from toynn.engines.files import StrPath
 from toynn.errors import ConfigError, DataError, LabelError, NonFiniteError, ShapeError
 from toynn.formats import safetensors
 from toynn.formats.files import write_atomically
@@ -23,7 +24,6 @@ from toynn.options import RecipeOptions
 
 __all__ = ["ViTConfig", "ViTEngine"]
 
-StrPath = str | os.PathLike[str]
 
 #: (x / 255 - 0.5) / 0.5 for each byte x: what most vision transformers are trained on.
 _NORMALIZED = ((np.arange(256) / 255 - 0.5) / 0.5).astype(np.float32)

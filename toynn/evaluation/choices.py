@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,30 +23,12 @@ from toynn.data.objects import ROWS
 from toynn.errors import ConfigError, DataError
 from toynn.evaluation.perplexity import Progress, silent
 from toynn.evaluation.scores import finite, losses
+from toynn.generation.completion import Tokenizer, begun_ids
 from toynn.generation.drawing import BatchEngine, grown
 from toynn.system.reading import read_bytes
 
 SPACE = " "  # lm-eval's default between question and choice
 ROWS_READ = 8  # continuations that are read at a time; more take memory
-
-
-class Encoder(Protocol):
-    """The methods of a tokenizer that encode."""
-
-    @property
-    def bos(self) -> int | None:
-        """The token that begins a text."""
-
-    @property
-    def eos(self) -> int | None:
-        """The token that ends a text."""
-
-    @property
-    def add_eos(self) -> bool:
-        """Whether a text ends with EOS."""
-
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Return the ids of a text."""
 
 
 class Question(NamedTuple):
@@ -116,7 +98,10 @@ def _answer(where: str, choices: Sequence[str], answer: Any) -> int:
 
 
 def log_likelihoods(
-    engine: BatchEngine, tokenizer: Encoder, pairs: Sequence[tuple[str, str]], rows: int = ROWS_READ
+    engine: BatchEngine,
+    tokenizer: Tokenizer,
+    pairs: Sequence[tuple[str, str]],
+    rows: int = ROWS_READ,
 ) -> Iterator[tuple[float, bool]]:
     """Yield log p of each continuation after its context, and whether its tokens are the likeliest.
 
@@ -135,17 +120,18 @@ def log_likelihoods(
             yield each.log_p, each.likeliest
 
 
-def _split(tokenizer: Encoder, context: str, continuation: str) -> tuple[list[int], int]:
+def _split(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], int]:
     """Return the ids of both, and where the continuation begins."""
     spaces = len(context) - len(context.rstrip())
     if spaces:
         context, continuation = context[:-spaces], context[-spaces:] + continuation
-    whole, split = _encoded(tokenizer, context + continuation), 0
+    whole, split = begun_ids(tokenizer, context + continuation), 0
     if context:  # its last token may have merged with the continuation
-        split = min(len(_encoded(tokenizer, context)), len(whole) - 1)
+        split = min(len(begun_ids(tokenizer, context)), len(whole) - 1)
     if split:
         return whole, split
-    return [beginning(tokenizer), *_encoded(tokenizer, context + continuation, special=False)], 1
+    plain = tokenizer.encode(context + continuation, add_special=False)
+    return [beginning(tokenizer), *plain], 1
 
 
 class _Continuation:
@@ -172,7 +158,7 @@ class _Continuation:
         self.seen.append(answer)
 
 
-def beginning(tokenizer: Encoder) -> int:
+def beginning(tokenizer: Tokenizer) -> int:
     """Return the token to put before a text without a context: BOS, or else EOS.
 
     Raises ConfigError if there is neither.
@@ -181,13 +167,6 @@ def beginning(tokenizer: Encoder) -> int:
     if first is None:
         raise ConfigError("evaluation: the model has no BOS or EOS to begin a text with")
     return first
-
-
-def _encoded(tokenizer: Encoder, text: str, *, special: bool = True) -> list[int]:
-    ids = list(tokenizer.encode(text, add_special=special))
-    if special and tokenizer.add_eos and ids[-1:] == [tokenizer.eos]:
-        ids.pop()  # the text goes on
-    return ids
 
 
 def delimiter_of(question: str, delimiter: str | None) -> str:
@@ -212,7 +191,7 @@ def delimited(questions: Sequence[Question], delimiter: str | None) -> str:
 
 def accuracy(
     engine: BatchEngine,
-    tokenizer: Encoder,
+    tokenizer: Tokenizer,
     questions: Sequence[Question],
     delimiter: str | None = None,
     *,

@@ -34,6 +34,10 @@ class Tokenizer(Protocol):
     """The methods of a tokenizer that encode and decode."""
 
     @property
+    def bos(self) -> int | None:
+        """The token that begins a text."""
+
+    @property
     def eos(self) -> int | None:
         """The token that ends a text."""
 
@@ -45,7 +49,7 @@ class Tokenizer(Protocol):
     def add_eos(self) -> bool:
         """Whether a text ends with EOS."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Return the ids of a text."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -112,12 +116,16 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     """
     if not isinstance(prompt, str):
         return tokenizer.encode_chat(prompt)
-    ids = tokenizer.encode(prompt)
-    if tokenizer.add_eos and ids[-1:] == [tokenizer.eos]:
-        ids.pop()  # the text goes on
+    ids = begun_ids(tokenizer, prompt)
     if not ids:
         raise ConfigError("generate: the prompt is empty; it needs at least one token")
     return ids
+
+
+def begun_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text that goes on: without an EOS at its end."""
+    ids = list(tokenizer.encode(text))
+    return ids[:-1] if tokenizer.add_eos and ids[-1:] == [tokenizer.eos] else ids
 
 
 class _Written:

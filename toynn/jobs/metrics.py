@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from toynn.data.batch import IGNORED
 from toynn.data.examples import Examples
 from toynn.evaluation import Question, accuracy
-from toynn.evaluation.choices import Encoder
 from toynn.evaluation.scores import Causal, log_probabilities, read
+from toynn.generation.completion import Tokenizer
 from toynn.generation.drawing import BatchEngine
 
 TEXTS = 16  # held-out texts on which a model and its base are compared
@@ -28,7 +28,7 @@ class Asked:
     """A question with choices: its accuracy by both of lm-eval's scores."""
 
     question: Question
-    tokenizer: Encoder
+    tokenizer: Tokenizer
     delimiter: str | None = None
     rows: ClassVar[int] = 1
 

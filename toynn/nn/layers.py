@@ -537,28 +537,16 @@ class Layers:
         frequencies: str = "inverse_frequencies",
         *,
         interleaved: bool = False,
-        magnitude: float = 1.0,
-        growth: float = 0.0,
-        span: int = 1,
-        rotated: int | None = None,
+        **how: Any,
     ) -> Tensor:
         """Record x (B T, H D) with pairs of each head rotated by position; see ops.rope.
 
         ``frequencies`` names a constant: the angle per position of each pair that rotates.
-        ``interleaved``: channels 2i and 2i + 1 are a pair, instead of i and i + R/2.
+        ``interleaved``: channels 2i and 2i + 1 are a pair, instead of i and i + R/2. ``how`` are
+        magnitude, growth, span and rotated of ops.rope.
         """
-        return ops.rope(
-            self.session,
-            x,
-            positions,
-            self.constants[frequencies],
-            n_heads,
-            interleaved=interleaved,
-            magnitude=magnitude,
-            growth=growth,
-            span=span,
-            rotated=rotated,
-        )
+        how |= {"interleaved": interleaved}
+        return ops.rope(self.session, x, positions, self.constants[frequencies], n_heads, **how)
 
     def attention(
         self,

@@ -13,20 +13,18 @@ Source: Hu et al. 2021, arXiv:2106.09685.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from toynn.engines import AdapterOptions, SequenceEngine
 from toynn.engines.converting import fuse_into
+from toynn.engines.files import StrPath
 from toynn.formats import adapters, bases
 from toynn.formats.adapters import Adapter
 from toynn.graph.reports import Memory
 from toynn.models import Source
 from toynn.options import RecipeOptions
 from toynn.system.critical import Section
-
-StrPath = str | PathLike[str]
 
 
 class LoRA(SequenceEngine[Any]):

@@ -9,19 +9,17 @@ export folds the two into one table, E W^T.
 """
 
 from collections.abc import Sequence
-from os import PathLike
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn.engines import LlamaConfig, LlamaSeqEngine
+from toynn.engines.files import StrPath
 from toynn.errors import ConfigError, ShapeError
 from toynn.graph.reports import Memory
 from toynn.optim import AdamW
 from toynn.options import RecipeOptions
 from toynn.recipes._donor import open_donor
-
-StrPath = str | PathLike[str]
 
 
 class WarmStart(LlamaSeqEngine):
