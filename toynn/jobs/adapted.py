@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 from toynn.errors import ConfigError
 from toynn.formats.objects import PEFT_CONFIG, read_object
 from toynn.jobs.directory import Directory
+from toynn.jobs.paths import RUN_CONFIG
 from toynn.system.reading import read_bytes
-
-RUN_CONFIG = "config.toml"
 
 
 class UnknownBase(ConfigError):

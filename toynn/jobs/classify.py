@@ -17,7 +17,6 @@ from toynn.errors import ConfigError
 from toynn.jobs.classified import pairs_of
 from toynn.jobs.encoder import EncoderJob
 from toynn.jobs.encoder_options import BALANCED, ClassifyOptions
-from toynn.jobs.job import late
 from toynn.jobs.paths import text_model
 from toynn.jobs.teacher import check_alone
 from toynn.models.encoder import LABELS
@@ -219,11 +218,7 @@ class ClassifyJob(EncoderJob):
 
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show how good the classifier is on the held-out texts."""
-        is_late, measured = late(result), []
-        for batch in self.valid():
-            if is_late():
-                return ""
-            measured.append(self.measure(batch)[WHOLE])
+        measured = self.all_measured(result)
         if not measured:
             return ""
         figures = self.joined(measured)

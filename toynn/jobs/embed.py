@@ -17,7 +17,6 @@ from toynn.errors import ConfigError, DataError
 from toynn.evaluation.retrieval import cosines, found_again
 from toynn.jobs.encoder import EncoderJob
 from toynn.jobs.encoder_options import EmbedOptions, RerankOptions, loss_of, prompts_of
-from toynn.jobs.job import late
 from toynn.jobs.paths import text_model
 from toynn.jobs.teacher import check_alone
 from toynn.options import RecipeOptions
@@ -63,14 +62,8 @@ class _PairsJob(EncoderJob):
 
     def show(self, folder: RunFolder, result: Result) -> str:
         """Return how good the model is on the held-out rows."""
-        is_late, measured = late(result), []
-        for batch in self.valid():
-            if is_late():
-                return ""
-            measured.append(self.measure(batch))
-        if not measured:
-            return ""
-        figures = self.joined([each.get(WHOLE) for each in measured])
+        measured = self.all_measured(result)
+        figures = self.joined(measured) if measured else {}
         return ", ".join(f"{name.rpartition('/')[2]} {x:.4f}" for name, x in figures.items())
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from toynn.data.bounds import Bounds
 from toynn.data.digest import digest
 from toynn.data.examples import ShuffledExamples, check_not_asked, split_off
+from toynn.data.jsonl import TRAIN, VALID
 from toynn.data.labelled import HowToRead
 from toynn.data.splits import part_of
 from toynn.data.texts import Texts
@@ -18,17 +19,18 @@ from toynn.engines.encoder import Encoder, Task
 from toynn.errors import ConfigError
 from toynn.formats import bases
 from toynn.jobs.encoder_options import MOST_STEPS, EncoderOptions
-from toynn.jobs.job import Job
+from toynn.jobs.job import Job, late
 from toynn.jobs.paths import text_model
 from toynn.jobs.text_options import columns_of
 from toynn.options import RecipeOptions
 from toynn.system.printing import counted, fact
 from toynn.train.folder import Value
+from toynn.train.loop import WHOLE
 from toynn.train.progress import Reading
+from toynn.train.state import Result
 
 #: Peak learning rates.
 RATES = {"full": 2e-5, "lora": 2e-4, "head": 1e-3}
-TRAIN, VALID = "train.jsonl", "valid.jsonl"
 
 
 class EncoderJob(Job):
@@ -164,11 +166,6 @@ class EncoderJob(Job):
     def prepare(self, engine: Encoder) -> None:
         """Set what the step depends on beside the task."""
 
-    def declared(self) -> tuple[Any, int]:
-        """Return an engine of the model, before it takes memory; rows of a batch."""
-        engine = self.declared_with(self.all_options())
-        return engine, engine.t_batch * engine.t_seq
-
     def realize(self) -> Encoder:
         """Return the recipe, ready to step. Raises ConfigError if its run could not be read."""
         engine = self._new()
@@ -218,6 +215,15 @@ class EncoderJob(Job):
     def per_epoch(self) -> float:
         """Return the number of batches in a pass through the data."""
         return len(self.train) / self.options.batch
+
+    def all_measured(self, result: Result) -> list[Any]:
+        """Measure all held-out texts, for ``joined``; return [] if a stopped run must end."""
+        is_late, measured = late(result), []
+        for batch in self.valid():
+            if is_late():
+                return []
+            measured.append(self.measure(batch)[WHOLE])
+        return measured
 
     def valid(self) -> Sequence[Texts]:
         """Return the held-out texts in batches."""

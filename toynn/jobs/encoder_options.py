@@ -3,7 +3,7 @@
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from toynn.data.labelled import PROBLEMS, TooLong
 from toynn.data.pairs import FIELDS
@@ -100,6 +100,13 @@ def class_weights(text: str) -> str:
     return text
 
 
+def _best_by(metrics: Sequence[str], default: str, **more: Any) -> Any:
+    """Return the option of the metrics that choose the best weights; the data have the default."""
+    said = "metric that selects the best weights; more after commas are only reported: "
+    said += f"{', '.join(metrics)} (default: {default})"
+    return option(said, None, read=names_of(metrics), **more)
+
+
 @dataclass(kw_only=True, repr=False, eq=False)
 class ClassifyOptions(EncoderOptions):
     """The options of ``toynn train classify``."""
@@ -126,11 +133,8 @@ class ClassifyOptions(EncoderOptions):
         read=class_weights,
         metavar="balanced|NAME=WEIGHT,...",
     )
-    metric: str | Sequence[str] | None = option(  # type: ignore[assignment]
-        "metric that selects the best weights; more after commas are only reported: "
-        f"{', '.join(METRICS)} (default: macro-f1; loss of numbers; entity-f1 of tokens)",
-        None,
-        read=names_of(METRICS),
+    metric: str | Sequence[str] | None = _best_by(  # type: ignore[assignment]
+        METRICS, "macro-f1; loss of numbers; entity-f1 of tokens"
     )
     label_smoothing: float = option(
         "spread this share of each label over all classes", 0.0, read=real(0, 0.99)
@@ -146,9 +150,6 @@ class ClassifyOptions(EncoderOptions):
     )
 
 
-METRIC_SAID = (
-    "metric that selects the best weights; more after commas are only reported: {} (default: {})"
-)
 EMBED_METRICS = ("loss", "spearman", "ndcg", "mrr", "recall")
 RERANK_METRICS = ("loss", "accuracy", "spearman")
 #: sentence-transformers' names of losses.
@@ -237,11 +238,8 @@ class EmbedOptions(EncoderOptions):
         read=numbers,
         metavar="N,N,...",
     )
-    metric: str | Sequence[str] | None = option(  # type: ignore[assignment]
-        METRIC_SAID.format(", ".join(EMBED_METRICS), "spearman of scored rows, else ndcg"),
-        None,
-        group=SAVING,
-        read=names_of(EMBED_METRICS),
+    metric: str | Sequence[str] | None = _best_by(  # type: ignore[assignment]
+        EMBED_METRICS, "spearman of scored rows, else ndcg", group=SAVING
     )
     prompts: str | None = option(
         "texts before those of a column: 'anchor=query: ,positive=passage: '",
@@ -258,6 +256,6 @@ class RerankOptions(EncoderOptions):
 
     GROUP: ClassVar[str] = SAVING
 
-    metric: str | Sequence[str] | None = option(  # type: ignore[assignment]
-        METRIC_SAID.format(", ".join(RERANK_METRICS), "loss"), None, read=names_of(RERANK_METRICS)
+    metric: str | Sequence[str] | None = _best_by(  # type: ignore[assignment]
+        RERANK_METRICS, "loss"
     )

@@ -242,9 +242,7 @@ def preference_figures(
             engine.check_unchanged()
             done += each.rows
             bar(done, len(pairs))
-    figures = means.all()
-    if not math.isfinite(figures["loss"]):
-        raise NonFiniteError("evaluation: the model's loss is not finite: its weights may be bad")
+    figures = _finite(means)
     for note in notes:
         print_fact("data", note)
     unit = "pairs" if options.paired else "completions"
@@ -279,13 +277,19 @@ def picture_figures(
             means.add(each, len(labels))
             done += len(labels)
             bar(done, len(fitted))
-    figures = means.all()
-    if not math.isfinite(figures["loss"]):
-        raise NonFiniteError("evaluation: the model's loss is not finite: its weights may be bad")
+    figures = _finite(means)
     whole = pictures.valid is pictures.train
     measured_on = {"data": pictures.name, "part": "all" if whole else "held out", "pictures": done}
     skipped = {"skipped": len(pictures.unreadable)} if pictures.unreadable else {}
     return measured_on | {"classes": len(pictures.classes), "top": top} | figures | skipped
+
+
+def _finite(means: Means) -> dict[str, float]:
+    """Return the means. Raises NonFiniteError unless the loss is finite."""
+    figures = means.all()
+    if not math.isfinite(figures["loss"]):
+        raise NonFiniteError("evaluation: the model's loss is not finite: its weights may be bad")
+    return figures
 
 
 def _numbers(engine: ViTEngine, data: ImageData) -> NDArray[np.int32]:

@@ -21,7 +21,6 @@ from toynn.generation.completion import prompt_ids
 from toynn.jobs.grpo_options import GRPOOptions
 from toynn.jobs.job import late
 from toynn.jobs.lora import AdapterJob
-from toynn.jobs.memory import read_by_step
 from toynn.jobs.samples import ROWS, Prompt, Prompts, Rounds, Sampler
 from toynn.jobs.teacher import check_alone, opened
 from toynn.jobs.text_options import columns_of
@@ -32,7 +31,6 @@ from toynn.system.printing import counted, fact, harmless, print_line
 from toynn.train.folder import RunFolder, Value
 from toynn.train.state import Figures, Result
 
-VALID = "valid.jsonl"
 SHOWN = 3  # prompts of a sample
 
 
@@ -101,7 +99,7 @@ class GRPOJob(AdapterJob):
         if held is None:
             seed = self.recipe_options().seed
             self.train, self.held_out, said = split_off(
-                path, self.train, seed, VALID, options.holdout
+                path, self.train, seed, jsonl.VALID, options.holdout
             )
             for each in said:
                 self.say("data", each)
@@ -204,16 +202,6 @@ class GRPOJob(AdapterJob):
         rows = options.batch * options.num_generations
         rows = min(options.mini_batch or rows, rows)
         return replace(self.recipe_options(), t_seq=longest, t_batch=rows, packed=True)
-
-    def read_by_step(self) -> int:
-        """Return the bytes of the base's file that a step reads."""
-        options = self.all_options()
-        return read_by_step(self.file, options.t_batch * options.t_seq)
-
-    def declared(self) -> tuple[Any, int]:
-        """Return an engine of the model, before it takes memory; rows of a batch."""
-        engine = self.declared_with(self.all_options())
-        return engine, engine.t_batch * engine.t_seq
 
     def realize(self) -> Any:
         """Return the recipe, ready to step."""

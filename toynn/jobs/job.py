@@ -163,9 +163,18 @@ class Job(ABC):
     def read(self) -> None:
         """Read the data; files that stay open until ``realize`` go into ``files``."""
 
+    def all_options(self) -> RecipeOptions:
+        """Return the recipe's options with the rows that the data need. Call ``read`` first."""
+        return self.recipe_options()
+
     @abstractmethod
+    def declared_with(self, options: RecipeOptions) -> Any:
+        """Return an engine like the one to train, before it takes memory."""
+
     def declared(self) -> tuple[Any, int]:
-        """Return (an engine like the one to train, before it takes memory; rows of a batch)."""
+        """Return such an engine, and the number of rows of a batch."""
+        engine = self.declared_with(self.all_options())
+        return engine, engine.t_batch * engine.t_seq
 
     def read_by_step(self) -> int:
         """Return the bytes of a mapped file that a step reads."""

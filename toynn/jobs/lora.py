@@ -96,6 +96,11 @@ class AdapterJob(Job):
             recipe.realize_from_adapter(self.file, adapter, options, **fields)
         return recipe
 
+    def read_by_step(self) -> int:
+        """Return the bytes of the base's file that a step reads."""
+        options = self.all_options()
+        return read_by_step(self.file, options.t_batch * options.t_seq)
+
     def announce(self) -> None:
         """Print notes on the adapters, and the size of the model's file."""
         super().announce()
@@ -187,11 +192,6 @@ class LoRAJob(AdapterJob, TextJob):
         """Return the recipe, not realized."""
         backend = self.options.backend
         return LoRA(backend) if self.preference is None else Preference(self.preference, backend)
-
-    def read_by_step(self) -> int:
-        """Return the bytes of the base's file that a step reads."""
-        options = self.all_options()
-        return read_by_step(self.file, options.t_batch * options.t_seq)
 
     def all_options(self, **more: Any) -> RecipeOptions:
         """Return the recipe's options; a row of pairs holds two sequences."""

@@ -13,7 +13,7 @@ from toynn.system.reading import read_bytes
 
 #: Takes a label and a line about a download.
 Tell = Callable[[str, str], object]
-RUN = "config.toml"
+RUN_CONFIG = "config.toml"
 #: The recipe of picture models.
 PICTURES = "vit"
 
@@ -177,7 +177,7 @@ def _recipe(folder: Path) -> str | None:
     import tomllib
 
     with contextlib.suppress(DataError, ValueError, RecursionError):
-        run = tomllib.loads(read_bytes(folder / RUN).decode()).get("run")
+        run = tomllib.loads(read_bytes(folder / RUN_CONFIG).decode()).get("run")
         name = run.get("recipe") if isinstance(run, dict) else None
         return name if isinstance(name, str) else None
     return None

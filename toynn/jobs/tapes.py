@@ -18,10 +18,10 @@ from toynn.jobs.job import Job
 from toynn.jobs.lora import LoRAJob
 from toynn.jobs.made import OPTIONS, made, without_file
 from toynn.jobs.models import ModelJob
+from toynn.jobs.paths import RUN_CONFIG
 from toynn.jobs.text import TextJob, rows_within
 from toynn.options import RecipeOptions
 
-CONFIG = "config.toml"
 TEXT = "The value of a step is what it changes. A model reads, guesses, and learns. "
 
 
@@ -138,8 +138,8 @@ def shown(what: str, typed: Mapping[str, Any]) -> Shown:
     recipes = without_file()
     if what in recipes:
         return Shown(f"toynn train {what}", lambda: made(what, {"batch": 1, **options}))
-    if (path / CONFIG).is_file():
-        file = str(path / CONFIG)
+    if (path / RUN_CONFIG).is_file():
+        file = str(path / RUN_CONFIG)
         recipe, _, _ = read_config(file, None, None, OPTIONS)
         return Shown(path.absolute().name, lambda: made(recipe, {"config": file, **options}), path)
     if not path.exists():

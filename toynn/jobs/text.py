@@ -413,15 +413,6 @@ class TextJob(Job):
     def realize_with(self, options: RecipeOptions) -> Engine[Any]:
         """Return the recipe with these options, ready to step; the source is still open."""
 
-    @abstractmethod
-    def declared_with(self, options: RecipeOptions) -> Any:
-        """Return an engine of the model, before it takes memory."""
-
-    def declared(self) -> tuple[Any, int]:
-        """Return an engine of the model, before it takes memory; rows of a batch."""
-        engine = self.declared_with(self.all_options())
-        return engine, engine.t_batch * engine.t_seq
-
     def batches(self) -> Any:
         """Return random windows, or examples in random order."""
         batches = self.data.batches(self.recipe_options().t_batch, self.recipe_options().seed)

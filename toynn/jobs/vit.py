@@ -23,6 +23,7 @@ from toynn.engines.engine import Engine
 from toynn.errors import ConfigError
 from toynn.jobs.job import Job
 from toynn.jobs.vit_options import FOLDER_SIDE, ViTOptions
+from toynn.options import RecipeOptions
 from toynn.recipes import VitTiny
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
@@ -62,20 +63,22 @@ class ViTJob(Job):
         skip = self.options.skip_unreadable
         self.data = ImageData.read(path, seed, skip_unreadable=skip)
 
-    def declared(self) -> tuple[Any, int]:
-        """Return an engine of the model, before it takes memory; rows of a batch.
+    def declared_with(self, options: RecipeOptions) -> VitTiny:
+        """Return an engine of the model, before it takes memory.
 
         Raises ConfigError for pictures that cannot be cut into patches.
         """
+        engine = VitTiny(self.options.backend)
         if self.starts_from_source:
-            engine = VitTiny(self.options.backend)
             classes = len(self.data.classes)
-            engine.declare_from(
-                self._source(), self.recipe_options(), classes=classes, **self._told()
-            )
+            engine.declare_from(self._source(), options, classes=classes, **self._told())
         else:
-            engine = VitTiny(self.options.backend)
-            engine.declare(self._config(), self.recipe_options())
+            engine.declare(self._config(), options)
+        return engine
+
+    def declared(self) -> tuple[Any, int]:
+        """Return such an engine, and the number of rows of a batch: patches and class tokens."""
+        engine = self.declared_with(self.all_options())
         return engine, engine.t_batch * (engine.config.n_patches + 1)
 
     def _source(self) -> Path:

@@ -32,24 +32,24 @@ def source_names(paths: list[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
-def sources(words: Sequence[str], option: str = "--data") -> str | tuple[str, ...]:
+def sources(words: Sequence[str]) -> str | tuple[str, ...]:
     """Return the path of data; for several, all words as given.
 
     Raises ConfigError for weights that are not above 0 or missing for some paths, and for a path
     that is named twice.
     """
-    weighted = [path_and_weight(word, option) for word in words]
+    weighted = [path_and_weight(word, "--data") for word in words]
     paths, weights = [path for path, _ in weighted], [weight for _, weight in weighted]
     for word, weight in zip(words, weights, strict=True):
         if weight is not None and weight <= 0:
-            raise ConfigError(f"{option} {word}: expected a weight above 0")
+            raise ConfigError(f"--data {word}: expected a weight above 0")
     if None in weights and any(weight is not None for weight in weights):
         bare = words[weights.index(None)]
         raise ConfigError(
-            f"{option} {bare}: it has no weight, but others have one: give each a weight "
+            f"--data {bare}: it has no weight, but others have one: give each a weight "
             f"({bare}:0.5), or give none: then the sizes of the data decide"
         )
     if len(set(paths)) < len(paths):
         twice = next(path for k, path in enumerate(paths) if path in paths[:k])
-        raise ConfigError(f"{option} {twice}: named twice")
+        raise ConfigError(f"--data {twice}: named twice")
     return str(paths[0]) if len(paths) == 1 else tuple(words)
