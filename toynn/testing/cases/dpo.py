@@ -11,7 +11,8 @@ OPTIONS: dict[str, Any] = {"beta": 0.25, "smoothing": 0.125}
 UNREAD = {"sums": "of prompts, and from count on", "reference": "from count on"}
 
 
-def _inputs(rng: np.random.Generator, S: int, n: int) -> dict[str, Array]:
+def inputs(rng: np.random.Generator, S: int, n: int) -> dict[str, Array]:
+    """Return scores of S sequences, of which the first n count."""
     return {
         "sums": rng.uniform(0.1, 30, (S, 2)).astype(np.float32),
         "reference": -rng.uniform(0.1, 30, S).astype(np.float32),
@@ -19,4 +20,4 @@ def _inputs(rng: np.random.Generator, S: int, n: int) -> dict[str, Array]:
     }
 
 
-CASE = preference_case("dpo", _inputs, OPTIONS, UNREAD)
+CASE = preference_case("dpo", inputs, OPTIONS, UNREAD)

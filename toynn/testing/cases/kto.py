@@ -6,18 +6,15 @@ import numpy as np
 
 from toynn.testing.cases._case import Array
 from toynn.testing.cases._preference import preference_case
+from toynn.testing.cases.dpo import UNREAD, inputs
 
 OPTIONS: dict[str, Any] = {"beta": 0.25, "good": 1.0, "bad": 1.5}
-UNREAD = {"sums": "of prompts, and from count on", "reference": "from count on"}
 
 
 def _inputs(rng: np.random.Generator, S: int, n: int) -> dict[str, Array]:
-    return {
-        "sums": rng.uniform(0.1, 30, (S, 2)).astype(np.float32),
-        "reference": -rng.uniform(0.1, 30, S).astype(np.float32),
+    return inputs(rng, S, n) | {
         "kl": np.array([1.5], np.float32),
         "wanted": rng.integers(0, 2, S).astype(np.int32),
-        "count": np.array([n], np.int32),
     }
 
 
