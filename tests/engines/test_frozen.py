@@ -78,7 +78,7 @@ def test_the_lowest_attention_gives_gradients_to_what_is_adapted_alone(beside):
     assert lowest.flops * 5 == above[0].flops * products
     assert lowest.nbytes < above[0].nbytes or beside == "qkv"
     for i, node in enumerate(s.tape.nodes):  # each of them, and all else, is read
-        read = {t.root for later in s.tape.nodes[i + 1 :] for t in later.touched}
+        read = {t for later in s.tape.nodes[i + 1 :] for t in later.roots}
         for tensor in node.outputs if node.phase == "B" else ():
             assert tensor is None or tensor.role.value == "gradient" or tensor.root in read
     assert gradcheck(s)

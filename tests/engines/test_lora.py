@@ -149,7 +149,7 @@ def test_below_the_lowest_adapter_nothing_is_kept_or_differentiated(tmp_path, ch
             kept = {name: t for name, t in node.named.items() if t is not None and t.root in lives}
             assert node.phase == "F"
             for name, tensor in kept.items():  # but for what the blocks above read
-                above = {n.block for n in tape.nodes if tensor.root in n.touched} - below
+                above = {n.block for n in tape.nodes if tensor.root in n.roots} - below
                 assert above or lives[tensor.root][1] < backward, (node.op.kernel, name)
     assert peaks == sorted(peaks, reverse=True) and peaks[2] < peaks[0]
 

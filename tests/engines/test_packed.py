@@ -277,7 +277,7 @@ def test_nothing_is_computed_below_the_lowest_adapter(tmp_path):
         kernels[targets[0]] = [node.op.kernel for node in nodes if node.phase == "B"]
         for i, node in enumerate(nodes):
             written = {t.root for t in node.outputs if t is not None}
-            read = {t.root for later in nodes[i + 1 :] for t in later.touched}
+            read = {t for later in nodes[i + 1 :] for t in later.roots}
             read |= recipe.engine.session.tape.outputs
             assert node.phase == "U" or written <= read or node.op.weights, node.op.kernel
     assert kernels["blk.1.ffn_down"] == [

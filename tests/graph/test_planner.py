@@ -107,7 +107,7 @@ def test_an_undo_log_lies_where_nothing_lives_when_updates_run():
     tape = recipe.engine.session.tape
     update = next(i for i, node in enumerate(tape.nodes) if node.phase == "U")
     late = {*tape.inputs.values(), *tape.outputs}
-    late |= {t.root for node in tape.nodes[update:] for t in node.touched}
+    late |= {t for node in tape.nodes[update:] for t in node.roots}
     without = layout_of(tape)
     most = without.nbytes - sum(aligned(t.nbytes) for t in late if t in without.offsets)
     for nbytes, free in ((most // 4, True), (2 * without.nbytes, False)):

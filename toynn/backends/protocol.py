@@ -45,8 +45,7 @@ class Accumulate(IntEnum):
     MICRO_BATCH = 2  # the first writer: overwrites in the first micro-batch, adds in later ones
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a tensor is stored: a buffer's name and a byte offset in it."""
 
     buffer: str
@@ -72,8 +71,7 @@ class RowLimit:
         return {**sizes, self.size: sizes[self.size] // self.rows * valid}
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """One kernel call: everything but the addresses and the number of threads."""
 
     phase: str  # the phase that it belongs to: one letter

@@ -46,7 +46,7 @@ class Backward:
         self._originals: dict[Tensor, Tensor] = {}  # by recomputed tensor
         self._copies: dict[Tensor, Tensor] = {}  # of cheap tensors, for all their readers
         self._parts: dict[Tensor, list[Tensor]] = {}
-        self._written: set[Tensor] = set()
+        self._written: dict[Tensor, None] = {}  # in order, so that steps are alike in every process
         self._own: dict[Tensor, Tensor] = {}  # by tensor: a gradient to add to
 
     def run(self, loss: Tensor, seed: Tensor) -> dict[Tensor, Tensor]:
@@ -104,7 +104,8 @@ class Backward:
         roots = dict.fromkeys(t.root for t in node.inputs if t is not None and self.wants(t))
         nodes = [makers[t] for t in roots if t in makers and t not in self._copies]
         copies, originals = checkpointing.repeated(checkpointing.cheap(nodes, node, self._cheap))
-        fresh = self._copies | {tensor: copy for copy, tensor in originals.items()}
+        fresh = {root: self._copies[root] for root in node.roots if root in self._copies}
+        fresh |= {tensor: copy for copy, tensor in originals.items()}
         read = checkpointing.reading(node, fresh)
         for copy in self._back_from(copies, originals, [(node, read)]):
             self._copies[originals[copy.output.root]] = copy.output.root
@@ -146,7 +147,7 @@ class Backward:
             {"g": self._gradient_of(tensor), "x": gradient},
             accumulate=self._policy([tensor]),
         )
-        self._written.add(tensor)
+        self._written[tensor] = None
 
     def emit(
         self,
@@ -197,7 +198,7 @@ class Backward:
         policy = self._policy(parameters) if direct else Accumulate.NEVER
         self.tape.record(op, {**outputs, **inputs}, like=node, accumulate=policy, **scalars)
         if direct:
-            self._written.update(parameters)
+            self._written |= dict.fromkeys(parameters)
         for tensor, gradient in detours:
             self.contribute(tensor, gradient)
             if op.adds and tensor.role is not Role.PARAMETER:

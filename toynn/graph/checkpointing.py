@@ -61,8 +61,9 @@ def cheap(makers: Iterable[Node], reader: Node, least: int) -> list[Node]:
 
 def reading(node: Node, fresh: Mapping[Tensor, Tensor]) -> Node:
     """Return the node with copies as inputs; the node itself if no input has a copy."""
-    inputs = tuple(_part_of(fresh, tensor) for tensor in node.inputs)
-    return node if inputs == node.inputs else replace(node, inputs=inputs)
+    if fresh.keys().isdisjoint(node.roots):
+        return node
+    return replace(node, inputs=tuple(_part_of(fresh, tensor) for tensor in node.inputs))
 
 
 def _part_of(fresh: Mapping[Tensor, Tensor], tensor: Tensor | None) -> Tensor | None:
@@ -78,7 +79,7 @@ def _part_of(fresh: Mapping[Tensor, Tensor], tensor: Tensor | None) -> Tensor | 
 
 def needed_by(readers: Iterable[Node], copies: Sequence[Node]) -> list[Node]:
     """Return the copies whose results the readers read, directly or through another copy."""
-    read = _roots(tensor for node in readers for tensor in node.tensors)
+    read = {root for node in readers for root in node.roots}
     needed: list[Node] = []
     for copy in reversed(copies):
         if not read.isdisjoint(_roots(copy.outputs + copy.saved)):

@@ -57,7 +57,7 @@ def described(tape: Tape, places: Mapping[Tensor, Place]) -> dict[str, Any]:
         if root in lives:
             record["first"], record["last"] = lives[root]
         if root in places:
-            record |= asdict(place_of(tensor, places))
+            record |= place_of(tensor, places)._asdict()
         return record
 
     def node_as(i: int, node: Node) -> dict[str, Any]:

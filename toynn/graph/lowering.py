@@ -128,8 +128,7 @@ def _planned(
 
 
 def _from_outside(nodes: Iterable[Node]) -> frozenset[Tensor]:
-    read = {t.root for node in nodes for t in node.touched}
-    return frozenset(t for t in read if t.role in _FROM_OUTSIDE)
+    return frozenset(t for node in nodes for t in node.roots if t.role in _FROM_OUTSIDE)
 
 
 def _written(nodes: Iterable[Node]) -> frozenset[Tensor]:
@@ -137,21 +136,19 @@ def _written(nodes: Iterable[Node]) -> frozenset[Tensor]:
 
 
 def _launches(tape: Tape, places: Mapping[Tensor, Place]) -> list[Launch]:
-    def place(tensor: Tensor | None) -> Place | None:
-        return None if tensor is None else place_of(tensor, places)
-
     def launch(node: Node) -> Launch:
+        named = node.named.items()
         return Launch(
             node.phase,
             node.op.kernel,
-            {name: place(tensor) for name, tensor in node.named.items()},
+            {name: None if t is None else place_of(t, places) for name, t in named},
             node.sizes,
             node.options,
             node.accumulate,
             node.flops,
             node.nbytes,
             valid_rows(node),
-            frozenset(name for name, t in node.named.items() if t and t.root.role is Role.CONSTANT),
+            frozenset([name for name, t in named if t and t.root.role is Role.CONSTANT]),
             node.op.function,
         )
 

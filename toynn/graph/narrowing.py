@@ -69,4 +69,4 @@ def _is_matrix(x: Tensor) -> bool:
 
 def _roots(node: Node, kept: set[Tensor]) -> list[Tensor]:
     """Return the tensors among ``kept`` that a node touches, each once, in its order."""
-    return list(dict.fromkeys(t.root for t in node.touched if t.root in kept))
+    return [root for root in node.roots if root in kept]

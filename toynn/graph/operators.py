@@ -22,6 +22,7 @@ class Operators:
     LifecycleError if the session no longer exists, and what the functions raise.
     """
 
+    __slots__ = ()
     __array_ufunc__ = None  # NumPy's scalars leave the operator to the tensor
     __iter__ = None
     name: str

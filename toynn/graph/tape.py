@@ -99,6 +99,11 @@ class Op:
         """The kernel's signature: its tensors, sizes and options."""
         return self.function.signature if self.function else kernels.find(self.kernel).signature
 
+    @cached_property
+    def leads(self) -> str:
+        """The tensor whose valid rows a run computes; "": none."""
+        return self.rows.partition(" ")[2]
+
     @property
     def weights(self) -> tuple[str, ...]:
         """Names of the outputs that are gradients of weights."""
@@ -127,7 +132,7 @@ class Op:
                 raise ShapeError(what + aliases({name: tensor}))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Node:
     """One kernel call. Tensors are in the order of the op's names; None is a null pointer."""
 
@@ -140,11 +145,18 @@ class Node:
     options: dict[str, float]
     accumulate: Accumulate
     block: str | None = None  # the model's block that it belongs to
+    #: All tensors by the op's names: outputs, saved, inputs.
+    named: dict[str, Tensor | None] = field(init=False)
+    #: The tensors that own the memory of these, each once, and the count of valid rows.
+    roots: tuple[Tensor, ...] = field(init=False)
 
-    @cached_property
-    def named(self) -> Mapping[str, Tensor | None]:
-        """All tensors by the op's names: outputs, saved, inputs."""
-        return dict(zip(self.op.signature.tensors, self.tensors, strict=True))
+    def __post_init__(self) -> None:
+        self.named = dict(zip(self.op.signature.tensors, self.tensors, strict=True))
+        roots = dict.fromkeys([t.base or t for t in self.named.values() if t is not None])
+        leader = self.leader
+        if leader is not None and leader.root.valid is not None:
+            roots[leader.root.valid.count] = None
+        self.roots = tuple(roots)
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the tensor of this name, which must not be None."""
@@ -183,16 +195,9 @@ class Node:
     @property
     def leader(self) -> Tensor | None:
         """The tensor whose valid rows a run computes; None: all rows."""
-        name = self.op.rows.partition(" ")[2]
+        name = self.op.leads
         tensor = self.named[name] if name else None
         return None if tensor is None or tensor.root.valid is None else tensor
-
-    @property
-    def touched(self) -> tuple[Tensor, ...]:
-        """All tensors that are not None, and the count of valid rows."""
-        leader = self.leader
-        valid = leader.valid_rows if leader is not None else None
-        return tuple(t for t in self.tensors if t is not None) + ((valid.count,) if valid else ())
 
     @property
     def nbytes(self) -> int:
@@ -200,9 +205,10 @@ class Node:
         if self.op.nbytes is not None:
             return self.op.nbytes(self._counted)
         touched: dict[Tensor, int] = {}  # bytes of each root's parts, at most all of it
-        for tensor in filter(None, self.tensors):
-            nbytes = touched.get(tensor.root, 0) + tensor.nbytes
-            touched[tensor.root] = min(nbytes, tensor.root.nbytes)
+        for tensor in self.named.values():
+            if tensor is not None:
+                root = tensor.base or tensor
+                touched[root] = min(touched.get(root, 0) + tensor.nbytes, root.nbytes)
         return sum(touched.values())
 
 
@@ -325,7 +331,7 @@ class Tape(Shown):
             )
             self._pass_on_rows(node)
             self.nodes.append(node)
-            self.written.update(t.root for t in outputs + saved if t is not None)
+            self.written.update([t.base or t for t in outputs + saved if t is not None])
             return node
 
     def _make(self, op: Op, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -414,7 +420,7 @@ class Tape(Shown):
     @property
     def roots(self) -> set[Tensor]:
         """All tensors that the nodes so far write, save and read."""
-        return {tensor.root for node in self.nodes for tensor in node.touched}
+        return set().union(*(node.roots for node in self.nodes))
 
     def lives(self) -> dict[Tensor, tuple[int, int]]:
         """Return the first and the last node that touches each tensor that the tape owns.
@@ -424,10 +430,9 @@ class Tape(Shown):
         """
         lives: dict[Tensor, tuple[int, int]] = {}
         for i, node in enumerate(self.nodes):
-            for tensor in node.touched:
-                root = tensor.root
+            for root in node.roots:
                 if root.role in _OF_A_TAPE:
-                    lives[root] = lives.get(root, (i, i))[0], i
+                    lives[root] = lives[root][0] if root in lives else i, i
         forever = len(self.nodes)
         lives.update((tensor, (-1, forever)) for tensor in self.inputs.values())
         lives.update((t, (lives[t][0], forever)) for t in self.outputs & lives.keys())

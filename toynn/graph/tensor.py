@@ -1,9 +1,8 @@
 """Tensors: handles on what the nodes of a tape read and write; they have no memory."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -37,7 +36,7 @@ class ValidRows:
     first: int = 0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Tensor(Operators):
     """A handle: a name, a shape and a role. The planner gives it a place in memory.
 
@@ -55,16 +54,12 @@ class Tensor(Operators):
     offset: int = 0
     valid: ValidRows | None = None
     owner: Callable[[], Any] | None = None
+    size: int = field(init=False)  # number of elements
+    nbytes: int = field(init=False)
 
-    @cached_property
-    def size(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return dtypes.nbytes(self.dtype, self.size)
+    def __post_init__(self) -> None:
+        self.size = prod(self.shape)
+        self.nbytes = dtypes.nbytes(self.dtype, self.size)
 
     @property
     def root(self) -> "Tensor":

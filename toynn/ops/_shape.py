@@ -37,7 +37,7 @@ def product_precision(s: Recorder, w: Tensor | None = None) -> str:
 
 def flops(factor: int, *names: str) -> Callable[[Sizes], int]:
     """Count ``factor`` times the product of the named sizes."""
-    return lambda sizes: factor * prod(sizes[name] for name in names)
+    return lambda sizes: factor * prod(map(sizes.__getitem__, names))
 
 
 def require(condition: bool, op: str, needed: str, /, **got: Tensor | None) -> None:

@@ -120,7 +120,7 @@ def _check_session(session: Session, options: _Options) -> None:
     }
     session.reset(moments=False)
     outside = (Role.PARAMETER, Role.CONSTANT, Role.INPUT)
-    read = {t.root for node in tape.nodes if node.phase in "FE" for t in node.touched}
+    read = {t for node in tape.nodes if node.phase in "FE" for t in node.roots}
     values = {t: _exact(session.download(t)) for t in read if t.role in outside}
 
     def loss() -> Array:

@@ -48,8 +48,10 @@ class Key(NamedTuple):
 
 def key_of(launch: Launch, prepack: str) -> Key | None:
     """Return the key of the panels of w that a launch would read; None if it reads none."""
+    if "w" not in launch.frozen:
+        return None
     op, _, product = launch.kernel.partition(".")
-    if op not in READERS or product not in _packing.PRODUCTS or "w" not in launch.frozen:
+    if op not in READERS or product not in _packing.PRODUCTS:
         return None
     place, sizes = launch.tensors["w"], launch.sizes
     matrices = sizes.get("E", 1)  # experts share the rows
