@@ -2,6 +2,8 @@
 
 import itertools
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +13,7 @@ from lora_bases import SIZES, make, write_base
 from safetensors.numpy import load_file, save_file
 
 import toynn
-from toynn.cli import _info, main
+from toynn.cli import main
 from toynn.formats import adapters, gguf
 from toynn.jobs.memory import read_by_step
 
@@ -34,12 +36,24 @@ def base(tmp_path_factory):
     return write_base(tmp_path_factory.mktemp("base") / "base.gguf")
 
 
-def test_what_a_file_says_is_told_before_steps_are_recorded(base, monkeypatch):
+def test_what_a_file_says_is_told_before_the_engines_are_imported(base):
     """The memory of a model of 30 blocks takes seconds; its keys do not wait for that."""
-    monkeypatch.setattr(_info, "plans_of_all_weights", lambda *_: pytest.fail("recorded"))
-    lines = _info.facts(base, None, 1, None)
-    told = dict(itertools.takewhile(lambda line: line[0] != "block_count", lines))
-    assert told["architecture"] == "llama" and told["embedding_length"] == str(SIZES["d_model"])
+    program = f"""
+import sys
+from pathlib import Path
+from toynn.cli._info import facts
+for name, value in facts(Path({str(base)!r}), None, 1, None):
+    if name == "training all weights":
+        break
+    print(name, value, *sys.modules, sep=chr(9))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    rows = [line.split(chr(9)) for line in done.stdout.splitlines()]
+    told = {name: value for name, value, *_ in rows}
+    assert told["architecture"] == "llama", done.stderr
+    assert told["embedding_length"] == str(SIZES["d_model"])
+    later = {"toynn.engines", "toynn.session", "toynn.graph", "toynn.models.registry"}
+    assert all(later.isdisjoint(modules) for _, _, *modules in rows)
 
 
 @pytest.mark.parametrize("name", ["adapter.gguf", ".", "adapter_model.safetensors"])
@@ -91,7 +105,7 @@ def test_whether_adapters_can_be_trained_here(free, verdict, base, capsys, monke
         read = read_by_step(file, 16)
         known = {"between": read + again, "rounded": read + least}
         known["beside"] = read + least - 1
-    monkeypatch.setattr("toynn.cli._info.free_memory", lambda: known.get(free, free))
+    monkeypatch.setattr("toynn.cli._info_memory.free_memory", lambda: known.get(free, free))
     found = told(base, capsys, "--seq", "16")
     assert found["training adapters"] == "rank 8, all-linear, 1 x 16 tokens"
     assert found.get("free here", "").endswith(verdict or "")
@@ -255,5 +269,5 @@ def test_a_mixture_fits_if_what_a_step_reads_does(room, words, tmp_path, capsys,
     sizes = {"n_experts": 60, "n_experts_used": 1}
     path = write_base(tmp_path / "base.gguf", "qwen3moe", **sizes)
     assert path.stat().st_size > 10 * 70_000
-    monkeypatch.setattr("toynn.cli._info.free_memory", lambda: room + 70_000)
+    monkeypatch.setattr("toynn.cli._info_memory.free_memory", lambda: room + 70_000)
     assert words in told(path, capsys, "--seq", "1")["free here"]

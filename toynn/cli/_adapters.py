@@ -3,15 +3,15 @@
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from toynn.formats.methods import Method
 from toynn.jobs.weighted import STRICT, path_and_weight
 
 if TYPE_CHECKING:
     from toynn.formats.adapters import Adapter
     from toynn.models import Source
 
-Method = Literal["cat", "linear"]  # of adapters.combine
 HELP = "adapters: run folders, .gguf files or PEFT folders, added up by weight (a.gguf:0.5)"
 
 

@@ -1,49 +1,30 @@
-"""The lines of ``toynn info``: what a file or folder holds, and the memory to train it."""
+"""The lines of ``toynn info``: what a file or folder holds; _info_memory.py has the rest.
+
+What only some files need is imported for them: the first lines of a large model appear at once.
+"""
 
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from reprlib import repr  # which shortens long arrays
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from toynn import engines
-from toynn.engines import ViTConfig, ViTEngine
-from toynn.engines.plans import LEVELS, Level, Plan, every_plan
 from toynn.errors import AdapterError, DataError, ToynnError
-from toynn.formats import adapters, gguf, hf
-from toynn.formats.adapters import LORA_A, LORA_B, LORA_M, peft
-from toynn.formats.adapters.adapter import is_embedding
-from toynn.formats.adapters.identity import called
-from toynn.formats.gguf import Strings
+from toynn.formats import gguf
+from toynn.formats.gguf import GGUFFile, Strings
 from toynn.formats.gguf.tensors import TensorInfo
-from toynn.formats.hf import HFModel
 from toynn.formats.hf.config import CONFIG, WEIGHTS
-from toynn.formats.objects import read_object
-from toynn.formats.safetensors import SafeTensors
-from toynn.formats.tokenizer import Tokenizer
-from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
-from toynn.graph.reports import Cost
-from toynn.jobs.memory import (
-    ADAPTER_RANK,
-    SHORT,
-    memory_if_shorter,
-    new_model_over,
-    plans_of_adapters,
-    plans_of_all_weights,
-    read_by_step,
-)
-from toynn.models import ARCHITECTURES, ENCODERS, Source
-from toynn.models.timm import class_names, described
-from toynn.options import RecipeOptions
-from toynn.runs import Record
-from toynn.system.machine import free_memory
+from toynn.formats.objects import PEFT_CONFIG, PEFT_WEIGHTS, read_object
 from toynn.system.printing import size
 from toynn.system.reading import read_bytes
+
+if TYPE_CHECKING:
+    from toynn.models import Source
 
 Lines = list[tuple[str, str]]
 
@@ -68,27 +49,6 @@ def types(tensors: Mapping[str, TensorInfo]) -> Lines:
     ]
 
 
-def memory(plans: Sequence[Plan], what: str) -> Lines:
-    """Return the memory of a training step by each plan; ``what`` is the size of its batch."""
-    parts = ("weights", "moments", "gradients", "activations", "peak")
-    return [
-        ("training all weights", f"{what} a step"),
-        *((f"  {part}", size(getattr(plans[0].memory, part))) for part in parts),
-        *table(plans)[1:],
-    ]
-
-
-def table(plans: Sequence[Plan]) -> Lines:
-    """Return the peak memory of each plan, and how much slower it is than the first."""
-    return [
-        (
-            f"  {each.name or 'peak beside the file'}",
-            size(each.memory.peak) + each.slower(plans[0]),
-        )
-        for each in plans
-    ]
-
-
 def run_of(folder: Path) -> Lines:
     """Return what config.toml says about a folder's run; without such a file, no lines."""
     try:
@@ -105,6 +65,8 @@ def run_of(folder: Path) -> Lines:
 
 def _reached(folder: Path, steps: int) -> Lines:
     """Return how far a run came, its best and its last losses, and how to resume it."""
+    from toynn.runs.record import Record
+
     try:
         record = Record.read(folder)
     except DataError:
@@ -126,6 +88,10 @@ def _reached(folder: Path, steps: int) -> Lines:
 
 def adapter(path: Path) -> Lines:
     """Describe an adapter in a GGUF file."""
+    from toynn.formats import adapters
+    from toynn.formats.adapters import is_embedding
+    from toynn.formats.adapters.identity import called
+
     loaded = adapters.load(path)
     shapes = {
         weight: (a.shape[0], b.shape[0]) if is_embedding(weight) else (*b.shape[:-1], a.shape[-1])
@@ -146,6 +112,10 @@ def adapter(path: Path) -> Lines:
 
 def of_peft(folder: Path) -> Lines:
     """Describe an adapter in PEFT's format, as far as possible without its base model."""
+    from toynn.formats.adapters import LORA_A, LORA_B, LORA_M, peft
+    from toynn.formats.adapters.identity import called
+    from toynn.formats.safetensors import SafeTensors
+
     config = read_object(folder / peft.CONFIG)
     with closing(SafeTensors(folder / peft.WEIGHTS)) as file:
         tensors, base = file.tensors, called(file.metadata)
@@ -207,13 +177,18 @@ def _matrices(shapes: Mapping[str, tuple[int, int]]) -> Lines:
 
 def safetensors(path: Path, batch: int) -> Lines:
     """Describe a safetensors file: a model of pictures, or just its tensors."""
+    from toynn.cli._info_memory import of_pictures
+    from toynn.formats.safetensors import SafeTensors
+    from toynn.models import ViTConfig
+    from toynn.models.timm import class_names, described
+
     with closing(SafeTensors(path)) as file:
         lines = [("file", f"{path}, {size(path.stat().st_size)}")]
         try:
             fields = described(file, list(asdict(ViTConfig())), {})
             names = class_names(file, fields["classes"])
             config = ViTConfig(**fields | {"classes": fields["classes"] or 1})
-            needed = every_plan(lambda level: _vit(config, batch, level))
+            needed = of_pictures(config, batch)
         except ToynnError as error:
             notes = [(f"  {key}", str(text)) for key, text in file.metadata.items()]
             what = f"not a model of pictures: {error}"
@@ -222,18 +197,11 @@ def safetensors(path: Path, batch: int) -> Lines:
         lines += [(name, str(value)) for name, value in fields.items()]
         shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
         lines += [("names of classes", shown or "none")]
-        return [*lines, *memory(needed, f"{batch} pictures")]
-
-
-def _vit(config: ViTConfig, batch: int, level: Level) -> Mapping[str, Cost]:
-    """Return the memory and the time of a step of a vision transformer."""
-    engine = ViTEngine()
-    engine.declare(config, RecipeOptions(t_batch=batch, **level._asdict()))
-    return engine.step_costs(["never"])
+        return [*lines, *needed]
 
 
 #: Files that tell the kind of a folder; the first one present decides.
-INSIDE = ("model.gguf", "adapter.gguf", peft.CONFIG, CONFIG, WEIGHTS)
+INSIDE = ("model.gguf", "adapter.gguf", PEFT_CONFIG, CONFIG, WEIGHTS)
 
 
 def facts(path: Path, seq: int | None, batch: int, named: str | None) -> Iterator[tuple[str, str]]:
@@ -245,11 +213,14 @@ def facts(path: Path, seq: int | None, batch: int, named: str | None) -> Iterato
         yield from run_of(path)
         yield from facts(inside, seq, batch, named)
         return
-    if path.name in (peft.CONFIG, peft.WEIGHTS):
+    if path.name in (PEFT_CONFIG, PEFT_WEIGHTS):
         yield from of_peft(path.parent)
         return
     of_hf = path.name == WEIGHTS and path.with_name(CONFIG).is_file()
     if path.name == CONFIG or of_hf:
+        from toynn.formats import hf
+        from toynn.models import registry  # noqa: F401  # formats know architectures from now on
+
         with hf.open(path.parent) as model:
             yield from describe(model, seq, batch, named)
         return
@@ -264,7 +235,7 @@ def facts(path: Path, seq: int | None, batch: int, named: str | None) -> Iterato
 
 
 def describe(
-    file: Source, seq: int | None, batch: int, named: str | None = None
+    file: "Source", seq: int | None, batch: int, named: str | None = None
 ) -> Iterator[tuple[str, str]]:
     """Yield the facts about a model's file or folder: names and texts.
 
@@ -276,7 +247,7 @@ def describe(
         ("architecture", architecture),
         ("name", str(metadata.get("general.name", "none"))),
     ]
-    if isinstance(file, HFModel):
+    if not isinstance(file, GGUFFile):
         lines = [
             ("folder", f"{file.path}, in Hugging Face's format"),
             ("architecture", architecture),
@@ -287,25 +258,33 @@ def describe(
     for key, value in metadata.items():
         if key.startswith(f"{architecture}."):
             yield key.removeprefix(f"{architecture}."), _value(value)
-    yield from _training(file, seq, batch)
+    from toynn.cli._info_memory import training
+
+    yield from training(file, seq, batch)
 
 
-def _active(file: Source) -> Lines:
+def _active(file: "Source") -> Lines:
     """Return the number of parameters that each token uses, if there are experts."""
     if not any(info.name.endswith("_exps.weight") for info in file.tensors.values()):
         return []
+    from toynn import engines
+
     try:
         return [("active parameters", f"{engines.active_parameters(file):,} for each token")]
     except ToynnError:
         return []  # the line about training says why
 
 
-def _tokenizer(file: Source, named: str | None) -> str:
+def _tokenizer(file: "Source", named: str | None) -> str:
     """Return the kind of a tokenizer and the number of its tokens."""
     metadata = file.metadata
     if named is not None:
+        from toynn.formats.tokenizer import Tokenizer
+
         return f"{Tokenizer.for_model(file, named).vocab_size:,} tokens of {named}"
-    if isinstance(file, HFModel):
+    if not isinstance(file, GGUFFile):
+        from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
+
         if not has_tokenizer(file.path):
             return "none"
         try:
@@ -317,88 +296,6 @@ def _tokenizer(file: Source, named: str | None) -> str:
         return "none"
     pre = metadata.get("tokenizer.ggml.pre")
     return f"{kind}{f' ({pre})' if isinstance(pre, str) else ''}, {len(tokens):,} tokens"
-
-
-def _training(file: Source, seq: int | None, batch: int) -> Iterator[tuple[str, str]]:
-    """Yield the memory of a training step, or why the model cannot be trained."""
-    try:
-        engines.check_model(file, [*ARCHITECTURES, *ENCODERS], "info")  # raises first if unknown
-        length = seq or min(512, file.require(f"{file.architecture}.context_length", int))
-        options = RecipeOptions(t_seq=length, t_batch=batch)
-        plans = plans_of_all_weights(file, options)
-    except ToynnError as error:
-        yield "training", f"not possible: {error}"
-        return
-    yield from memory(plans, f"{batch} x {length} tokens")
-    yield from _adapters(file, replace(options, precision="auto"))  # as a run's default is
-    if not isinstance(file, HFModel) and file.architecture not in ENCODERS:
-        yield from _new_model(file, length, batch)
-
-
-def _adapters(file: Source, opts: RecipeOptions) -> Lines:
-    """Return the memory of training adapters over the file."""
-    try:
-        plans = plans_of_adapters(file, opts)
-    except ToynnError as error:
-        return [("training adapters", f"not possible: {error}")]
-    copied = sum(info.nbytes for name, info in file.tensors.items() if file.is_copied(name))
-    mapped = sum(info.nbytes for info in file.tensors.values()) - copied
-    experts, touched = engines.expert_bytes(file, opts.t_batch * opts.t_seq)
-    _, alone = engines.expert_bytes(file, 1)
-    step = f"{size(touched)} of {size(experts)} in a step, {size(alone)} for a token alone"
-    form = f"{size(copied)} in another form; the peak includes them"
-    return [
-        (
-            "training adapters",
-            f"rank {ADAPTER_RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens",
-        ),
-        ("  mapped, not in memory", f"{size(mapped)}, read as it is used"),
-        *([("  experts that are read", f"{step}, if chosen evenly")] if experts else []),
-        *([("  copied into memory", form)] if copied else []),
-        *table(plans),
-        *_shorter(file, opts, plans),
-        *_room(read_by_step(file, opts.t_batch * opts.t_seq), plans),
-    ]
-
-
-def _shorter(file: Source, opts: RecipeOptions, plans: Sequence[Plan]) -> Lines:
-    """Return the memory of a short step if weights are prepacked for it alone.
-
-    It may be larger. A run's rows are as long as its longest example, so they are often short.
-    """
-    if any(each.memory.prepacked for each in plans):
-        return []
-    peak, prepacked = memory_if_shorter(file, opts)
-    if not prepacked:
-        return []
-    said = f"{size(peak)}, {size(prepacked)} of it prepacked weights"
-    return [(f"  at 1 x {min(SHORT, opts.t_seq)} tokens", said)]
-
-
-def _room(read: int, plans: Sequence[Plan]) -> Lines:
-    """Return whether free memory holds the file's parts that a step reads, and the step itself."""
-    free = free_memory()
-    if free is None:
-        return []
-    fitting = [p for p in plans if p.memory.peak + p.of_file(read) <= free]
-    if fitting:
-        saving = fitting[0].level != LEVELS[0]
-        fits = f"enough {fitting[0].name}" if saving else "enough"
-    elif plans[-1].memory.peak <= free:
-        fits = "too little: parts of the file would be read again in every step"
-    else:
-        fits = f"too little, even {plans[-1].name}"
-    return [("  free here", f"{size(free)}: {fits}")]
-
-
-def _new_model(file: Source, length: int, batch: int) -> Lines:
-    """Return the memory of ``toynn train warm-start`` with the file as donor."""
-    config, peak = new_model_over(file, length, batch)
-    shape = f"width {config.d_model}, {config.n_layers} layers"
-    return [
-        ("training a new model", f"with this file as donor, {shape}"),
-        ("  its peak", size(peak)),
-    ]
 
 
 def _value(value: Any) -> str:

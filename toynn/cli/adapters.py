@@ -4,9 +4,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, get_args
 
-from toynn.cli._adapters import Method, add_adapters
+from toynn.cli._adapters import add_adapters
 from toynn.cli._commands import add_command
 from toynn.cli._flags import MIXES_NEED, add, add_outtype
+from toynn.formats.methods import Method
 from toynn.jobs.paths import model_name
 from toynn.jobs.text_options import TOKENIZER
 

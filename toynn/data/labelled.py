@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +24,11 @@ from toynn.data._containers import kind_of, lines_of
 from toynn.data._rows import keys_of, rows, string_of, where_of
 from toynn.data.batch import IGNORED
 from toynn.data.bounds import USUAL, Bounds
+from toynn.data.problems import Problem, TooLong
 from toynn.data.stream import Progress, silent
 from toynn.data.texts import Texts
 from toynn.errors import DataError
 
-#: What is done with a text that has too many tokens.
-TooLong = Literal["cut", "drop", "refuse"]
-Problem = Literal["classes", "several", "number", "tokens"]
-PROBLEMS = get_args(Problem)
 FIELDS = ("text", "text_pair", "label", "labels", "words", "tags", "spans")
 CONLL = (".conll", ".conll2003", ".iob", ".iob2", ".bio")
 OUTSIDE = "O"  # the tag of a word in no span

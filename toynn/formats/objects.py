@@ -9,6 +9,7 @@ from toynn.system.reading import read_bytes
 
 #: The objects that tell what a folder is: a model of Hugging Face, an adapter of PEFT.
 CONFIG, PEFT_CONFIG = "config.json", "adapter_config.json"
+PEFT_WEIGHTS = "adapter_model.safetensors"
 
 
 def read_object(path: Path, *, links: bool = True) -> dict[str, Any]:

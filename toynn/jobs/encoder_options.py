@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from toynn.data.labelled import PROBLEMS, TooLong
-from toynn.data.pairs import FIELDS
+from toynn.data.problems import PROBLEMS, TooLong
 from toynn.jobs.lora_options import AdapterFields
 from toynn.jobs.options import MODEL, OPTIMIZATION, SAVING, JobOptions, StrPath
 from toynn.jobs.paths import data_name, local_data, model_file, model_name
@@ -193,6 +192,8 @@ def prompts_of(text: str | None) -> dict[str, str]:
 
 def column_prompts(text: str) -> str:
     """Return NAME=TEXT,... if it is well-formed. Raises ArgumentTypeError."""
+    from toynn.data.pairs import FIELDS
+
     if unknown := [name for name in prompts_of(text) if name not in FIELDS]:
         raise ArgumentTypeError(f"must be COLUMN=TEXT, separated by commas; got {unknown[0]!r}")
     return text

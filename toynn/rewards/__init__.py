@@ -6,6 +6,21 @@
 [[1.0], [0.0]]
 """
 
-from toynn.rewards.functions import READY, Rewards, identity
+from typing import TYPE_CHECKING
+
+from toynn.system.later import names
+
+if TYPE_CHECKING:
+    from toynn.rewards.functions import Rewards, identity
 
 __all__ = ["READY", "Rewards", "identity"]
+
+#: Ready rewards, and how they are typed.
+READY = {
+    "exact": "exact[:COLUMN]",
+    "number": "number[:COLUMN]",
+    "regex": "regex:PATTERN",
+    "json": "json[:SCHEMA.json]",
+    "length": "length:CHARACTERS",
+}
+__getattr__ = names(__name__, dict.fromkeys(("Rewards", "identity"), "functions"))

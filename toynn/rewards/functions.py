@@ -18,17 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import ConfigError, RewardError
-from toynn.rewards import child
+from toynn.rewards import READY, child
 from toynn.system.platform import kill_group, new_group
 
-#: Ready rewards, and how they are typed.
-READY = {
-    "exact": "exact[:COLUMN]",
-    "number": "number[:COLUMN]",
-    "regex": "regex:PATTERN",
-    "json": "json[:SCHEMA.json]",
-    "length": "length:CHARACTERS",
-}
 LOADING = 600  # seconds to start the process and run its files, which may import large libraries
 GRACE = 5  # seconds after its limit until a process that has not ended itself is killed
 ENDED = 3  # time-outs of a function that has never returned; then it is an error

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn.data.batch import IGNORED
-from toynn.data.labelled import Problem
+from toynn.data.problems import Problem
 
 Floats = NDArray[Any]
 

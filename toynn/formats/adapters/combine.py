@@ -11,15 +11,15 @@ it a merge. Source: PEFT's add_weighted_adapter, combination types cat and linea
 import os
 from collections.abc import Sequence
 from math import copysign, isfinite, sqrt
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from toynn.errors import AdapterError, ConfigError
 from toynn.formats.adapters.adapter import BASE_NAME, LORA_A, LORA_B, Adapter, Floats, is_embedding
 from toynn.formats.adapters.identity import KEYS, Identity, called, tell
+from toynn.formats.methods import Method
 
-Method = Literal["cat", "linear"]
 METHODS: tuple[str, ...] = get_args(Method)
 
 

@@ -34,10 +34,10 @@ from toynn.formats.hf.name_mapping import (
     pairs_together,
     text_name_of,
 )
-from toynn.formats.objects import PEFT_CONFIG, read_object
+from toynn.formats.objects import PEFT_CONFIG, PEFT_WEIGHTS, read_object
 from toynn.formats.safetensors import SafeTensors
 
-CONFIG, WEIGHTS = PEFT_CONFIG, "adapter_model.safetensors"
+CONFIG, WEIGHTS = PEFT_CONFIG, PEFT_WEIGHTS
 ARCHITECTURE = "general.architecture"  # GGUF's key; also in the metadata of the weights
 TENSOR = re.compile(
     r"base_model\.model\.(.+)\.(lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector)"
