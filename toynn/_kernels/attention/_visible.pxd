@@ -42,7 +42,9 @@ cdef enum:
     BLOCK = 64  # queries, and keys, per block: two blocks of scores take 40 KB
     TAIL = 16   # up to this many rows at the end join the last block
     WIDTH = BLOCK + TAIL  # floats from one row of a block of scores to the next
-    STRIP = 32  # queries of a block on the diagonal that are multiplied at once
+
+cdef extern from "rows.h" nogil:
+    enum: STRIP "TN_STRIP"  # queries of a block on the diagonal that are multiplied at once
 
 # One sequence or example, and one head. A 0 or NULL means: none.
 cdef struct Sizes:

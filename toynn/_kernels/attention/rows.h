@@ -10,6 +10,9 @@
 #include <immintrin.h>
 #endif
 
+/* Queries of a strip: see _visible.pxd. A tile of AVX2 has 6 rows, so that 16 make three tiles. */
+#define TN_STRIP (TN_V == 8 ? 16 : 32)
+
 #ifdef TN_SHUFFLES
 #define TN_HAS_WEIGHTS 1
 
@@ -33,8 +36,10 @@ TN_INLINE tn_vec tn_begin_of(tn_vec x, ptrdiff_t n, float other) {
 #if TN_V == 16
     return (tn_vec)_mm512_mask_mov_ps(_mm512_set1_ps(other), n > 0 ? (1 << n) - 1 : 0, (__m512)x);
 #else
-    for (int i = 0; i < TN_V; i++) x[i] = i < n ? x[i] : other;
-    return x;
+    tn_bits lane;
+    TN_UNROLL for (int i = 0; i < TN_V; i++) lane[i] = i;
+    const tn_bits first = lane < (int)n;
+    return (tn_vec)((first & (tn_bits)x) | (~first & (tn_bits)tn_same(other)));
 #endif
 }
 

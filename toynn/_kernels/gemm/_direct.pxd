@@ -7,7 +7,7 @@ from toynn._kernels.base._common cimport (
 from toynn._kernels.base._parallel cimport deal
 from toynn._kernels.gemm._gemm cimport multiply
 from toynn._kernels.gemm._int8 cimport dot_codes_of, dot_fn, round_rows, rounded_row
-from toynn._kernels.gemm._loops cimport finish_row
+from toynn._kernels.gemm._loops cimport finish_row, is_sum
 from toynn._kernels.gemm._product cimport (
     GEMV_INT8, GEMV_ROWS, LINE, Operand, Product, aligned, blocks_of, is_floats, panel_start,
     prefetch_stretch, resize, row_of,
@@ -42,7 +42,7 @@ cdef inline void multiply_share(const Product* p, Py_ssize_t i, int shares) noex
         b.x += column
         resize(&b, panel_start(&p.b, (i + 1) * p.b.panels // shares) - column)
     multiply(p.c + row * N + column, N, &a, &b, p.K, p.add)
-    for r in range(row, row + a.size):
+    for r in range(row, row if is_sum(p) else row + a.size):
         finish_row(p, r * N + column, column, b.size)
 
 

@@ -11,6 +11,7 @@ from toynn._kernels.gemm._product cimport (
 cdef enum:
     PACKED = 1 << 14  # most floats of A that a thread packs on its stack (64 KB): they stay in L2
     USES = 3          # fewest panels of B for which packing A pays
+    AVX2 = 8          # V: there the tile reads rows of A at any distance as fast as packed ones
 
 cdef extern from "gemm.h" nogil:
     void tile_in_place "tn_tile" (
@@ -85,7 +86,7 @@ cdef inline void multiply_kept(
     cdef float* packed = aligned(buffer)
     cdef Py_ssize_t q, t, kc, longest = panel_floats(a, min(K, KC))
     cdef bint few = b.panels < USES or a.panels * longest > PACKED
-    cdef bint packs = a_kept == NULL and a.stride != 1 and not few
+    cdef bint packs = V != AVX2 and a_kept == NULL and a.stride != 1 and not few
     for t in range(blocks_of(K, KC)):
         kc = min(KC, K - t * KC)
         if packs:

@@ -155,16 +155,40 @@ cdef inline void multiply_tile(
         _multiply_as_floats(p, a, b, k, kc)
 
 
+cdef inline bint is_sum(const Product* p) noexcept nogil:
+    """Whether an element is finished when its sum is complete."""
+    return p.bias == NULL and p.y == p.c and p.activation == NONE
+
+
+cdef inline void _add_bias_gelu(
+    float* y, float* c, const float* bias, Py_ssize_t n, bint exact
+) noexcept nogil:
+    """c += bias, and y = gelu(c), in one pass; y is not c."""
+    cdef Py_ssize_t j
+    cdef float x
+    for j in range(n):
+        x = c[j] + bias[j]
+        c[j] = x
+        y[j] = gelu_exact(x) if exact else gelu_tanh(x)
+
+
 cdef inline void finish_row(
     const Product* p, Py_ssize_t at, Py_ssize_t column, Py_ssize_t n
 ) noexcept nogil:
     """Bias and activation for n elements of C from ``at`` on; their sums are complete."""
     cdef float* c = p.c + at
     cdef float* y = p.y + at
+    cdef const float* bias = p.bias + column
     cdef Py_ssize_t j
+    if p.bias != NULL and y != c and p.activation == GELU_TANH:
+        _add_bias_gelu(y, c, bias, n, False)
+        return
+    if p.bias != NULL and y != c and p.activation == GELU_EXACT:
+        _add_bias_gelu(y, c, bias, n, True)
+        return
     if p.bias != NULL:
         for j in range(n):
-            c[j] += p.bias[column + j]
+            c[j] += bias[j]
     if y != c:
         memcpy(y, c, n * sizeof(float))
     if p.activation == GELU_TANH:
@@ -183,7 +207,7 @@ cdef inline void finish(
     cdef Py_ssize_t column = panel_start(&p.b, b0), columns = panel_start(&p.b, b1) - column
     if p.squares != NULL:
         sum_tiles(p.squares, p.c, &p.a, &p.b, a0, a1, b0, b1)
-    if p.bias == NULL and p.y == p.c and p.activation == NONE:
+    if is_sum(p):
         return
     for i in range(panel_start(&p.a, a0), panel_start(&p.a, a1)):
         finish_row(p, i * p.b.size + column, column, columns)
