@@ -61,7 +61,11 @@ def run(arguments: Namespace) -> int:
     if encoder.task.kind != "vectors":
         raise ConfigError(f"--model {model}: it has a head of classes or scores, not vectors")
     prompt = encoder.sentences.prompts.get(arguments.prompt, arguments.prompt)
-    texts = read_texts(arguments.data, arguments.column)
+    try:
+        texts = read_texts(arguments.data, arguments.column)
+    except DataError as error:
+        missing = f"expected a column {arguments.column!r}" in str(error)
+        raise DataError(f"{error}{'; --column names another' * missing}") from error
     start = time.perf_counter()
     parts = []
     with tqdm(total=len(texts), unit=" texts", leave=False, disable=None) as bar:
@@ -83,7 +87,7 @@ def run(arguments: Namespace) -> int:
     print(fact("vectors", f"{len(vectors):,} of {vectors.shape[1]:,} numbers in {out}"))
     if encoder.cut:
         print(fact("cut", f"{encoder.cut:,} texts, to {encoder.longest:,} tokens"))
-    print(fact("time", f"{seconds:.1f} s, {len(texts) / seconds:,.0f} texts/s"))
+    print(fact("time", f"{seconds:.1f} s, {len(texts) / seconds:,.1f} texts/s"))
     return 0
 
 

@@ -28,7 +28,10 @@ def on_hub(text: str) -> bool:
 
 
 def path_or_name(text: str) -> Path:
-    """Return a model's path as typed. Raises ArgumentTypeError for a malformed hub name."""
+    """Return a model's path as typed.
+
+    Raises ArgumentTypeError for an empty text and a malformed hub name.
+    """
     return Path(model_name(text))
 
 
@@ -40,12 +43,14 @@ def model_name(text: str) -> str:
 def data_name(text: str) -> str:
     """Return a path of data as typed, perhaps with a weight.
 
-    Raises ArgumentTypeError for a malformed hub name.
+    Raises ArgumentTypeError for an empty text and a malformed hub name.
     """
     return _checked(text, lambda: hub.named(str(path_and_weight(text, "--data")[0]), data=True))
 
 
 def _checked(text: str, check: Callable[[], object]) -> str:
+    if not text:  # Path("") is the current folder, whose texts would be the data
+        raise ArgumentTypeError("expected a path (is a shell variable unset?); got ''")
     try:
         if on_hub(text):
             check()

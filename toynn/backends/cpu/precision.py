@@ -52,8 +52,8 @@ def automatic() -> tuple[str, str]:
     why = f"medium would not be faster: {_no_pairs()}"
     if share := _INT8.get(unit := matmul.multiplies_quads()):
         why += (
-            f". By frozen quantized weights --precision int8 ({unit}) took {share} of the time; "
-            "losses ended within 0.0007 of highest's, where seeds differ by 0.02"
+            f". Over a quantized base --precision int8 ({unit}) took {share} of the time; "
+            "losses ended within 0.0007 of those in highest, while seeds differ by 0.02"
         )
     return "highest", why
 
