@@ -24,6 +24,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -95,6 +96,10 @@ MORE = {
     op: ["--param=max-inline-insns-single=70"]
     for op in ("attention", "cached_attention", "experts", "matmul")
 }
+
+#: What Cython writes on top of its C, with folders in another order each time: were it compiled, a
+#: second `pip install`, whose Cython is newer than the first one's C, would compile it all again.
+METADATA = re.compile(rb"/\* BEGIN: Cython Metadata.*?END: Cython Metadata \*/\n", re.DOTALL)
 
 DIRECTIVES = {
     "language_level": 3,
@@ -266,9 +271,9 @@ def per_level(kernel: Extension, levels: dict[str, list[str]]) -> list[Extension
         for path in (folder, source.parent):
             path.mkdir(parents=True, exist_ok=True)
         (folder / "__init__.py").touch()
-        text = Path(kernel.sources[0]).read_bytes()
+        text = METADATA.sub(b"", Path(kernel.sources[0]).read_bytes(), 1)
         if not source.exists() or source.read_bytes() != text:
-            shutil.copyfile(kernel.sources[0], source)
+            source.write_bytes(text)
         built.append(
             Extension(
                 f"toynn._kernels.{level}.{op}",
