@@ -178,17 +178,16 @@ cdef inline void finish_row(
     """Bias and activation for n elements of C from ``at`` on; their sums are complete."""
     cdef float* c = p.c + at
     cdef float* y = p.y + at
-    cdef const float* bias = p.bias + column
     cdef Py_ssize_t j
     if p.bias != NULL and y != c and p.activation == GELU_TANH:
-        _add_bias_gelu(y, c, bias, n, False)
+        _add_bias_gelu(y, c, p.bias + column, n, False)
         return
     if p.bias != NULL and y != c and p.activation == GELU_EXACT:
-        _add_bias_gelu(y, c, bias, n, True)
+        _add_bias_gelu(y, c, p.bias + column, n, True)
         return
     if p.bias != NULL:
         for j in range(n):
-            c[j] += bias[j]
+            c[j] += p.bias[column + j]
     if y != c:
         memcpy(y, c, n * sizeof(float))
     if p.activation == GELU_TANH:
