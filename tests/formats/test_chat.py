@@ -351,7 +351,7 @@ def test_no_template(make):
 
 def test_without_jinja2(make, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ConfigError, match=r"jinja2 library.*pip install jinja2"):
+    with pytest.raises(ConfigError, match=r"jinja2 library.*pip install tokenizers .*jinja2"):
         make(CHATML).chat(TALK)
 
 

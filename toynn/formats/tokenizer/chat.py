@@ -40,7 +40,8 @@ def needed(library: str) -> Any:
         return import_module(library)
     except ImportError as error:
         raise ConfigError(
-            f"this needs the {library} library, which is not installed: pip install {library}"
+            f"this needs the {library} library, which is not installed: pip install tokenizers "
+            "sentencepiece jinja2, all that texts and chats need"
         ) from error
 
 
