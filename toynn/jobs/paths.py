@@ -49,7 +49,7 @@ def data_name(text: str) -> str:
 
 
 def _checked(text: str, check: Callable[[], object]) -> str:
-    if not text:  # Path("") is the current folder, whose texts would be the data
+    if text == "":  # Path("") is the current folder, whose texts would be the data
         raise ArgumentTypeError("expected a path (is a shell variable unset?); got ''")
     try:
         if on_hub(text):
