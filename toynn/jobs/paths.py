@@ -49,8 +49,8 @@ def data_name(text: str) -> str:
 
 
 def _checked(text: str, check: Callable[[], object]) -> str:
-    if text == "":  # Path("") is the current folder, whose texts would be the data
-        raise ArgumentTypeError("expected a path (is a shell variable unset?); got ''")
+    if not text:  # Path("") is the current folder, whose texts would be the data
+        raise ArgumentTypeError("must be a path; got '' (is a shell variable unset?)")
     try:
         if on_hub(text):
             check()
