@@ -545,7 +545,7 @@ def test_a_value_is_the_same_of_a_flag_of_a_file_and_of_python(
         ("lr", "x", "must be a number above 0"),
         ("batch", True, "must be a whole number from 1 to 2147483647; got True"),
         ("loss", "dp", "must be one of sft, dpo, orpo, kto; got 'dp'; did you mean dpo?"),
-        ("data", {}, "must be a path; got {}"),
+        ("data", {}, "must be a path, not empty; got {}"),
     ],
 )
 def test_a_wrong_value_is_refused_in_the_same_words(name, wrong, told, tmp_path, monkeypatch):

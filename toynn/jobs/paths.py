@@ -50,7 +50,7 @@ def data_name(text: str) -> str:
 
 def _checked(text: str, check: Callable[[], object]) -> str:
     if not text:  # Path("") is the current folder, whose texts would be the data
-        raise ArgumentTypeError("must be a path; got '' (is a shell variable unset?)")
+        raise ArgumentTypeError("must be a path, not empty; got ''")
     try:
         if on_hub(text):
             check()
