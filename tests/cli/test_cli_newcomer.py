@@ -45,7 +45,7 @@ SMALL = ["--steps", "4", "--warmup", "1", "--batch", "2", "--seq", "8", "--data"
         (["train", "lora", "--modle", "x"], "--modle (did you mean --model?); and the following"),
         (["generate", "--model", "x", "--promt", "a"], "--promt (did you mean --prompt?); and"),
         (["train", "gpt2", "--data", ""], "argument --data: must be a path, not empty; got ['']"),
-        (["generate", "-m", "", "-p", "a"], "argument -m/--model: must be a path, not empty; got ''"),
+        (["generate", "-m", "", "-p", "a"], "argument -m/--model: must be a path, not empty"),
         (["train", "lora", "--mask-prompt"], "--mask-prompt (prompts carry no loss anyway: leave"),
         (["train", "gpt2", "--eval_iters=20"], "--eval_iters (an evaluation reads all validation"),
         (
