@@ -17,6 +17,7 @@
 #define TN_HAS_WEIGHTS 1
 
 typedef int tn_bits __attribute__((vector_size(4 * TN_V)));
+typedef unsigned tn_whole __attribute__((vector_size(4 * TN_V))); /* sums beyond its range wrap around */
 
 /* The larger of each pair of numbers; y if one is NaN. */
 TN_INLINE tn_vec tn_larger(tn_vec x, tn_vec y) {
@@ -71,7 +72,7 @@ TN_INLINE tn_vec tn_exact_weight(tn_vec x) {
 #if TN_V == 16
     return (tn_vec)_mm512_scalef_ps((__m512)y, (__m512)n);
 #else
-    return y * (tn_vec)(((tn_bits)power << 23) + (127 << 23)); /* n is in the last bits of power */
+    return y * (tn_vec)(((tn_whole)power << 23) + (127U << 23)); /* n is in the last bits of power */
 #endif
 }
 
