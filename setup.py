@@ -97,8 +97,8 @@ MORE = {
     for op in ("attention", "cached_attention", "experts", "matmul")
 }
 
-#: What Cython writes on top of its C, with folders in another order each time: were it compiled, a
-#: second `pip install`, whose Cython is newer than the first one's C, would compile it all again.
+#: What Cython writes on top of its C. It lists folders in an order that changes, so a second `pip
+#: install`, whose Cython is newer than the first one's C, would compile the slowest modules again.
 METADATA = re.compile(rb"/\* BEGIN: Cython Metadata.*?END: Cython Metadata \*/\n", re.DOTALL)
 
 DIRECTIVES = {
