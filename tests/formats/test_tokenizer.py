@@ -468,7 +468,7 @@ def test_half_a_surrogate_pair_is_not_text(either):
 def test_a_missing_library_says_what_to_install(tmp_path, monkeypatch, library, write):
     path = write(tmp_path / "a.gguf")
     monkeypatch.setitem(__import__("sys").modules, library, None)
-    with pytest.raises(ConfigError, match=rf"{library} library.*pip install {library}"):
+    with pytest.raises(ConfigError, match=rf"{library} library.*pip install .*{library}"):
         Tokenizer.from_gguf(path)
 
 
