@@ -19,6 +19,7 @@ from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from inspect import get_annotations
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -170,7 +171,7 @@ class Option:
             return self.read(text)
         if self.words and text not in self.words:
             raise ArgumentTypeError(f"must be one of {', '.join(self.words)}; got {text!r}")
-        return text
+        return not_empty(text) if self.is_path else text
 
 
 def option(help: str = "", default: Any = MISSING, **more: Any) -> Any:
@@ -262,6 +263,18 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # -- What is read from a text ----------------------------------------------------------------------
+
+
+def not_empty(text: str) -> str:
+    """Return a path as typed. Raises ArgumentTypeError if it is empty."""
+    if not text:  # Path("") is the current folder; a shell's unset variable is ""
+        raise ArgumentTypeError("must be a path, not empty; got ''")
+    return text
+
+
+def typed_path(text: str) -> Path:
+    """Return the path of a file or folder as typed. Raises ArgumentTypeError if it is empty."""
+    return Path(not_empty(text))
 
 
 def whole(least: float, most: float = LARGEST) -> Callable[[str], int]:

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import tomllib
+from argparse import SUPPRESS, ArgumentTypeError
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,13 @@ from vocabs import bpe_file
 
 import toynn
 from toynn.cli import _parser, main
+from toynn.cli.completion import _parsers
 from toynn.engines import SequenceEngine
 from toynn.errors import DataError
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import ByteTokenizer
 from toynn.jobs import before_after
-from toynn.jobs.made import JOBS
+from toynn.jobs.made import JOBS, OPTIONS
 from toynn.jobs.peers import ADVICE, COMMANDS, FLAGS, VALUES
 from toynn.recipes import LoRA
 from toynn.train.folder import RunFolder
@@ -111,6 +113,28 @@ SMALL = ["--steps", "4", "--warmup", "1", "--batch", "2", "--seq", "8", "--data"
 def test_a_word_that_is_nearly_right(words, message, capsys):
     assert main(words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_no_path_is_empty(capsys):
+    """Path("") is the current folder, and an unset variable of the shell is empty."""
+    places = ("PATH", "FILE", "DIR", "FOLDER", "RUN")
+    checks = {
+        (name, action.dest): action.type
+        for name, parser in _parsers(_parser(), "toynn")
+        for action in parser._actions
+        if str(action.metavar).partition("[")[0] in places and not name.startswith("toynn train")
+    }
+    options = {(name, each.flag): each for name in JOBS for each in OPTIONS[name].values()}
+    checks |= {
+        name: each.check for name, each in options.items() if each.is_path and each.help != SUPPRESS
+    }
+    assert len(checks) > 50
+    for check in checks.values():
+        with pytest.raises(ArgumentTypeError, match="must be a path, not empty; got "):
+            check("")
+    for words in (["train", "--resume", ""], ["train", "gpt2", "--resume="]):
+        assert main(words) == 2
+        assert "--resume: expected the folder of a run after it" in capsys.readouterr().err
 
 
 def test_every_name_of_others_stands_for_one_of_our_own():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from toynn.formats.methods import Method
 from toynn.jobs.weighted import STRICT, path_and_weight
+from toynn.options import not_empty
 
 if TYPE_CHECKING:
     from toynn.formats.adapters import Adapter
@@ -24,7 +25,7 @@ class Weighted(NamedTuple):
 
 def weighted(text: str) -> Weighted:
     """Parse PATH or PATH:WEIGHT."""
-    path, weight = path_and_weight(text, "--adapter")
+    path, weight = path_and_weight(not_empty(text), "--adapter")
     return Weighted(path, 1.0 if weight is None else weight)
 
 

@@ -1,7 +1,6 @@
 """``toynn fuse`` and ``toynn export``: write a trained adapter or model in other formats."""
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import Any, get_args
 
 from toynn.cli._adapters import add_adapters
@@ -10,6 +9,7 @@ from toynn.cli._flags import MIXES_NEED, add, add_outtype
 from toynn.formats.methods import Method
 from toynn.jobs.paths import model_name
 from toynn.jobs.text_options import TOKENIZER
+from toynn.options import typed_path
 
 WRITERS = ("gguf", "peft", "hf")
 
@@ -43,7 +43,7 @@ def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> N
         "the rank (default cat)"
     )
     parser.add_argument("--method", choices=get_args(Method), default="cat", help=method)
-    parser.add_argument("--out", type=Path, required=True, metavar=kind, help=out)
+    parser.add_argument("--out", type=typed_path, required=True, metavar=kind, help=out)
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --out")
 
 

@@ -20,7 +20,7 @@ from toynn.errors import ConfigError
 from toynn.formats.files import write_atomically
 from toynn.jobs.options import PRECISION, THREADS
 from toynn.numerics.precision import PRECISIONS, set_float32_matmul_precision
-from toynn.options import names_of
+from toynn.options import names_of, typed_path
 
 if TYPE_CHECKING:  # the case table is imported only when it is needed
     from toynn.testing.limits import Limits
@@ -114,7 +114,9 @@ def add_parser(commands: Any) -> None:
     add(parser, THREADS)
     help_ = "precision of matrix products"
     add(parser, replace(PRECISION, words=PRECISIONS, help=help_))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
+    parser.add_argument(
+        "--json", type=typed_path, metavar="FILE", help="write the figures to a file too"
+    )
     parser.set_defaults(run=run, saves="json")
 
 

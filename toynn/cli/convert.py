@@ -3,13 +3,13 @@
 import sys
 from argparse import Namespace
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from toynn.cli._commands import add_command
 from toynn.cli._flags import MIXES_NEED, add, add_outtype
 from toynn.jobs.paths import local_path, model_file, path_or_name
 from toynn.jobs.text_options import TOKENIZER
+from toynn.options import typed_path
 from toynn.system.printing import WIDTH, columns, harmless
 
 
@@ -20,7 +20,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("folder", type=path_or_name, metavar="FOLDER", help=folder)
     add_outtype(parser, "f16", "matrices", "; norms and biases are f32 (default f16)")
     parser.epilog = MIXES_NEED
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="new .gguf file")
+    parser.add_argument(
+        "--out", type=typed_path, required=True, metavar="FILE", help="new .gguf file"
+    )
     add(parser, TOKENIZER)
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --out")
     parser.set_defaults(run=run, saves=True)

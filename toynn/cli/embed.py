@@ -15,7 +15,7 @@ from toynn.data.texts import TOKENS, read_texts
 from toynn.errors import ConfigError, DataError
 from toynn.jobs.options import BACKEND, PRECISION, THREADS
 from toynn.jobs.paths import local_path, path_or_name, text_model
-from toynn.options import RecipeOptions, whole
+from toynn.options import RecipeOptions, typed_path, whole
 from toynn.system.printing import fact
 
 FORMS = (".npy", ".jsonl", ".parquet")
@@ -28,9 +28,9 @@ def add_parser(commands: Any) -> None:
     add_ = parser.add_argument
     add_("-m", "--model", type=path_or_name, required=True, metavar="PATH", help=model)
     data = "texts: a line each (.txt), or the column text of .jsonl, .csv, .parquet, ..."
-    add_("--data", type=Path, required=True, metavar="FILE", help=data)
+    add_("--data", type=typed_path, required=True, metavar="FILE", help=data)
     out = f"the vectors: {', '.join(FORMS)}; the last two have the texts, too"
-    add_("--out", type=Path, required=True, metavar="FILE", help=out)
+    add_("--out", type=typed_path, required=True, metavar="FILE", help=out)
     add_("--column", default="text", metavar="NAME", help="column of the texts (default text)")
     prompt = "put TEXT before each text, such as 'query: '; or the name of a prompt of the model"
     add_("--prompt", default="", metavar="TEXT", help=prompt)

@@ -1,7 +1,6 @@
 """``toynn eval``: a model's perplexity, loss, accuracy, preferences, divergence from another."""
 
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 from toynn.cli._commands import add_command
@@ -14,7 +13,7 @@ from toynn.jobs.options import BACKEND, THREADS
 from toynn.jobs.paths import data_name, path_or_name
 from toynn.jobs.text_options import WINDOW, TextOptions
 from toynn.jobs.vit_options import TOP, ViTOptions
-from toynn.options import options_of, whole
+from toynn.options import options_of, typed_path, whole
 
 DATA = (
     "text (perplexity), examples as for training (loss of completions), multiple-choice questions "
@@ -46,7 +45,7 @@ def add_parser(commands: Any) -> None:
     add(parser, options_of(TextOptions)["columns"])
     add(parser, options_of(ClassifyOptions)["separator"])
     corpus = "for vectors: find --data's queries' relevant ids in this file of id and text"
-    parser.add_argument("--corpus", type=Path, metavar="FILE", help=corpus)
+    parser.add_argument("--corpus", type=typed_path, metavar="FILE", help=corpus)
     loss = "measure preferences: this loss, margins and accuracy"
     parser.add_argument("--loss", choices=KINDS, help=loss)
     for name in PARAMETERS:

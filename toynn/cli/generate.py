@@ -1,13 +1,12 @@
 """``toynn generate``: a model continues one text or many, or answers messages."""
 
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 from toynn.cli._commands import add_command
 from toynn.cli._flags import show_first
 from toynn.cli._writing import add_flags
-from toynn.options import whole
+from toynn.options import typed_path, whole
 
 
 def add_parser(commands: Any) -> None:
@@ -21,7 +20,7 @@ def add_parser(commands: Any) -> None:
         "file of prompts: a text per line, or .jsonl with prompt or messages; a pipe, or - for "
         "standard input, has texts. Prints a line of JSON for each."
     )
-    which.add_argument("--prompts", type=Path, metavar="FILE", help=prompts)
+    which.add_argument("--prompts", type=typed_path, metavar="FILE", help=prompts)
     samples = "continuations of each prompt, the first with --seed, the next with --seed + 1"
     parser.add_argument(
         "--num-samples", type=whole(1), default=1, metavar="N", help=f"{samples}, ... (default 1)"
@@ -35,7 +34,7 @@ def add_parser(commands: Any) -> None:
     logprobs = "add the log probability of each token, and of the N likeliest, to the JSON"
     parser.add_argument("--logprobs", type=whole(0), metavar="N", help=logprobs)
     out = "new file for the lines of JSON"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
+    parser.add_argument("--out", type=typed_path, metavar="FILE", help=out)
     first = ("model", "adapter", "prompt", "prompts", "max_tokens", "temp", "chat")
     show_first(parser, first, 'toynn generate --adapter runs/chats --prompt "Once upon"')
     parser.set_defaults(run=run, saves="out")

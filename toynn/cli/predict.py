@@ -1,14 +1,13 @@
 """``toynn predict --model RUN FILE...``: classes of pictures or texts, with probabilities."""
 
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 from toynn.cli._commands import add_command
 from toynn.cli._flags import add
 from toynn.jobs.options import BACKEND, THREADS
 from toynn.jobs.text_options import RowOptions
-from toynn.options import options_of, whole
+from toynn.options import not_empty, options_of, typed_path, whole
 
 
 def add_parser(commands: Any) -> None:
@@ -18,12 +17,12 @@ def add_parser(commands: Any) -> None:
         "run folder of `toynn train vit` or classify; a .safetensors file with timm's names; a "
         "folder or GGUF file of a classifier of texts"
     )
-    parser.add_argument("-m", "--model", required=True, type=Path, metavar="RUN", help=model)
+    parser.add_argument("-m", "--model", required=True, type=typed_path, metavar="RUN", help=model)
     files = (
         "picture files, or folders with pictures at any depth; of texts: .txt (a text a line), "
         ".csv, .jsonl, .parquet, .conll"
     )
-    parser.add_argument("files", nargs="*", metavar="FILE", help=files)
+    parser.add_argument("files", nargs="*", type=not_empty, metavar="FILE", help=files)
     text = "classify this text; may be given several times"
     parser.add_argument("--text", action="append", default=[], metavar="TEXT", help=text)
     add(parser, options_of(RowOptions)["columns"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from toynn.cli._commands import add_command
 from toynn.errors import ConfigError
+from toynn.options import typed_path
 from toynn.system.printing import counted, harmless
 
 if TYPE_CHECKING:  # the case table is imported only when it is needed
@@ -46,7 +47,7 @@ def add_parser(commands: Any) -> None:
     which = "puzzles by number or name: 7 or rope"
     parser.add_argument("puzzles", nargs="*", metavar="PUZZLE", help=which)
     where = f"folder of your answers (default {FOLDER})"
-    parser.add_argument("--dir", type=Path, default=FOLDER, metavar="DIR", help=where)
+    parser.add_argument("--dir", type=typed_path, default=FOLDER, metavar="DIR", help=where)
     parser.add_argument("--spoil", action="store_true", help="confirm: print the solution")
     parser.set_defaults(run=run)
 

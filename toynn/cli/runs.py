@@ -12,6 +12,7 @@ from typing import Any
 from toynn.cli._commands import add_command
 from toynn.errors import ConfigError, DataError
 from toynn.jobs import peers
+from toynn.options import typed_path
 from toynn.runs import Record, write_report
 from toynn.runs.record import METRICS
 from toynn.runs.series import PLAIN, series
@@ -35,13 +36,13 @@ def add_parser(commands: Any) -> None:
     """Add the commands to the parser's commands."""
     parser = add_command(commands, "runs")
     where = "run folders, or folders that contain some (default runs)"
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help=where)
+    parser.add_argument("folders", nargs="*", type=typed_path, metavar="FOLDER", help=where)
     parser.add_argument("--sort", choices=SORTS, default="name", help="sort by this (default name)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each run")
     parser.set_defaults(run=run_runs)
 
     parser = add_command(commands, "plot")
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
+    parser.add_argument("folders", nargs="+", type=typed_path, metavar="RUN", help="run folders")
     what = (
         f"curves to plot: {', '.join(NAMES)}, or any other figure of metrics.jsonl by its name "
         "there (default: loss and val)"
@@ -53,7 +54,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run_plot)
 
     parser = add_command(commands, "report")
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
+    parser.add_argument("folders", nargs="+", type=typed_path, metavar="RUN", help="run folders")
     parser.set_defaults(run=run_report, saves=True)
 
 

@@ -12,7 +12,7 @@ from toynn.cli._commands import add_command
 from toynn.cli._flags import add, show_first
 from toynn.errors import ConfigError
 from toynn.jobs.made import OPTIONS, without_file
-from toynn.options import names_of
+from toynn.options import names_of, typed_path
 from toynn.system.printing import harmless, size
 
 NONE, XOR = "none", "xor"
@@ -61,8 +61,10 @@ def add_parser(commands: Any) -> None:
     chosen: Any = parser.add_argument("what", metavar="WHAT", help=what)
     chosen.words = (XOR, *recipes)
     page = "write a page that shows graph, memory and numbers (default: print a table)"
-    parser.add_argument("--html", type=Path, metavar="FILE", help=page)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the step as JSON, too")
+    parser.add_argument("--html", type=typed_path, metavar="FILE", help=page)
+    parser.add_argument(
+        "--json", type=typed_path, metavar="FILE", help="write the step as JSON, too"
+    )
     time = "take steps, and show the time of each call beside its roofline (about 10 s)"
     parser.add_argument("--time", action="store_true", help=time)
     values = "show the numbers before and after each call of a small step"

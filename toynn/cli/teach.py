@@ -3,7 +3,6 @@
 import time
 from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from toynn.cli._commands import add_command
@@ -12,7 +11,7 @@ from toynn.errors import ConfigError
 from toynn.jobs.lora_options import LoRAOptions
 from toynn.jobs.options import PRECISION, THREADS
 from toynn.jobs.text_options import TOKENIZER
-from toynn.options import options_of, real, whole
+from toynn.options import options_of, real, typed_path, whole
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, size
 
@@ -30,7 +29,7 @@ def add_parser(commands: Any) -> None:
     model = replace(known["model"], help="the teacher: a GGUF file, folder or hf:OWNER/NAME")
     add(parser, model, required=True)
     out = "the file; FILE.partial until it is complete, from which the same command continues"
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=out)
+    parser.add_argument("--out", type=typed_path, required=True, metavar="FILE", help=out)
     more: dict[str, dict[str, Any]] = {"data": {"required": True}, "batch": {"default": 8}}
     for name in READ:
         add(parser, known[name], **more.get(name, {}))

@@ -10,7 +10,7 @@ from toynn.cli._commands import add_command
 from toynn.errors import ConfigError
 from toynn.jobs.paths import data_name, local_data
 from toynn.jobs.text_options import DATA
-from toynn.options import whole
+from toynn.options import typed_path, whole
 from toynn.system.printing import fact
 
 
@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
     size = "number of tokens: bytes, merges and special tokens (default 4096)"
     add_("--vocab-size", type=whole(1), default=4096, metavar="N", help=size)
     out = "new folder, which AutoTokenizer loads"
-    add_("--out", type=Path, required=True, metavar="FOLDER", help=out)
+    add_("--out", type=typed_path, required=True, metavar="FOLDER", help=out)
     parser.set_defaults(run=run, saves=True)
 
 

@@ -110,15 +110,14 @@ def _renamed(word: str, names: Mapping[str, str]) -> str:
 def _value_of(words: Sequence[str], option: str) -> str | None:
     """Return an option's value as argparse takes it: the last one wins.
 
-    Raises ConfigError if the option is the last word.
+    Raises ConfigError if no value, or an empty one, is typed.
     """
     value = None
     for word, following in zip(words, [*words[1:], None], strict=False):
-        if word == option:
-            if following is None:
+        name, sign, text = word.partition("=")
+        if name == option:
+            value = text if sign else following
+            if not value:
                 wanted = "the folder of a run" if option == "--resume" else "a file"
                 raise ConfigError(f"{option}: expected {wanted} after it; got none")
-            value = following
-        elif word.startswith(f"{option}="):
-            value = word.partition("=")[2]
     return value

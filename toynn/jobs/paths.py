@@ -9,6 +9,7 @@ from toynn.errors import ConfigError, DataError
 from toynn.formats import hub
 from toynn.formats.objects import CONFIG, PEFT_CONFIG, read_object
 from toynn.jobs.weighted import path_and_weight
+from toynn.options import not_empty
 from toynn.system.reading import read_bytes
 
 #: Takes a label and a line about a download.
@@ -49,10 +50,8 @@ def data_name(text: str) -> str:
 
 
 def _checked(text: str, check: Callable[[], object]) -> str:
-    if not text:  # Path("") is the current folder, whose texts would be the data
-        raise ArgumentTypeError("must be a path, not empty; got ''")
     try:
-        if on_hub(text):
+        if on_hub(not_empty(text)):
             check()
     except ConfigError as error:
         raise ArgumentTypeError(str(error)) from error
