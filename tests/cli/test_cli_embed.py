@@ -36,7 +36,7 @@ def test_vectors_come_in_the_order_of_the_file(here, capsys):
     quoted = ['"' + text.replace('"', '""') + '"' for text in TEXTS]
     (here / "a.csv").write_text("n,what\n" + "".join(f"1,{text}\n" for text in quoted))
     (here / "a.txt").write_text("".join(text.replace("\n", " ") + "\r\n" for text in TEXTS))
-    for name, more in (("a.jsonl", ()), ("a.csv", ("--column", "what")), ("a.txt", ())):
+    for name, more in (("a.jsonl", ()), ("a.csv", ("--columns", "text=what")), ("a.txt", ())):
         assert embed("--data", name, "--overwrite", "--batch", 25, *more) == 0
         assert np.load("v.npy").tobytes() == expected.tobytes()
         out = capsys.readouterr().out.splitlines()
@@ -61,7 +61,7 @@ def test_a_prompt_is_a_text_or_a_name(prompt, here):
     ("content", "more", "message"),
     [
         ("text\ncat\n \n", (), "a.csv:3 (row 2): text: expected a text; got an empty one"),
-        ("what\ncat\n", (), "a.csv:2 (row 1): expected a column 'text'; got 'what'; --column"),
+        ("what\ncat\n", (), "a.csv:2 (row 1): expected a column 'text'; got 'what'; --columns text=..."),
         ("text\n", (), "a.csv: expected texts; it has none"),
         (b"text\n\xff\n", (), "a.csv:2: not UTF-8 text"),
         ("text\ncat\n", ("--out", "v.npz"), "expected one of .npy, .jsonl, .parquet"),

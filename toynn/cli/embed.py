@@ -3,6 +3,7 @@
 import json
 import time
 from argparse import Namespace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from toynn.data.texts import TOKENS, read_texts
 from toynn.errors import ConfigError, DataError
 from toynn.jobs.options import BACKEND, PRECISION, THREADS
 from toynn.jobs.paths import local_path, path_or_name, text_model
-from toynn.options import RecipeOptions, typed_path, whole
+from toynn.jobs.text_options import RowOptions, columns_of
+from toynn.options import RecipeOptions, options_of, typed_path, whole
 from toynn.system.printing import fact
 
 FORMS = (".npy", ".jsonl", ".parquet")
@@ -27,11 +29,12 @@ def add_parser(commands: Any) -> None:
     model = "a Hugging Face or sentence-transformers folder, a .gguf file or hf:OWNER/NAME"
     add_ = parser.add_argument
     add_("-m", "--model", type=path_or_name, required=True, metavar="PATH", help=model)
-    data = "texts: a line each (.txt), or the column text of .jsonl, .csv, .parquet, ..."
+    data = "texts: a line each (.txt), or the field text of .jsonl, .csv, .parquet, ..."
     add_("--data", type=typed_path, required=True, metavar="FILE", help=data)
     out = f"the vectors: {', '.join(FORMS)}; the last two have the texts, too"
     add_("--out", type=typed_path, required=True, metavar="FILE", help=out)
-    add_("--column", default="text", metavar="NAME", help="column of the texts (default text)")
+    columns = "map the field text to a column of the data: text=answer"
+    add(parser, replace(options_of(RowOptions)["columns"], help=columns))
     prompt = "put TEXT before each text, such as 'query: '; or the name of a prompt of the model"
     add_("--prompt", default="", metavar="TEXT", help=prompt)
     batch = f"most tokens that are computed at once (default {TOKENS})"
@@ -62,10 +65,10 @@ def run(arguments: Namespace) -> int:
         raise ConfigError(f"--model {model}: it has a head of classes or scores, not vectors")
     prompt = encoder.sentences.prompts.get(arguments.prompt, arguments.prompt)
     try:
-        texts = read_texts(arguments.data, arguments.column)
+        texts = read_texts(arguments.data, columns_of(arguments.columns))
     except DataError as error:
-        missing = f"expected a column {arguments.column!r}" in str(error)
-        raise DataError(f"{error}{'; --column names another' * missing}") from error
+        missing = "expected a column" in str(error)
+        raise DataError(f"{error}{'; --columns text=... names another' * missing}") from error
     start = time.perf_counter()
     parts = []
     with tqdm(total=len(texts), unit=" texts", leave=False, disable=None) as bar:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -22,22 +23,23 @@ TOKENS = 4096  # the most tokens in one pass of an encoder, unless one text has 
 NAMES = {"role", "from"}  # fields of a message that say whose it is
 
 
-def read_texts(path: Path, column: str = "text") -> list[str]:
-    """Return the texts of a file: its lines (.txt, .md), or a column of its rows.
+def read_texts(path: Path, columns: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Return the texts of a file: its lines (.txt, .md), or the field text of its rows.
 
-    Raises DataError, with the line, for a text that is missing or blank; for a file without texts.
+    ``columns`` may name another column for it. Raises DataError, with the line, for a text that is
+    missing or blank; for a file without texts.
     """
-    texts = []
+    texts, columns = [], {"text": "text", **columns}
     if kind_of(path) in TEXTS and path.is_file():
         lines = "".join(blocks(path)).replace("\r\n", "\n").removesuffix("\n").split("\n")
-        records: Any = enumerate(({column: line} for line in lines), 1)
+        records: Any = enumerate(({"text": line} for line in lines), 1)
     else:
-        records = rows(path, silent, {"text": column})
+        records = rows(path, silent, columns)
     for place, row in records:
-        where, key = where_of(path, place), "text" if "text" in row else column
-        if not string_of(where, row, key, empty=True).strip():
-            raise DataError(f"{where}: {column}: expected a text; got an empty one")
-        texts.append(row[key])
+        where = where_of(path, place)
+        if not string_of(where, row, "text", empty=True).strip():
+            raise DataError(f"{where}: {columns['text']}: expected a text; got an empty one")
+        texts.append(row["text"])
     if not texts:
         raise DataError(f"{path}: expected texts; it has none")
     return texts
