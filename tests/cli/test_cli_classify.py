@@ -119,7 +119,10 @@ def test_classes(more, here, capsys):
     assert trained(*COLUMNS, *more) == 0
     printed = capsys.readouterr().out
     assert re.search(r"classes     cat 1\d, dog 1\d\n", printed) and "head        new" in printed
-    assert "macro f1 1.0000" in printed and "best by macro-f1" in printed
+    for name in ("macro-f1 1.000  accuracy", ", macro-f1 1.0000, ", "best by macro-f1"):
+        assert name in printed  # as --metric takes it
+    assert main(["eval", "--model", "run", "--data", "kinds.csv", *COLUMNS]) == 0
+    assert "\nmacro-f1    1.0000\n" in capsys.readouterr().out
     found = figures(capsys, "--data", "kinds.csv", *COLUMNS)
     assert found["accuracy"] == found["macro_f1"] == found["matthews"] == 1
     assert found["confusion"] == [[18, 0], [0, 18]] and found["classes"] == ["cat", "dog"]

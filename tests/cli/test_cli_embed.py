@@ -61,7 +61,11 @@ def test_a_prompt_is_a_text_or_a_name(prompt, here):
     ("content", "more", "message"),
     [
         ("text\ncat\n \n", (), "a.csv:3 (row 2): text: expected a text; got an empty one"),
-        ("what\ncat\n", (), "a.csv:2 (row 1): expected a column 'text'; got 'what'; --columns text=..."),
+        (
+            "what\ncat\n",
+            (),
+            "a.csv:2 (row 1): expected a column 'text'; got 'what'; --columns text=",
+        ),
         ("text\n", (), "a.csv: expected texts; it has none"),
         (b"text\n\xff\n", (), "a.csv:2: not UTF-8 text"),
         ("text\ncat\n", ("--out", "v.npz"), "expected one of .npy, .jsonl, .parquet"),

@@ -242,7 +242,7 @@ def test_a_student_comes_nearer_to_its_teacher(files, capsys):
     assert found[-1] < 0.7 * found[0]
     said = " ".join(capsys.readouterr().out.split())
     assert "(the best by reverse-kl" in said and "part of a token's advantage" in said
-    assert "held-out reverse KL" in said and "reward" not in said
+    assert "held-out reverse-kl" in said and "reward" not in said
     page = (files / "run" / "report.html").read_text()
     assert "reverse KL divergence from the teacher" in page
 

@@ -207,7 +207,7 @@ FIGURES = {
     "val_rewards/margins": "margins",
     "logps/chosen": "chosen",
     "val_accuracy": "accuracy",
-    "val_accuracy/normalized": "normalized",
+    "val_accuracy/normalized": "accuracy-normalized",
     "val_text/perplexity": "perplexity",
     "val_stop/loss": "stop",
     "val_rest/loss": "rest",
@@ -235,6 +235,11 @@ def figures(runs):
 def test_whatever_is_logged_can_be_plotted(figures, name, capsys):
     assert main(["plot", "runs/one", "--what", name]) == 0
     assert legend(capsys.readouterr().out)[0] == f"* one {name}"
+
+
+@pytest.mark.parametrize("name", set(METRICS) - {"loss", "perplexity"})
+def test_a_metric_has_the_name_that_chooses_by_it(name):
+    assert series(f"val_{METRICS[name][0]}").short == name
 
 
 @needs_plotext

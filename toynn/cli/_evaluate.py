@@ -36,9 +36,8 @@ OF_TEXT = ("adapter", "tokenizer", "seq", "loss", *NOT_OF_LOSS, *OF_LOSS)
 OF_PICTURES = ("top", "skip_unreadable")
 OF_ENCODER = ("columns", "separator", "corpus")
 #: Figures of a classifier of texts, and what they are called.
-FIGURES = {name: name.replace("_", " ") for name in ("accuracy", "matthews", "spearman")}
-FIGURES |= {"macro_f1": "macro F1", "micro_f1": "micro F1", "f1": "entity F1"}
-FIGURES |= {"precision": "precision", "recall": "recall"}
+FIGURES = {name: name for name in ("accuracy", "matthews", "spearman", "precision", "recall")}
+FIGURES |= {"macro_f1": "macro-f1", "micro_f1": "micro-f1", "f1": "entity-f1"}
 
 
 def evaluate(arguments: Namespace) -> int:

@@ -21,6 +21,7 @@ from toynn.jobs.paths import text_model
 from toynn.jobs.teacher import check_alone
 from toynn.models.encoder import LABELS
 from toynn.recipes import Classifier
+from toynn.runs.series import series
 from toynn.system.platform import in_shell
 from toynn.system.printing import fact, harmless
 from toynn.train import classify
@@ -213,7 +214,7 @@ class ClassifyJob(EncoderJob):
         return {**figures, WHOLE: pairs_of(self.problem, batch, outputs, self.classes)}
 
     def joined(self, measured: Sequence[Any]) -> Mapping[str, float]:
-        """Return macro F1 and what else is of all texts together."""
+        """Return macro-f1 and what else is of all texts together."""
         return classify.joint(self.problem, measured, len(self.classes))
 
     def show(self, folder: RunFolder, result: Result) -> str:
@@ -230,8 +231,7 @@ class ClassifyJob(EncoderJob):
             print(harmless(classify.confusion_text(matrix, self.classes)))
             print("---")
             figures = {"accuracy": float((labels == decisions).mean()), **figures}
-        said = (f"{n.rpartition('/')[2].replace('_', ' ')} {x:.4f}" for n, x in figures.items())
-        return ", ".join(said)
+        return ", ".join(f"{series(name).short} {x:.4f}" for name, x in figures.items())
 
     def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
         """Yield commands that try the classifier."""

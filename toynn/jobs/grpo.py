@@ -27,6 +27,7 @@ from toynn.jobs.text_options import columns_of
 from toynn.options import RecipeOptions
 from toynn.recipes import GRPO
 from toynn.rewards import Rewards, identity
+from toynn.runs.series import series
 from toynn.system.printing import counted, fact, harmless, print_line
 from toynn.train.folder import RunFolder, Value
 from toynn.train.state import Figures, Result
@@ -280,11 +281,11 @@ class GRPOJob(AdapterJob):
         folder.write_sample(text)
         print(f"--- greedy samples ---\n{harmless(text)}\n---")
         told = []
-        for name, what in (("rewards/mean", "reward"), ("teacher/reverse_kl", "reverse KL")):
-            found = _measured(f"val_{name}", result)
+        for name in ("rewards/mean", "teacher/reverse_kl"):
+            found, called = _measured(f"val_{name}", result), series(name).short
             if result.best_iteration in found:
                 first = f", {found[0]:.4f} before training" if 0 in found else ""
-                told.append(f"held-out {what} {found[result.best_iteration]:.4f}{first}")
+                told.append(f"held-out {called} {found[result.best_iteration]:.4f}{first}")
         return "; ".join(told)
 
     def kept(self, by: str, result: Result) -> str:

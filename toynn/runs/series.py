@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 HELD_OUT = "val_"
 PER_SECOND = "_per_second"
-#: Short names that differ from the field's last word.
+#: Short names that differ from the field's last word. Those of metrics are what --metric takes.
 SHORT = {
     "train_loss": "loss",
     "val_loss": "val",
@@ -18,6 +18,15 @@ SHORT = {
     "peak_memory": "memory",
     "stop/loss": "stop",
     "rest/loss": "rest",
+    "accuracy/normalized": "accuracy-normalized",
+    "rewards/mean": "reward",
+    "teacher/reverse_kl": "reverse-kl",
+    "classes/macro_f1": "macro-f1",
+    "classes/micro_f1": "micro-f1",
+    "entities/f1": "entity-f1",
+    "retrieval/ndcg@10": "ndcg",
+    "retrieval/mrr@10": "mrr",
+    "retrieval/recall@10": "recall",
 }
 #: Plain names, by the field without "val_".
 PLAIN = {
@@ -30,11 +39,11 @@ PLAIN = {
     "stop/loss": "loss of stop tokens",
     "rest/loss": "loss of all other tokens",
     "text/perplexity": "perplexity",
-    "classes/macro_f1": "macro F1",
-    "classes/micro_f1": "micro F1",
+    "classes/macro_f1": "macro-f1",
+    "classes/micro_f1": "micro-f1",
     "classes/matthews": "Matthews' correlation",
     "numbers/spearman": "Spearman's correlation",
-    "entities/f1": "F1 of entities",
+    "entities/f1": "entity-f1",
     "retrieval/ndcg@10": "NDCG at 10",
     "retrieval/mrr@10": "MRR at 10",
     "retrieval/recall@10": "recall at 10",
@@ -107,6 +116,5 @@ def series(field: str) -> Series:
     plain = PLAIN.get(family)
     if plain is None:
         plain = f"loss of {last}" if slash and group == "loss" else family.replace("_", " ")
-    return Series(
-        field, family, SHORT.get(field, SHORT.get(family, last or family)), plain, held_out
-    )
+    short = SHORT.get(field, SHORT.get(family, last or family))
+    return Series(field, family, short, plain, held_out)

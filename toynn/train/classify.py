@@ -1,8 +1,8 @@
 """The quality of a classifier: figures of a batch and of all labels, and a confusion matrix.
 
-    classes, several    accuracy, macro F1, Matthews' correlation; micro F1
+    classes, several    accuracy, macro-f1, Matthews' correlation; micro-f1
     number              mean squared error, Spearman's rank correlation
-    tokens              F1 of whole entities: their words and their kind must be right
+    tokens              entity-f1, of whole entities: their words and their kind must be right
 
 An entity is a longest run of tags of one kind: B- and S- begin one, E- and S- end one, and I-
 begins one where no entity of its kind can go on. Such runs are what seqeval counts by default.

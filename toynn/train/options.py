@@ -6,7 +6,8 @@ from typing import Literal
 from toynn.errors import ConfigError
 from toynn.options import check_fields, names_of, option, real, whole
 
-#: Metrics that can choose the best weights: the figure, and whether more is better.
+#: Metrics that can choose the best weights: the figure, and whether more is better. Output names a
+#: figure as its metric: see ``toynn.runs.series``.
 METRICS = {
     "loss": ("loss", False),
     "perplexity": ("loss", False),

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
+from toynn.runs.series import series
 from toynn.system.printing import Lenient, columns, duration, harmless, size
 from toynn.train.metrics import Report
 
@@ -22,7 +23,7 @@ DROPPED = (
     *("filled", "examples", "norm", "epoch", "speed", "lr"),
     *("top", "stop", "perplexity", "kl", "accuracy", "f1", "ETA", "length", "flat"),
 )
-F1 = ("val_entities/f1", "val_classes/macro_f1")
+F1 = ("entities/f1", "classes/macro_f1")  # a run has one of them
 
 
 def _words(report: Report, unit: str, epochs: float | None, eta: float | None, room: int) -> str:
@@ -32,16 +33,17 @@ def _words(report: Report, unit: str, epochs: float | None, eta: float | None, r
     """
     figures = report.figures or {}
     with_loss = "" if report.learned_tokens is None else " with loss"
+    f1 = next((name for name in F1 if f"val_{name}" in figures), F1[0])
     forms = {
         "loss": ("loss {:.4f}", report.train_loss),
         "val": ("val {:.4f}", report.val_loss),
         "reward": ("reward {:.3f}", figures.get("rewards/mean")),
         "held out": ("val reward {:.3f}", figures.get("val_rewards/mean")),
-        "teacher": ("reverse KL {:.4f}", figures.get("teacher/reverse_kl")),
+        "teacher": ("reverse-kl {:.4f}", figures.get("teacher/reverse_kl")),
         "flat": ("flat {:.0%}", figures.get("rewards/flat_groups")),
         "length": ("length {:.0f}", figures.get("samples/length")),
         "stop": ("stop {:.4f}", figures.get("val_stop/loss")),
-        "f1": ("F1 {:.3f}", next((figures[each] for each in F1 if each in figures), None)),
+        "f1": (series(f1).short + " {:.3f}", figures.get(f"val_{f1}")),
         "accuracy": ("accuracy {:.1%}", report.val_accuracy),
         "perplexity": ("perplexity {:.2f}", figures.get("val_text/perplexity")),
         "kl": ("kl {:.4f}", figures.get("val_base/kl", figures.get("val_teacher/forward_kl"))),
