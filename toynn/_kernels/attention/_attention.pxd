@@ -17,13 +17,16 @@ from toynn._kernels.gemm._gemm cimport copy_tile, multiply_kept
 from toynn._kernels.gemm._loops cimport multiply_panels
 from toynn._kernels.gemm._product cimport (
     FLOATS, Form, KC, LINE, MR, NR, Operand, V, aligned, blocks_of, floats_at, pack, pack_as,
-    panel_floats, panel_start, steps,
+    panel_floats, panel_start, resize, steps,
 )
 
 cdef extern from "gemm.h" nogil:
     void transpose "tn_transpose" (
         float* y, Py_ssize_t y_k, const float* x, Py_ssize_t x_row, Py_ssize_t rows
     ) noexcept
+
+cdef enum:
+    STRIPPED = BLOCK * KC  # most floats of a side that is packed for the strips of one block
 
 cdef extern from "rows.h" nogil:
     bint HAS_WEIGHTS "TN_HAS_WEIGHTS"
@@ -184,23 +187,36 @@ cdef inline void _multiply_rounded(
             copy_tile(y + row * ldy + q * NR, ldy, tile, NR, n, columns, add)
 
 
+cdef inline Panels _panels(
+    float* room, const Panels* kept, const Sizes* s, Operand side, Py_ssize_t K, bint several
+) noexcept nogil:
+    """A side of products: packed once here, if it is not kept and several strips read it."""
+    pack_as(&side, _form(s))
+    if kept.at != NULL or not several or side.panels * panel_floats(&side, K) > STRIPPED or K > KC:
+        return kept[0]
+    return _keep(&room, s, side, K)
+
+
 cdef inline void _products_of_rows(
     float* p, const Sizes* s, const Block* b, const float* x, Py_ssize_t ldx, const Panels* x_kept,
     const float* y, Py_ssize_t ldy, const Panels* y_kept, Py_ssize_t width,
 ) noexcept nogil:
     """p = x . y for the block's rows of x (one per query) and of y (one per key)."""
+    cdef float buffer[STRIPPED + LINE]
     cdef Py_ssize_t strip = strip_size(s, b), t, first, n
-    cdef Operand queries, keys
+    cdef Operand queries, keys = floats_at(
+        y + b.j * ldy, b.columns, 1 if s.cached else ldy, BLOCK if s.cached else 1, False
+    )
+    cdef Panels kept = _panels(
+        aligned(buffer), y_kept, s, keys, width, strip < b.rows and not s.cached
+    )
     for t in range(blocks_of(b.rows, strip)):
         first = t * strip
         n = min(strip, b.rows - first)
         queries = floats_at(x + (b.i + first) * ldx, n, ldx, 1, True)
-        keys = floats_at(
-            y + b.j * ldy, strip_end(s, b, first), 1 if s.cached else ldy,
-            BLOCK if s.cached else 1, False,
-        )
+        resize(&keys, strip_end(s, b, first))
         _multiply(
-            p + first * WIDTH, WIDTH, s, queries, x_kept.at if n == b.rows else NULL, keys, y_kept,
+            p + first * WIDTH, WIDTH, s, queries, x_kept.at if n == b.rows else NULL, keys, &kept,
             width, False,
         )
 
@@ -213,22 +229,26 @@ cdef inline void _add_rows(
 
     If products are in place, p is rounded along its rows.
     """
+    cdef float buffer[STRIPPED + LINE]
     cdef Py_ssize_t strip = strip_size(s, b), t, first, n
     cdef Operand weights, keys = floats_at(
         x + b.j * ldx, width, BLOCK if shared else 1, 1 if shared else ldx, False
+    )
+    cdef Panels kept = _panels(
+        aligned(buffer), x_kept, s, keys, b.columns, strip < b.rows and s.rounded != NULL
     )
     for t in range(blocks_of(b.rows, strip)):
         first = t * strip
         n = min(strip, b.rows - first)
         if _in_place(s):
             _multiply_rounded(
-                y.y + first * y.ld, y.ld, s, p + first * WIDTH, n, WIDTH, 1, keys, x_kept,
+                y.y + first * y.ld, y.ld, s, p + first * WIDTH, n, WIDTH, 1, keys, &kept,
                 strip_end(s, b, first), add,
             )
             continue
         weights = floats_at(p + first * WIDTH, n, WIDTH, 1, True)
         _multiply(
-            y.y + first * y.ld, y.ld, s, weights, NULL, keys, x_kept, strip_end(s, b, first), add
+            y.y + first * y.ld, y.ld, s, weights, NULL, keys, &kept, strip_end(s, b, first), add
         )
 
 
@@ -240,24 +260,29 @@ cdef inline void _add_columns(
 
     If products are in place, p is rounded across its rows.
     """
+    cdef float buffer[STRIPPED + LINE]
     cdef Py_ssize_t strip = strip_size(s, b), t, first, n, above
-    cdef Operand weights, queries
-    cdef Panels none = Panels(NULL, 0)
+    cdef Operand weights, queries = floats_at(x + b.i * ldx, width, 1, ldx, False)
+    cdef Panels kept = _panels(
+        aligned(buffer), x_kept, s, queries, b.rows, strip < b.columns and s.rounded != NULL
+    ), below
     for t in range(blocks_of(b.columns, strip)):
         first = t * strip
         above = max(0, b.j + first - s.past - b.i) if s.causal else 0  # rows that see no such key
         n = min(strip, b.columns - first)
-        queries = floats_at(x + (b.i + above) * ldx, width, 1, ldx, False)
+        queries.x = x + (b.i + above) * ldx
+        below = kept
+        if kept.at != NULL:
+            below.at += above // _form(s).terms * _form(s).b.step
         if _in_place(s):
             _multiply_rounded(
                 y.y + first * y.ld, y.ld, s, p + above // s.rounded.terms * WIDTH + first, n, 1,
-                WIDTH, queries, x_kept if above == 0 else &none, b.rows - above, add,
+                WIDTH, queries, &below, b.rows - above, add,
             )
             continue
         weights = floats_at(p + above * WIDTH + first, n, 1, WIDTH, True)
         _multiply(
-            y.y + first * y.ld, y.ld, s, weights, NULL, queries, x_kept if above == 0 else &none,
-            b.rows - above, add,
+            y.y + first * y.ld, y.ld, s, weights, NULL, queries, &below, b.rows - above, add,
         )
 
 

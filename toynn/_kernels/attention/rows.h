@@ -6,12 +6,13 @@
 #include <float.h>
 #include <math.h>
 #include "gemm.h"
+#include "tiles.h"
 #if TN_V >= 8
 #include <immintrin.h>
 #endif
 
-/* Queries of a strip: see _visible.pxd. A tile of AVX2 has 6 rows, so that 16 make three tiles. */
-#define TN_STRIP (TN_V == 8 ? 16 : 32)
+/* Queries of a strip: see _visible.pxd. A step of tiles has 32 rows and 32 terms. */
+#define TN_STRIP (TN_HAS_TILES ? 32 : 16)
 
 #ifdef TN_SHUFFLES
 #define TN_HAS_WEIGHTS 1
