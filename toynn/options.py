@@ -412,6 +412,9 @@ class RecipeOptions:
     checkpointing
         Whether the backward pass recomputes the activations of each block instead of keeping them:
         less memory, the same results, about one forward pass more work.
+    keep_attention
+        Whether checkpointing keeps the outputs of attention, as many numbers again as the inputs of
+        blocks. Over long rows attention takes most of a forward pass, which is not repeated then.
     recompute_cheap
         Whether the backward pass recomputes the outputs of norms and activations that products
         read, instead of keeping them: less memory, the same results, about one percent more work.
@@ -464,6 +467,7 @@ class RecipeOptions:
     seed: int = option(default=0, read=whole(-math.inf, math.inf))
     init_scale: float = option(default=1.0, read=real(0))
     checkpointing: bool = option(default=False, compared=False)
+    keep_attention: bool = option(default=False, compared=False)
     recompute_cheap: bool = option(default=False, compared=False)
     activations: Activations = option(default="float32")
     packed: bool = option(default=False)
@@ -483,8 +487,8 @@ class RecipeOptions:
         """Return the arguments of ``Session`` that say how the recipe is computed."""
         # Whoever rounds weights to bfloat16 wants products of bfloat16.
         precision = "medium" if self.weight_dtype == "bf16" else self.precision
-        names = ("seed", "n_threads", "checkpointing", "recompute_cheap", "activations", "prepack")
-        values = {name: getattr(self, name) for name in names}
+        names = "checkpointing", "keep_attention", "recompute_cheap", "activations", "prepack"
+        values = {name: getattr(self, name) for name in ("seed", "n_threads", *names)}
         return {"matmul_precision": precision, **values}
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -174,16 +174,21 @@ def built(files, monkeypatch, capsys):
     return run
 
 
-NOTHING, CHEAP, BLOCKS = (
-    [cheap, blocks, "float32"] for cheap, blocks in ((False, False), (True, False), (False, True))
-)
-#: The plans of each run, the fastest first: recompute_cheap, checkpointing, activations, prepack.
+NOTHING, CHEAP, KEEP, BLOCKS = LEVELS = [
+    [cheap, blocks, "float32", keep]
+    for cheap, blocks, keep in (
+        *((False, False, False), (True, False, False)),
+        *((False, True, True), (False, True, False)),
+    )
+]
+#: The plans of each run, the fastest first: recompute_cheap, checkpointing, activations,
+#: keep_attention, prepack.
 PLANS = {
-    "gpt2": [NOTHING, CHEAP, BLOCKS],
-    "warm-start": [NOTHING, CHEAP, BLOCKS],
-    "vit": [NOTHING, CHEAP, BLOCKS],
-    "lora pairs": [[*level, "auto"] for level in (NOTHING, CHEAP, BLOCKS)],
-    "lora wide": [[*NOTHING, "auto"], [*NOTHING, "never"], [*BLOCKS, "never"]],  # one block
+    "gpt2": LEVELS,
+    "warm-start": LEVELS,
+    "vit": [NOTHING, CHEAP, KEEP],  # BLOCKS would take as much
+    "lora pairs": [[*level, "auto"] for level in LEVELS],
+    "lora wide": [[*NOTHING, "auto"], [*NOTHING, "never"], [*KEEP, "never"]],  # one block
 }
 MORE = {
     "lora pairs": (
@@ -217,7 +222,8 @@ def test_the_fastest_plan_that_fits_takes_what_it_says(name, built):
             room = promised - 1
     if not (name.startswith("lora") and matmul.multiplies_tiles()):  # where more plans pay
         assert found == PLANS[name]
-    flags = "--checkpointing" + (" --prepack never" if plan[-1] == "never" else "")
+    flags = "--checkpointing" + (" --keep-attention" if plan[3] else "")
+    flags += " --prepack never" if plan[-1] == "never" else ""
     needs = (
         rf"the smallest plan, {flags}, needs (\S+ \w+) \((\S+) \w+ with --activations bfloat16\)"
     )
@@ -235,22 +241,23 @@ def test_a_plan_is_kept_and_changes_no_bit(files, tmp_path, monkeypatch, capsys)
     for name, more in {"plain": (), "small": ("--memory", str(room))}.items():
         assert main(words("lora wide", *more, "--out", str(tmp_path / name))) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "plan --checkpointing --prepack never: " in out and " more time; --memory allows" in out
+    assert "plan --checkpointing --keep-attention --prepack never: " in out
+    assert " more time; --memory allows" in out
     assert "too large: the fastest " in out
 
     def config():
         found = tomllib.loads((tmp_path / "small" / "config.toml").read_text())["train"]
-        return found["checkpointing"], found["prepack"]
+        return found["checkpointing"], found["keep_attention"], found["prepack"]
 
-    assert config() == (True, "never")
+    assert config() == (True, True, "never")
     resumed = ("train", "--resume", str(tmp_path / "small"), "--memory", "1G", "--steps", "2")
-    assert main([*resumed]) == 0 and config() == (True, "never")
+    assert main([*resumed]) == 0 and config() == (True, True, "never")
     assert main(["train", "--resume", str(tmp_path / "plain"), "--steps", "2"]) == 0
     one, other = ((tmp_path / name / "adapter.gguf").read_bytes() for name in ("plain", "small"))
     assert one == other
     monkeypatch.setattr("toynn.jobs.memory.free_memory", lambda: None)
     assert main([*resumed[:3], "--memory", "auto", "--steps", "3"]) == 0
-    assert config() == (True, "never")
+    assert config() == (True, True, "never")
 
 
 @pytest.mark.parametrize("text", ["0", "8X", "-1G", "much", "0.0001K", "9" * 320 + "G"])

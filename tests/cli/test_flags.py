@@ -154,6 +154,12 @@ SEEN = {
         "embed": ("infonce", TRIPLES),
         "": ("orpo", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
     },
+    "--keep-attention": {
+        "lora": ("", {"--checkpointing": ""}),
+        "grpo": ("", {"--checkpointing": ""}),
+        "classify": ("", {"--checkpointing": "", "--model": "deeper.gguf"}),
+        "": ("", {"--checkpointing": "", "--layers": "4"}),
+    },
     "--layers": "2",
     "--log-every": "1",
     "--lorafa": {"classify": ("", CRAFTED), "": ""},
@@ -279,7 +285,7 @@ def files(tmp_path_factory):
         (folder / f"{name}.csv").write_text("\n".join([fields, *rows]))
     rows = ['{"text": "the cat", "labels": "0;2"}', '{"text": "a rat", "labels": "2"}'] * 5
     (folder / "several.jsonl").write_text("\n".join(rows))
-    for n, name in enumerate(("encoder", "another")):
+    for n, name in enumerate(("encoder", "another", "deeper")):
         of_bytes(folder / f"{name}.gguf", folder / name, context=32, n_layers=n + 1)
     (folder / "asked.jsonl").write_text(json.dumps(asked) + "\n")
     prefer = [{"prompt": f"{n}: ", "chosen": "ab" * (n % 3 + 1), "rejected": "x"} for n in range(9)]

@@ -63,6 +63,19 @@ def test_a_model_trains_to_the_same_bits_in_less_memory(name):
     )
 
 
+def test_attention_that_is_kept_is_computed_once_and_changes_no_bit():
+    again, kept = (gpt2(checkpointing=True, keep_attention=keep) for keep in (False, True))
+    assert ten_steps(again) == ten_steps(kept)
+    computed = [node for _, node in repeats(kept.engine.session)]
+    assert computed and not [node for node in computed if node.op.quadratic]
+    assert [node for _, node in repeats(again.engine.session) if node.op.quadratic]
+
+
+def test_attention_is_kept_beside_checkpointing_alone():
+    with pytest.raises(ConfigError, match="keep_attention=True is for checkpointing=True"):
+        Session(keep_attention=True)
+
+
 def test_a_further_block_keeps_one_matrix():
     activations = [
         gpt2(layers, checkpointing=True).engine.session.memory().activations for layers in (3, 4, 9)
@@ -70,6 +83,15 @@ def test_a_further_block_keeps_one_matrix():
     row = 26 * 24 * 4  # bytes of the residual stream
     assert activations[2] - activations[1] == 5 * (activations[1] - activations[0])
     assert row <= activations[1] - activations[0] < row + 64
+
+
+def test_a_further_block_keeps_the_output_of_attention_if_asked():
+    two = [
+        gpt2(layers, checkpointing=True, keep_attention=True).engine.session.memory().activations
+        for layers in (3, 8)
+    ]
+    rows = 4 * (2 * 26 * 24 + 26 * 6)  # bytes of the residual stream, of o and of 6 log-sum-exps
+    assert 5 * rows <= two[1] - two[0] < 5 * (rows + 128)
 
 
 def tape(name, *, checkpointing, **session):

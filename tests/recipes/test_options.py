@@ -18,6 +18,7 @@ def test_defaults():
         "seed": 0,
         "init_scale": 1.0,
         "checkpointing": False,
+        "keep_attention": False,
         "recompute_cheap": False,
         "activations": "float32",
         "packed": False,

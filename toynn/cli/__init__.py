@@ -224,7 +224,8 @@ def _hint(arguments: Namespace) -> str:
     if values.get("memory") is None:  # --memory has tried these options already
         for each in there:
             if isinstance(each.memory, tuple) and values[each.name] == each.memory[0]:
-                ways.append(each.flag if each.is_switch else f"{each.flag} {each.memory[1]}")
+                switch = each.flag if each.memory[1] is True else f"no {each.flag}"
+                ways.append(switch if each.is_switch else f"{each.flag} {each.memory[1]}")
     return f"; try {', or '.join(ways)}" if ways else ""
 
 

@@ -28,6 +28,7 @@ SHAPING: tuple[str, ...] = (
     "rank",
     "targets",
     "checkpointing",
+    "keep_attention",
     "recompute_cheap",
     "activations",
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from toynn.graph.reports import Cost, Memory
 
@@ -13,10 +13,25 @@ class Level(NamedTuple):
     recompute_cheap: bool
     checkpointing: bool
     activations: str = "float32"
+    keep_attention: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Level":
+        """Return the level that options ask for."""
+        return cls(*(options[name] for name in cls._fields))
+
+    def with_more(self, given: "Level") -> "Level":
+        """Return it with what saves memory in a given level, too."""
+        cheap, blocks = (mine or its for mine, its in zip(self[:2], given[:2], strict=True))
+        keep = blocks and (self.keep_attention or given.keep_attention)
+        return Level(cheap, blocks, given.activations, keep)
 
 
 #: The choices, the fastest first.
-LEVELS = Level(False, False), Level(True, False), Level(False, True)
+LEVELS = (
+    *(Level(False, False), Level(True, False)),
+    *(Level(False, True, keep_attention=True), Level(False, True)),
+)
 #: With rounded gradients. The user chooses these, not toynn.
 ROUNDED = Level(False, False, "bfloat16"), Level(False, True, "bfloat16")
 PREPACK = "auto", "never"
@@ -44,7 +59,8 @@ class Plan:
         words = {
             "prepacking": self.memory.prepacked > 0,
             "cheap recomputing": self.level.recompute_cheap,
-            "checkpointing": self.level.checkpointing,
+            "checkpointing": self.level.checkpointing and not self.level.keep_attention,
+            "checkpointing but for attention": self.level.keep_attention,
             "bfloat16 activations": self.level.activations == "bfloat16",
         }
         *most, last = [word for word, on in words.items() if on] or [""]

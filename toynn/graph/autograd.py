@@ -33,6 +33,7 @@ class Backward:
         accumulate: Op,
         *,
         recompute: bool = False,
+        keep_quadratic: bool = False,
         recompute_cheap: bool = False,
     ) -> None:
         self.tape = tape
@@ -40,6 +41,7 @@ class Backward:
         self._add = add
         self._accumulate = accumulate
         self._recompute = recompute
+        self._keep_quadratic = keep_quadratic
         self._cheap = 0 if recompute_cheap else checkpointing.CHEAP
         self._active = _reached(tape)
         self._behind = {n.outputs[0]: n.inputs[0] for n in tape.nodes if n.op.straight_through}
@@ -96,8 +98,10 @@ class Backward:
                     f"{node.op.function.name} is in a block that is recomputed: record it with "
                     "pure=True, if the same arrays always give the same result"
                 )
-        copies, originals = checkpointing.repeated(block)
-        self._back_from(copies, originals, zip(reversed(block), reversed(copies), strict=True))
+        kept = [node for node in block if node.op.quadratic and self._keep_quadratic]
+        read, originals = checkpointing.repeated(block, kept)
+        copies = [copy for node, copy in zip(block, read, strict=True) if node not in kept]
+        self._back_from(copies, originals, zip(reversed(block), reversed(read), strict=True))
 
     def _sparing(self, node: Node, makers: Mapping[Tensor | None, Node]) -> None:
         """Record a node's backward, after recomputing inputs that are too cheap to keep."""

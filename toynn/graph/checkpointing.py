@@ -3,6 +3,7 @@
 Activation checkpointing runs a block's forward nodes once more, right before its backward. So the
 forward pass keeps only the input of a block, and the planner can reuse the memory of the rest. The
 same kernels recompute the rest from the same numbers, so the bits are the same.
+It may keep the outputs of quadratic ops, too: over long rows attention takes most of the time.
 Source: Chen et al. 2016, arXiv:1604.06174.
 
 Even without checkpointing, a product's backward pass recomputes an input that is the output of a
@@ -10,7 +11,7 @@ norm or an activation, if that is cheap (CHEAP), or for any product if asked. So
 al. 2022, section 5, arXiv:2205.05198, on selective recomputation.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from toynn.graph.tape import Node, Tensor
@@ -20,10 +21,12 @@ from toynn.graph.tape import Node, Tensor
 CHEAP = 1024
 
 
-def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
+def repeated(
+    nodes: Sequence[Node], kept: Collection[Node] = ()
+) -> tuple[list[Node], dict[Tensor, Tensor]]:
     """Return copies of nodes for phase B, and the original of each tensor that they write.
 
-    A copy's tensor has the name of the original, with a prime.
+    A copy's tensor has the name of the original, with a prime. What kept nodes write has no copy.
     """
     fresh: dict[Tensor, Tensor] = {}
 
@@ -32,7 +35,7 @@ def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
 
     copies = []
     for node in nodes:
-        for root in _roots(node.outputs + node.saved):
+        for root in _roots(node.outputs + node.saved) if node not in kept else ():
             fresh.setdefault(root, replace(root, name=f"{root.name}'"))
         copies.append(
             replace(

@@ -73,6 +73,8 @@ class Op:
         A HostFunction that is called in place of a kernel: the program is cut there.
     grouped
         A row of x[N C] may hold several rows of the kernel, as wide as w[C]: heads.
+    quadratic
+        Whether its time grows with the square of the rows: checkpointing may keep its output.
     """
 
     kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
@@ -87,6 +89,7 @@ class Op:
     segments: str = ""
     name: str = ""
     grouped: bool = False
+    quadratic: bool = False
     function: HostFunction | None = None
 
     @cached_property

@@ -172,10 +172,8 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
     room = _Room.of(options["memory"], ranks)
     chosen: dict[str, Any] = {name: options[name] for name in OPTIONS if name in options}
     prepack = dict.fromkeys((chosen.get("prepack", "never"), "never"))
-    names = "recompute_cheap", "checkpointing", "activations"
-    cheap, blocks, activations = (chosen[name] for name in names)
-    levels = [Level(each[0] or cheap, each[1] or blocks, activations) for each in LEVELS]
-    levels = list(dict.fromkeys(levels))
+    given = Level.of(chosen)
+    levels = list(dict.fromkeys(each.with_more(given) for each in LEVELS))
 
     @cache
     def costs(level: Level) -> Any:
@@ -193,7 +191,7 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
     if not room.holds(plan.memory.peak):
         needed = size(plan.memory.peak)
         rounded = ""
-        if activations == "float32":
+        if given.activations == "float32":
             less = costs(plan.level._replace(activations="bfloat16"))[plan.prepack].memory.peak
             rounded = f" ({size(less)} with --activations bfloat16)"
         options.update(chosen)

@@ -177,6 +177,12 @@ class _Machine:
         of=RecipeOptions,
         memory=(False, True),
     )
+    keep_attention: bool = option(
+        "with --checkpointing: keep the outputs of attention, the slowest part of long rows",
+        False,
+        of=RecipeOptions,
+        memory=(True, False),
+    )
     recompute_cheap: bool = option(
         "recompute norms and activation functions in the backward pass: less memory, hardly slower",
         False,

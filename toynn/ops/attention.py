@@ -208,7 +208,14 @@ ATTENTION_BACKWARD_SINKS = Op(
     lambda sizes: (EXP + 3 + 2 * sizes["E"]) * sizes["B"] * sizes["T"] * sizes["H"],
     rows="T do",
 )
-ATTENTION = Op("attention.forward", _products, _attention_gradient, rows="T q", segments="first")
+ATTENTION = Op(
+    "attention.forward",
+    _products,
+    _attention_gradient,
+    rows="T q",
+    segments="first",
+    quadratic=True,
+)
 CACHED_ATTENTION = Op(
     "cached_attention.forward", _cached_flops, _no_gradient, nbytes=_cached_bytes, name="attention"
 )

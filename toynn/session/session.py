@@ -75,6 +75,8 @@ class Session:
         Whether the backward pass recomputes the activations of each block of a tape
         (``s.tape.block``) instead of keeping them. That takes less memory, about one forward pass
         more work, and gives the same bits.
+    keep_attention
+        Whether checkpointing keeps the outputs of attention: see ``toynn.RecipeOptions``.
     recompute_cheap
         Whether the backward pass recomputes the outputs of norms and activations: see
         ``toynn.RecipeOptions``.
@@ -104,11 +106,16 @@ class Session:
         matmul_precision: str | None = None,
         *,
         checkpointing: bool = False,
+        keep_attention: bool = False,
         recompute_cheap: bool = False,
         activations: str = "float32",
         prepack: str = "never",
     ) -> None:
         checks.thread_count("Session", n_threads)
+        if keep_attention and not checkpointing:
+            raise ConfigError(
+                "keep_attention=True|--keep-attention is for checkpointing=True|--checkpointing"
+            )
         self.backend = backends.get(backend, n_threads)
         self.seed = seed
         chosen = matmul_precision or precision.get_float32_matmul_precision()
@@ -129,6 +136,7 @@ class Session:
         self._updates = Updates(
             self._storage,
             checkpointing=checkpointing,
+            keep_attention=keep_attention,
             recompute_cheap=recompute_cheap,
             narrow=checked("activations", activations, ACTIVATIONS) == "bfloat16",
         )

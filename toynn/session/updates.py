@@ -26,12 +26,17 @@ class Updates:
         storage: Storage,
         *,
         checkpointing: bool = False,
+        keep_attention: bool = False,
         recompute_cheap: bool = False,
         narrow: bool = False,
     ) -> None:
         self._storage = storage
         self._narrow = narrow  # what is kept for the backward pass, to bfloat16
-        self._recomputing = {"recompute": checkpointing, "recompute_cheap": recompute_cheap}
+        self._recomputing = {
+            "recompute": checkpointing,
+            "keep_quadratic": keep_attention,
+            "recompute_cheap": recompute_cheap,
+        }
         self._gradients: dict[Tensor, Tensor] = {}  # of each parameter
         self._moments: dict[Tensor, tuple[Tensor, ...]] = {}
         self.pending = 0.0  # weight of the micro-batches whose gradients wait for an update
