@@ -6,6 +6,7 @@ text, with many sorts of characters, into the same pieces.
 
 import unicodedata
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from toynn.errors import ConfigError
@@ -44,9 +45,14 @@ def name_of_cut(data: Mapping[str, Any]) -> str | None:
     alike = [name for name in (*_USUAL, *KINDS) if KINDS[name].whole_words == whole_words]
     for probe, pieces in asked.items():
         for name in alike:
-            if _cutter(cuts(KINDS[name])).pre_tokenize_str(probe) == pieces:
+            if _pieces(name, probe) == pieces:
                 return name
     return None
+
+
+@cache
+def _pieces(name: str, probe: str) -> Any:
+    return _cutter(cuts(KINDS[name])).pre_tokenize_str(probe)
 
 
 def _cutter(pre_tokenizer: Any) -> Any:
