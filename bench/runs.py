@@ -181,7 +181,7 @@ def fits_row(path: Path, name: str, seq: int, precision: str) -> str:
         plan, fits = fitting(path, seq, precision, gigabytes * 1e9)
         how = plan.name or "as it is"
         cells.append(f"{how if fits else 'file read again'} {plan.memory.peak / 1e9:.2f}")
-    return f"{name:6}{seq:6} {precision:14}{''.join(f'{cell:>28}' for cell in cells)}"
+    return f"{name:6}{seq:6} {precision:14}{''.join(f'{cell:>44}' for cell in cells)}"
 
 
 def main() -> None:

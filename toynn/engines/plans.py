@@ -59,8 +59,8 @@ class Plan:
         words = {
             "prepacking": self.memory.prepacked > 0,
             "cheap recomputing": self.level.recompute_cheap,
-            "checkpointing": self.level.checkpointing and not self.level.keep_attention,
-            "checkpointing but for attention": self.level.keep_attention,
+            "checkpointing": self.level.checkpointing,
+            "attention kept": self.level.keep_attention,
             "bfloat16 activations": self.level.activations == "bfloat16",
         }
         *most, last = [word for word, on in words.items() if on] or [""]
