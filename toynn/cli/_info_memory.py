@@ -1,14 +1,13 @@
 """The lines of ``toynn info`` about memory: steps are recorded for them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from toynn import engines
 from toynn.engines import ViTConfig, ViTEngine
-from toynn.engines.plans import LEVELS, Level, Plan, every_plan
+from toynn.engines.plans import LEVELS, Plan, every_plan
 from toynn.errors import ToynnError
 from toynn.formats.gguf import GGUFFile
-from toynn.graph.reports import Cost
 from toynn.jobs.memory import (
     ADAPTER_RANK,
     SHORT,
@@ -28,14 +27,10 @@ Lines = list[tuple[str, str]]
 
 def of_pictures(config: ViTConfig, batch: int) -> Lines:
     """Return the memory of a training step of a vision transformer."""
-    return memory(every_plan(lambda level: _vit(config, batch, level)), f"{batch} pictures")
-
-
-def _vit(config: ViTConfig, batch: int, level: Level) -> Mapping[str, Cost]:
-    """Return the memory and the time of a step of a vision transformer."""
     engine = ViTEngine()
-    engine.declare(config, RecipeOptions(t_batch=batch, **level._asdict()))
-    return engine.step_costs(["never"])
+    engine.declare(config, RecipeOptions(t_batch=batch))
+    plans = every_plan(lambda level: engine.step_costs(["never"], level))
+    return memory(plans, f"{batch} pictures")
 
 
 def memory(plans: Sequence[Plan], what: str) -> Lines:

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn.data.batch import Batch
 from toynn.engines.adapters import Adapters
+from toynn.engines.plans import Level
 from toynn.engines.snapshot import Shapes, Snapshot, check_alike
 from toynn.errors import ConfigError, LifecycleError
 from toynn.formats import safetensors
@@ -281,11 +282,17 @@ class Engine(ABC, Generic[C]):
         self._record_step()
         return self.session.memory()
 
-    def step_costs(self, prepack: Iterable[str]) -> dict[str, Cost]:
-        """Do the same, and return what it would take by each choice of prepacking."""
-        self._record_step()
-        return self.session.costs(prepack)
+    def step_costs(self, prepack: Iterable[str], level: Level) -> dict[str, Cost]:
+        """Return what the training step would take by each choice of prepacking.
 
+        ``level`` takes the place of the options that it names. For a further level only the
+        backward pass is recorded again.
+        """
+        if self._step is None:
+            self._record_step()
+        return self.session.costs(prepack, level._asdict())
+
+    @exclusive
     def _record_step(self) -> None:
         self.build_forward()
         assert self._step is not None

@@ -31,7 +31,6 @@ class Backward:
         gradient_of: Callable[[Tensor], Tensor],
         add: Op,
         accumulate: Op,
-        *,
         recompute: bool = False,
         keep_quadratic: bool = False,
         recompute_cheap: bool = False,

@@ -72,9 +72,9 @@ def described(tape: Tape, places: Mapping[Tensor, Place]) -> dict[str, Any]:
         record |= {part: listed(named) for part, named in parts.items()}
         if kept := _kept(tape, i, readers):
             record["kept"] = [numbers[tensor] for tensor in kept]
-        record |= {"sizes": node.sizes}
+        record |= {"sizes": dict(node.sizes)}
         if node.options:
-            record["options"] = node.options
+            record["options"] = dict(node.options)
         if node.accumulate:
             record["accumulate"] = node.accumulate.name.lower()
         if "precision" in node.sizes:

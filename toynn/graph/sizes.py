@@ -11,9 +11,10 @@ A tape has matrices, one row for each token; a kernel's array may have more axes
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
 from toynn._kernels.base.entry import WORDS
 from toynn._kernels.base.signature import Signature, TensorSpec, Unsolved, evaluate
@@ -25,12 +26,21 @@ Tensors = Mapping[str, Tensor | None]
 Shape = tuple[int, ...]
 
 
-class Solved(NamedTuple):
-    """A node's sizes and options, and the shapes of the tensors that must be made."""
+@dataclass(eq=False, slots=True)
+class Solved:
+    """Sizes and options, read-only, that all nodes of an op with the same shapes share.
 
-    sizes: dict[str, int]
-    options: dict[str, float]
-    shapes: dict[str, Shape]
+    ``shapes`` are those of the tensors that must be made. Nodes note their work here.
+    """
+
+    sizes: Mapping[str, int]
+    options: Mapping[str, float]
+    shapes: Mapping[str, Shape]
+    flops: int | None = None
+    nbytes: int | None = None  # of nodes that read and write each tensor once
+
+    def __post_init__(self) -> None:
+        self.sizes, self.options = MappingProxyType(self.sizes), MappingProxyType(self.options)
 
 
 def solve(

@@ -144,22 +144,34 @@ class Node:
     outputs: tuple[Tensor | None, ...]
     saved: tuple[Tensor | None, ...]
     inputs: tuple[Tensor | None, ...]
-    sizes: dict[str, int]
-    options: dict[str, float]
+    solved: Solved
     accumulate: Accumulate
     block: str | None = None  # the model's block that it belongs to
     #: All tensors by the op's names: outputs, saved, inputs.
     named: dict[str, Tensor | None] = field(init=False)
     #: The tensors that own the memory of these, each once, and the count of valid rows.
     roots: tuple[Tensor, ...] = field(init=False)
+    apart: bool = field(init=False)  # whether no two tensors share memory
 
     def __post_init__(self) -> None:
         self.named = dict(zip(self.op.signature.tensors, self.tensors, strict=True))
-        roots = dict.fromkeys([t.base or t for t in self.named.values() if t is not None])
+        owners = [t.base or t for t in self.named.values() if t is not None]
+        roots = dict.fromkeys(owners)
+        self.apart = len(roots) == len(owners)
         leader = self.leader
         if leader is not None and leader.root.valid is not None:
             roots[leader.root.valid.count] = None
         self.roots = tuple(roots)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Sizes by the names of the op's signature."""
+        return self.solved.sizes
+
+    @property
+    def options(self) -> Mapping[str, float]:
+        """Options by the names of the op's signature."""
+        return self.solved.options
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the tensor of this name, which must not be None."""
@@ -177,7 +189,10 @@ class Node:
     @property
     def flops(self) -> int:
         """Floating-point operations: a multiply-add counts two."""
-        return self.op.flops(self._counted)
+        solved = self.solved
+        if solved.flops is None:
+            solved.flops = self.op.flops(self._counted)
+        return solved.flops
 
     @property
     def _counted(self) -> dict[str, int]:
@@ -200,13 +215,21 @@ class Node:
         """The tensor whose valid rows a run computes; None: all rows."""
         name = self.op.leads
         tensor = self.named[name] if name else None
-        return None if tensor is None or tensor.root.valid is None else tensor
+        return None if tensor is None or (tensor.base or tensor).valid is None else tensor
 
     @property
     def nbytes(self) -> int:
         """Bytes moved if every tensor is read or written once, unless the op says otherwise."""
-        if self.op.nbytes is not None:
-            return self.op.nbytes(self._counted)
+        known = self.apart or self.op.nbytes is not None
+        if known and self.solved.nbytes is not None:
+            return self.solved.nbytes
+        nbytes = self._touched() if self.op.nbytes is None else self.op.nbytes(self._counted)
+        if known:
+            self.solved.nbytes = nbytes
+        return nbytes
+
+    def _touched(self) -> int:
+        """Return the bytes of all tensors."""
         touched: dict[Tensor, int] = {}  # bytes of each root's parts, at most all of it
         for tensor in self.named.values():
             if tensor is not None:
@@ -227,6 +250,11 @@ class Tape(Shown):
     wanted: dict[Tensor, Tensor] = field(default_factory=dict)
     loss: Tensor | None = None
     gradients: dict[Tensor, Tensor] | None = None  # by tensor, after backward is recorded
+    #: Nodes and gradients after each walk back, by what it recomputes; (): before any. Empty once
+    #: the tape is compiled.
+    walks: dict[tuple[bool, ...], tuple[tuple[Node, ...], dict[Tensor, Tensor]]] = field(
+        default_factory=dict
+    )
     written: set[Tensor] = field(default_factory=set)  # by the nodes so far
     phase: str = "F"
     current_block: str | None = None  # the next node's block
@@ -297,15 +325,13 @@ class Tape(Shown):
             if self.phase == "U" and not op.updates:
                 raise LifecycleError(f"recording {op.kernel} after build_backward()")
             signature = op.signature
-            if like is not None:
-                alike = (*like.sizes.items(), *like.options.items())
-                scalars = {
-                    name: value for name, value in alike if name in signature.scalars
-                } | scalars
             shapes = [(name, t and (t.shape, t.dtype)) for name, t in tensors.items()]
-            key = (*shapes, *scalars.items())
+            key = (like and like.solved, *shapes, *scalars.items())
             solved = op.solved.get(key)
             if solved is None:  # else the names were checked before
+                if like is not None:
+                    alike = (*like.sizes.items(), *like.options.items())
+                    scalars = {k: value for k, value in alike if k in signature.scalars} | scalars
                 op.check_names(tensors, scalars)
             for name in signature.inputs:
                 tensor = tensors.get(name)
@@ -327,8 +353,7 @@ class Tape(Shown):
                 outputs,
                 saved,
                 inputs,
-                dict(solved.sizes),
-                dict(solved.options),
+                solved,
                 accumulate,
                 self.current_block,
             )
@@ -371,8 +396,8 @@ class Tape(Shown):
 
     def _check_input(self, op: Op, tensor: Tensor) -> None:
         """Raise ConfigError for a tensor of another tape or session."""
-        root = tensor.root
-        if root.owner and self.owner and root.owner != self.owner:
+        root, owner = tensor.base or tensor, self.owner
+        if root.owner is not owner and root.owner and owner and root.owner != owner:
             raise ConfigError(f"{op.kernel}: {root.name} belongs to another session")
         if root in self.written or root.role not in _OF_A_TAPE:
             return
@@ -383,11 +408,11 @@ class Tape(Shown):
         """Give the tensors that a node writes as many valid rows as those that it reads."""
         leader = node.leader
         if leader is None:
-            for tensor in node.inputs:
-                if tensor is not None and tensor.root.valid is not None and not node.op.rows:
+            for tensor in () if node.op.rows else node.inputs:
+                if tensor is not None and (valid := (tensor.base or tensor).valid) is not None:
                     raise ConfigError(
                         f"recording {node.op.kernel}: it computes all rows, but not all "
-                        f"of {tensor.root.name} are valid: {tensor.root.valid.count.name} says how "
+                        f"of {tensor.root.name} are valid: {valid.count.name} says how "
                         "many"
                     )
             return

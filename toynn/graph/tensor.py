@@ -77,7 +77,8 @@ class Tensor(Operators):
     @property
     def whole(self) -> "Tensor":
         """The tensor that owns the memory, if this is all of it in another shape; else itself."""
-        return self.root if self.offset == 0 and self.size == self.root.size else self
+        base = self.base
+        return self if base is None or self.offset or self.size != base.size else base
 
     def view(self, shape: tuple[int, ...]) -> "Tensor":
         """Return a handle on the same elements in another shape of as many elements.

@@ -27,11 +27,8 @@ SHORT = 64  # tokens of a step that is short enough to gain by prepacking in eve
 
 def plans_of_all_weights(file: Source, options: RecipeOptions) -> list[Plan]:
     """Return every plan of training all weights of a file's model."""
-
-    def costs(level: Level) -> Any:
-        return _declared(file, replace(options, **level._asdict())).step_costs(["never"])
-
-    return every_plan(costs)
+    engine = _declared(file, options)
+    return every_plan(lambda level: engine.step_costs(["never"], level))
 
 
 def _declared(file: Source, options: RecipeOptions, lora: AdapterOptions | None = None) -> Any:
@@ -55,11 +52,8 @@ def _declared(file: Source, options: RecipeOptions, lora: AdapterOptions | None 
 
 def plans_of_adapters(file: Source, options: RecipeOptions) -> list[Plan]:
     """Return every plan of training adapters of all linear layers."""
-
-    def costs(level: Level) -> Any:
-        return _declared(file, replace(options, **level._asdict()), ALL_LINEAR).step_costs(PREPACK)
-
-    return every_plan(costs)
+    engine = _declared(file, options, ALL_LINEAR)
+    return every_plan(lambda level: engine.step_costs(PREPACK, level))
 
 
 def memory_if_shorter(file: Source, options: RecipeOptions) -> tuple[int, int]:
@@ -175,10 +169,11 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
     given = Level.of(chosen)
     levels = list(dict.fromkeys(each.with_more(given) for each in LEVELS))
 
+    engine = room.engine(job)
+
     @cache
     def costs(level: Level) -> Any:
-        options.update(level._asdict())
-        return room.engine(job).step_costs(prepack)
+        return engine.step_costs(prepack, level)
 
     read, sorted_plans = job.read_by_step(), list[Plan]()
     for n in range(1, len(levels) + 1):

@@ -1,9 +1,11 @@
 """Products with a weight matrix, and lookups of its rows."""
 
 from dataclasses import replace
+from functools import cache
 
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
+from toynn.graph.sizes import Solved
 from toynn.graph.tape import Node, Op, Tensor
 from toynn.numerics import checks, dtypes
 from toynn.ops._shape import Recorder, Sizes, by_names, flops, matrix, product_precision
@@ -66,8 +68,13 @@ def _activation(node: Node) -> Node | None:
     if not form:
         return None
     pre = node["pre"]
-    sizes = {"n": pre.size, "exact": form - 1}
-    return replace(node, op=GELU, saved=(), inputs=(pre,), sizes=sizes)
+    solved = _solved_gelu(pre.size, form - 1)
+    return replace(node, op=GELU, saved=(), inputs=(pre,), solved=solved)
+
+
+@cache
+def _solved_gelu(n: int, exact: int) -> Solved:
+    return Solved({"n": n, "exact": exact}, {}, {})
 
 
 def _gathered(sizes: Sizes) -> int:

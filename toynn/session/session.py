@@ -138,7 +138,7 @@ class Session:
             checkpointing=checkpointing,
             keep_attention=keep_attention,
             recompute_cheap=recompute_cheap,
-            narrow=checked("activations", activations, ACTIVATIONS) == "bfloat16",
+            activations=checked("activations", activations, ACTIVATIONS),
         )
         self._known: set[Tensor] = set()  # uploaded, or computed by a run
         self._compiled: dict[Tape, CompiledTape] = {}
@@ -473,6 +473,7 @@ class Session:
         for tensor, offset in compiled.offsets.items():
             storage.hold(tensor, compiled.arena, offset)
         self.tape.places = lowered.places
+        self.tape.walks.clear()
         self._compiled[self.tape] = compiled
 
     @exclusive
@@ -760,12 +761,18 @@ class Session:
         return self._memory.total(lowered, self._memory.prepack_of(lowered))
 
     @exclusive
-    def costs(self, prepack: Iterable[str]) -> dict[str, Cost]:
+    def costs(
+        self, prepack: Iterable[str], choices: Mapping[str, bool | str] | None = None
+    ) -> dict[str, Cost]:
         """Return what a training step of the tape takes, by each choice of prepacking.
 
-        Works before allocation only.
+        ``choices`` are arguments of the session that say what the backward pass recomputes and how
+        activations are kept. The backward pass is first recorded again by them. Works before
+        allocation only.
         """
         self._check_recording("costs()")
+        if choices is not None and self.tape.loss is not None:
+            self._updates.build_backward(self.tape, self.tape.loss, choices)
         lowered = lower(self.tape, self._storage.places, self.backend)
         return {
             each: self._memory.cost(lowered, checked("prepack", each, PREPACK)) for each in prepack

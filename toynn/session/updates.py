@@ -21,22 +21,9 @@ from toynn.graph.tape import Role, Tape, Tensor
 class Updates:
     """The gradients of a session's parameters, their moments, and the scalars of an update."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        *,
-        checkpointing: bool = False,
-        keep_attention: bool = False,
-        recompute_cheap: bool = False,
-        narrow: bool = False,
-    ) -> None:
+    def __init__(self, storage: Storage, **choices: bool | str) -> None:
         self._storage = storage
-        self._narrow = narrow  # what is kept for the backward pass, to bfloat16
-        self._recomputing = {
-            "recompute": checkpointing,
-            "keep_quadratic": keep_attention,
-            "recompute_cheap": recompute_cheap,
-        }
+        self._choices = choices  # checkpointing, keep_attention, recompute_cheap, activations
         self._gradients: dict[Tensor, Tensor] = {}  # of each parameter
         self._moments: dict[Tensor, tuple[Tensor, ...]] = {}
         self.pending = 0.0  # weight of the micro-batches whose gradients wait for an update
@@ -50,14 +37,28 @@ class Updates:
 
     # -- Recording -----------------------------------------------------------------------------
 
-    def build_backward(self, tape: Tape, loss: Tensor) -> None:
-        """Record phase B.
+    def build_backward(
+        self, tape: Tape, loss: Tensor, choices: Mapping[str, bool | str] | None = None
+    ) -> None:
+        """Record phase B, or record it again: then the forward pass and the updates stay.
+
+        ``choices``, arguments of the session by their names, take the place of its own.
 
         Raises ConfigError unless the same parameters get gradients on every tape.
         """
-        back = Backward(tape, self._gradient_of, ops.ADD, ops.ACCUMULATE, **self._recomputing)
-        gradients = back.run(loss, self._seed)
-        if self._narrow:
+        *recomputed, activations = (self._choices | dict(choices or {})).values()
+        updates = [node for node in tape.nodes if node.phase == "U"]
+        if tape.gradients is None:
+            tape.walks = {(): (tuple(tape.nodes), {})}
+        walk = tuple(map(bool, recomputed))
+        if walk not in tape.walks:
+            tape.nodes = list(tape.walks[()][0])
+            back = Backward(tape, self._gradient_of, ops.ADD, ops.ACCUMULATE, *walk)
+            gradients = back.run(loss, self._seed)
+            tape.walks[walk] = tuple(tape.nodes), gradients
+        nodes, gradients = tape.walks[walk]
+        tape.nodes = list(nodes)
+        if activations == "bfloat16":
             narrow_kept(tape, ops.NARROW, ops.WIDEN)
         for parameter in self._gradients:
             if parameter not in gradients:
@@ -65,6 +66,7 @@ class Updates:
                     f"build_backward: {parameter.name} gets no gradient here, but got one in the "
                     "session's first tape; train the same parameters in every tape"
                 )
+        tape.nodes += updates
         tape.gradients = gradients
         tape.phase = "U"
 
