@@ -168,9 +168,15 @@ def test_what_is_refused(files, tmp_path):
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             toynn.finetune(model, data, tmp_path / "run", quiet=True, **flags)
-    with pytest.raises(DataError, match=r"rows-\w+\.jsonl:1: expected text, prompt and completion"):
-        toynn.finetune(model, [{"prompt": "a"}], tmp_path / "run", quiet=True)
-    for rows in ([3], {3: 0.5}, 7):
+    for rows, message in (
+        ([{"prompt": "a"}], "^finetune: rows: row 1: expected text, prompt and completion"),
+        ([{"text": "a"}, {"prompt": "a", "completion": "b"}], ": row 2: .* as row 1 has; got pro"),
+        ([{"text": "a"}], "^finetune: rows: 0 examples"),
+    ):
+        for given in ({"rows": rows}, {"data": rows}):
+            with pytest.raises(DataError, match=message):
+                toynn.finetune(model, out=tmp_path / "run", quiet=True, **given)
+    for rows in ([3], {3: 0.5}, 7, {}):
         with pytest.raises(ConfigError, match="data: expected a path, a list of paths, a m"):
             toynn.finetune(model, rows, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
@@ -215,6 +221,7 @@ def test_rows_are_data(run, files, tmp_path):
     ("given", "error", "message"),
     [
         ({"rows": []}, DataError, "expected at least one; got none"),
+        ({"data": []}, DataError, "expected at least one; got none"),
         ({"rows": [{"text": "a"}, "b"]}, ConfigError, "row 2: expected a mapping, such as"),
         ({"rows": [{"text": {1, 2}}]}, DataError, "row 1: not JSON"),
         ({"rows": [{"text": float("nan")}]}, DataError, "row 1: not JSON"),

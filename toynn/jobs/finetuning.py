@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -22,7 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 from toynn.data.labelled import HowToRead
 from toynn.engines import SequenceEngine
 from toynn.engines.encoder import Encoder
-from toynn.errors import ConfigError, DataError
+from toynn.errors import ConfigError, DataError, ToynnError
 from toynn.formats.adapters import Adapter
 from toynn.formats.files import write_atomically
 from toynn.formats.tokenizer import Tokenizer
@@ -42,6 +43,7 @@ from toynn.system.printing import lenient
 from toynn.train.state import Result
 
 RECIPES = ("lora", "grpo", "classify", "embed", "rerank")
+ROWS = "finetune: rows"
 P = ParamSpec("P")
 T = TypeVar("T")
 Rows = Iterable[Mapping[str, Any]]
@@ -221,25 +223,35 @@ def finetune(
     """
     if (data is None) == (rows is None):
         raise ConfigError("finetune: expected either data or rows; got both or neither")
+    if isinstance(data, Iterable) and not isinstance(data, str | PathLike | Mapping):
+        data = items = [*data]
+        if not items or isinstance(items[0], Mapping):
+            rows = items
     beside = Path("runs") if out is None else Path(out).parent
-    named = _sources(data, beside) if rows is None else [kept(rows, beside)]
+    named = _sources(data) if rows is None else [kept(rows, beside)]
     typed = {"model": fspath(model), "data": named if named[1:] else named[0], **options}
     typed |= {"out": fspath(out)} if out is not None else {}
-    with silence() if quiet else lenient():
-        return Run(carried_out(made(checked("recipe", recipe, RECIPES), typed)))
+    try:
+        with silence() if quiet else lenient():
+            return Run(carried_out(made(checked("recipe", recipe, RECIPES), typed)))
+    except ToynnError as error:
+        if rows is not None:  # the caller has not seen their file
+            error.args = (_of_rows(str(error), named[0]),)
+        raise
 
 
-def _sources(data: Any, beside: Path) -> list[str]:
-    """Return data as --data takes them; rows are written to a file beside the run's folder.
+def _of_rows(message: str, path: str) -> str:
+    """Return an error about a file of rows as one about the rows: its lines are their numbers."""
+    message = re.sub(rf"{re.escape(path)}:(?=\d)", f"{ROWS}: row ", message)
+    return re.sub(r"\bline (?=\d)", "row ", message.replace(path, ROWS))
 
-    Raises ConfigError for anything else, DataError for rows that are not JSON.
-    """
+
+def _sources(data: Any) -> list[str]:
+    """Return paths of data as --data takes them. Raises ConfigError for anything else."""
     if isinstance(data, str | PathLike):
         return [fspath(data)]
     weights = data if isinstance(data, Mapping) else {}
-    paths = list(data) if isinstance(data, Iterable) else [data]
-    if paths and isinstance(paths[0], Mapping):
-        return [kept(paths, beside)]
+    paths = [*data] or [data] if isinstance(data, Iterable) else [data]
     for path in paths:
         if not isinstance(path, str | PathLike):
             raise ConfigError(
@@ -259,23 +271,23 @@ def kept(rows: Rows, beside: Path) -> str:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
             raise ConfigError(
-                f"finetune: rows: row {number}: expected a mapping, such as "
+                f"{ROWS}: row {number}: expected a mapping, such as "
                 f'{{"prompt": "...", "completion": "..."}}; got {type(row).__name__}: {row!r:.60}'
             )
         try:
             lines.append(json.dumps(dict(row), ensure_ascii=False, allow_nan=False) + "\n")
         except (TypeError, ValueError, RecursionError) as error:
-            raise DataError(f"finetune: rows: row {number}: not JSON: {error}") from error
+            raise DataError(f"{ROWS}: row {number}: not JSON: {error}") from error
     if not lines:
-        raise DataError("finetune: rows: expected at least one; got none")
+        raise DataError(f"{ROWS}: expected at least one; got none")
     try:
         content = "".join(lines).encode()
         path = beside / f"rows-{sha256(content).hexdigest()[:16]}.jsonl"
         beside.mkdir(parents=True, exist_ok=True)
     except UnicodeEncodeError as error:
-        raise DataError(f"finetune: rows: not UTF-8: {error}") from error
+        raise DataError(f"{ROWS}: not UTF-8: {error}") from error
     except OSError as error:
-        raise DataError(f"finetune: rows: {beside}: cannot write: {error.strerror}") from error
+        raise DataError(f"{ROWS}: {beside}: cannot write: {error.strerror}") from error
     if not path.exists():
         write_atomically(path, content, DataError)
     return str(path)
