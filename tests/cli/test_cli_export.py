@@ -83,6 +83,26 @@ def test_an_adapter_that_one_form_alone_can_hold(files, tmp_path, capsys):
     assert "this folder has an adapter; name the adapter's base" in capsys.readouterr().err
 
 
+def test_what_is_no_adapter_is_said(files, tmp_path, capsys):
+    whole = tmp_path / "whole" / "model.gguf"
+    for folder in (whole.parent, tmp_path / "empty"):
+        folder.mkdir()
+    write_base(whole)
+    told = {
+        whole.parent: f"got a whole model, which has nothing to fuse: use {whole} as it is",
+        tmp_path / "pictures": f"use {tmp_path / 'pictures'} as it is, as the model",
+        tmp_path / "empty": "expected an adapter: adapter.gguf, or adapter_config.json with",
+    }
+    for folder, message in told.items():
+        for more in (["--model", files["base.gguf"]], []):
+            for command in (["fuse"], ["export", "--to", "gguf"], ["export", "--to", "peft"]):
+                words = [*command, "--adapter", str(folder), *more, "--out", files["new"]]
+                assert main(words) == 2
+                assert message in capsys.readouterr().err
+    assert main(["fuse", "--adapter", "none", "--out", files["new"]]) == 2
+    assert "--adapter none: no such file or folder exists" in capsys.readouterr().err
+
+
 def test_a_warm_start_says_what_goes_on_instead(files, capsys):
     words = ["train", "warm-start", "--donor", files["base.gguf"], "--init-from", "old.gguf"]
     assert main(words) == 2

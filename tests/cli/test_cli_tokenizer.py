@@ -151,6 +151,7 @@ def test_a_base_that_is_gone_is_said(tmp_path, capsys):
 
 def test_what_names_no_base_is_said(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "adapter.gguf").touch()
     for command in ("generate", "eval", "chat", "fuse"):
         more = ["--prompt", "x"] if command == "generate" else []
         more += ["--out", "x.gguf"] if command == "fuse" else []

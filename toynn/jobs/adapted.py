@@ -26,8 +26,13 @@ def origin_of(adapter: Path) -> Origin:
 
     The adapter is a run folder, a file in one, or a PEFT folder whose base is a local path. Raises
     UnknownBase if nothing names the base or the base no longer exists, ConfigError if config.toml
-    is damaged.
+    is damaged or the adapter does not exist, AdapterError for a folder without an adapter.
     """
+    from toynn.formats import adapters
+
+    if not adapter.exists():
+        raise ConfigError(f"--adapter {adapter}: no such file or folder exists")
+    adapters.refuse_others(adapter)
     folder = adapter if adapter.is_dir() else adapter.parent
     run, peft = folder / RUN_CONFIG, folder / PEFT_CONFIG
     named = _of_run(run) if run.is_file() else None

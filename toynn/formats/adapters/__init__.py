@@ -56,6 +56,7 @@ __all__ = [
     "merge",
     "no_gguf",
     "no_peft",
+    "refuse_others",
     "write_gguf",
     "write_peft",
 ]
@@ -80,6 +81,7 @@ def load(
     path = Path(path)
     if path.name in (CONFIG, WEIGHTS):
         path = path.parent
+    refuse_others(path)
     if (path / "adapter.gguf").is_file() and (base is None or not (path / CONFIG).exists()):
         path = path / "adapter.gguf"  # a run's folder; an unfinished run has only this file
     if not path.is_dir():
@@ -95,6 +97,22 @@ def load(
             f"base model too (base=|--model)"
         )
     return read_peft(path, base, strict=strict)
+
+
+def refuse_others(path: Path) -> None:
+    """Raise AdapterError for a folder without an adapter, such as a folder of a whole model."""
+    if not path.is_dir() or any((path / name).exists() for name in ("adapter.gguf", CONFIG)):
+        return
+    if any((path / name).exists() for name in ("model.gguf", "model.safetensors", "config.json")):
+        model = path / "model.gguf"
+        raise AdapterError(
+            f"{path}: expected an adapter; got a whole model, which has nothing to fuse: use "
+            f"{model if model.exists() else path} as it is, as the model"
+        )
+    raise AdapterError(
+        f"{path}: expected an adapter: adapter.gguf, or {CONFIG} with {WEIGHTS}; got a folder "
+        "without these files"
+    )
 
 
 def merge(w: Floats, adapter: Adapter, weight: str) -> float:
