@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+import shutil
 import tomllib
 
 import numpy as np
 import pytest
+from lora_bases import write_base
 from vocabs import CONTROL, bpe_file
 
 import toynn
@@ -110,6 +112,7 @@ def test_an_adapter_is_trained_and_the_best_one_kept(folder, data, tmp_path, cap
 
 def test_the_run_says_which_precision_it_chose_and_why(folder, tmp_path, capsys):
     precision, why = toynn.automatic_precision()
+    why = why.partition(". ")[0]  # the base is not quantized
     for words in ([], ["--precision", "high"]):
         out = tmp_path / str(len(words))
         assert train_lora(folder, "text", out, "--steps", "1", *words) == 0
@@ -120,6 +123,19 @@ def test_the_run_says_which_precision_it_chose_and_why(folder, tmp_path, capsys)
         assert config["train"]["precision"] == chosen
         said = " ".join(capsys.readouterr().out.split())
         assert (f"precision {precision}: {why}" in said) == (not words)
+
+
+def test_what_quantized_weights_gain_is_said_over_them_alone(folder, tmp_path, capsys, monkeypatch):
+    chosen = ("highest", "medium is slow. Over a quantized base int8 is fast")
+    monkeypatch.setattr("toynn.backends.cpu.automatic", lambda: chosen)
+    for type in ("F16", "Q8_0"):
+        shutil.copytree(folder / "text", tmp_path / type / "text")
+        base = tmp_path / type / "base.gguf"
+        write_base(base, type=type, vocab=256, context=64, d_model=192, d_ff=32)
+        assert train_lora(base.parent, "text", tmp_path / type / "run", "--steps", "1") == 0
+        printed = capsys.readouterr().out
+        assert "precision   highest: medium is slow\n" in printed
+        assert ("            Over a quantized base int8 is fast\n" in printed) == (type == "Q8_0")
 
 
 def test_the_best_adapter_is_left_and_not_the_last(folder, tmp_path):

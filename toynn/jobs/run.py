@@ -14,6 +14,7 @@ from toynn.engines.engine import Engine
 from toynn.errors import ConfigError
 from toynn.jobs.job import Job
 from toynn.jobs.memory import check_fits, choose_plan
+from toynn.numerics.dtypes import DTYPES
 from toynn.optim import AdamW, Schedule
 from toynn.options import absent, renamed
 from toynn.system.platform import in_shell
@@ -68,7 +69,7 @@ def _carried_out(job: Job) -> Outcome:
         RunFolder.check_absent(Path(str(run.out)))
     job.fetch()
     job.resolve()
-    _check_machine(job)
+    faster = _check_machine(job)
     group.patience = 0  # no limit of time for reading; Trainer sets --rank-timeout
     with job.files:
         for turn in (True, False):  # the first process of a machine fills the cache for the others
@@ -79,6 +80,8 @@ def _carried_out(job: Job) -> Outcome:
         fit = check_fits if run.memory is None else choose_plan
         fit(job, max(1, len(group.local_cpus)))
         job.recipe, optimizer, schedule = build(job)
+    if faster and any(DTYPES[each.dtype].elements > 1 for each in job.recipe.tensors.values()):
+        job.say("", faster)
     identity = _identity(job)
     if checkpoint is not None:
         _complete(checkpoint, identity, job)
@@ -169,8 +172,11 @@ def _resolve_warmup(job: Job, begun: Begun) -> None:
         raise ConfigError(f"--warmup {options.warmup} is more than --steps {options.steps}")
 
 
-def _check_machine(job: Job) -> None:
-    """Refuse an unavailable backend or report; fill in the precision for "auto"."""
+def _check_machine(job: Job) -> str:
+    """Refuse an unavailable backend or report; fill in the precision for "auto".
+
+    Return advice about quantized bases, or "".
+    """
     backends.get(job.options.backend)
     for name in BOARDS.keys() & set(job.options.reports):
         BOARDS[name].check()
@@ -179,7 +185,10 @@ def _check_machine(job: Job) -> None:
         chosen: Any
         chosen, why = automatic_precision(job.options.backend)
         job.options.precision = chosen
-        job.say("precision", f"{job.options.precision}: {why}")
+        reason, _, faster = why.partition(". ")
+        job.say("precision", f"{chosen}: {reason}")
+        return faster
+    return ""
 
 
 @contextmanager
