@@ -66,6 +66,7 @@ def test_a_prompt_is_a_text_or_a_name(prompt, here):
             (),
             "a.csv:2 (row 1): expected a column 'text'; got 'what'; --columns text=",
         ),
+        ("what\ncat\n", ("--columns", "what=text"), "got 'what'; type --columns text=what"),
         ("text\n", (), "a.csv: expected texts; it has none"),
         (b"text\n\xff\n", (), "a.csv:2: not UTF-8 text"),
         ("text\ncat\n", ("--out", "v.npz"), "expected one of .npy, .jsonl, .parquet"),

@@ -108,6 +108,14 @@ SMALL = ["--steps", "4", "--warmup", "1", "--batch", "2", "--seq", "8", "--data"
         (["serve"], "; toynn does not serve, but llama-server loads what it writes: see docs/l"),
         (["encode"], "; did you mean embed?"),
         (["train", "text-classification"], "; did you mean classify?"),
+        (
+            ["train", "classify", "-m", "x", "--data", "y", "--metric", "f1"],
+            "once each; got 'f1'; did you mean macro-f1?",
+        ),
+        (["train", "--config", "."], "--config .: expected a file, such as config.toml"),
+        (["predict", "-m", "none", "--text", "a"], "--model none: no such file or folder exists"),
+        (["predict", "-m", ".", "--text", "a"], "run folder of `toynn train vit` or classify, or"),
+        (["tape", "xro"], "xro: expected one of xor, gpt2, "),
     ],
 )
 def test_a_word_that_is_nearly_right(words, message, capsys):
@@ -212,7 +220,7 @@ def test_a_folder_of_another_kind_is_named_and_what_reads_it(files, capsys):
         ("begun-vit", "this run has no model yet: it was stopped, or is still running; `toynn "
          "train --resume begun-vit`"),
         ("bad", "bad/config.json: not JSON"),
-        ("none", "none: cannot read"),
+        ("none", "none: no such file or folder exists"),
     ):  # fmt: skip
         assert main(["predict", "--model", folder, "x.png"]) == 2
         assert message in capsys.readouterr().err

@@ -94,7 +94,7 @@ def test_adapters_over_a_file_and_a_run_of_them(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("nothing", "nothing: expected one of gpt2, from-scratch, vit, a model's file or folder"),
+        ("nothing", "nothing: expected one of xor, gpt2, from-scratch, vit, a model's file or"),
         ("lora", "a model's file or folder (to train adapters over), or a run's folder"),
         ("xor --values", "are shown on a page: add --html FILE"),
         ("xor --html a.html --compare batch", "XOR is recorded in one way only"),

@@ -396,8 +396,8 @@ def test_predict_with_weights_that_overflow(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("nothing", "cannot read: No such file"),
-        (".", "expected a .safetensors file, or a run folder"),
+        ("nothing", "--model nothing: no such file or folder exists"),
+        (".", "expected a run folder of `toynn train vit` or classify, or a"),
     ],
 )
 def test_predict_without_a_model(model, message, run, tmp_path, capsys, monkeypatch):

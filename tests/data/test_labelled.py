@@ -132,7 +132,10 @@ BAD = {
     "empty": ({"text": "", "label": "x"}, "1: text: expected a text; got an empty one"),
     "blank": ({"text": " \n", "label": "x"}, "1: text: expected a text; got only spaces"),
     "null": ({"text": None, "label": "x"}, "1: text: expected a text; got null"),
-    "no label": ({"text": "x"}, "1: label: expected a label; got 'text'"),
+    "no label": (
+        {"text": "x"},
+        "1: label: expected a label; got 'text'; if its column has another",
+    ),
     "null label": ({"text": "x", "label": None}, "1: label: expected a label; got null"),
     "blank label": ({"text": "x", "label": " "}, "1: label: expected the name of a class; got ' '"),
     "a number": ({"text": "x", "label": 0.5}, 'got 0.5: for numbers: problem="number"'),

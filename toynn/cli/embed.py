@@ -67,7 +67,7 @@ def run(arguments: Namespace) -> int:
     try:
         texts = read_texts(arguments.data, columns_of(arguments.columns))
     except DataError as error:
-        missing = "expected a column" in str(error)
+        missing = "expected a column" in str(error) and "--columns" not in str(error)
         raise DataError(f"{error}{'; --columns text=... names another' * missing}") from error
     start = time.perf_counter()
     parts = []

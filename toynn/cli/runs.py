@@ -159,8 +159,18 @@ def _row(folder: Path) -> dict[str, Any]:
     }
 
 
+def _check_runs(folders: Sequence[Path]) -> None:
+    """Raise DataError for anything but the folder of a run."""
+    for folder in folders:
+        if not (folder / METRICS).is_file():
+            runs = sorted(folder.glob(f"*/{METRICS}"))
+            inside = f", such as {runs[0].parent}" if runs else ""
+            raise DataError(f"{folder}: expected the folder of a run, with {METRICS}{inside}")
+
+
 def run_report(arguments: Namespace) -> int:
     """Write the pages; print where they are."""
+    _check_runs(arguments.folders)
     for folder in arguments.folders:
         print(harmless(str(write_report(folder)), ""))
     return 0
@@ -169,6 +179,7 @@ def run_report(arguments: Namespace) -> int:
 def run_plot(arguments: Namespace) -> int:
     """Draw the curves, those of each quantity in a chart of their own."""
     panels: dict[str, Curves] = {}
+    _check_runs(arguments.folders)
     records = [Record.read(folder) for folder in arguments.folders]
     logged = dict.fromkeys(name for record in records for name in record.names())
     for record in records:

@@ -150,10 +150,11 @@ def renamed(
     renamed columns alone make up a format, columns of any format are dropped, so that the format is
     not ambiguous. Raises DataError for a column that the row lacks.
     """
-    for column in columns.values():
+    for new, column in columns.items():
         if column not in row:
             names = ", ".join(map(repr, list(row)[:8])) or "none"
-            raise DataError(f"{where}: expected a column {column!r}; got {names}")
+            swapped = f"; type --columns {column}={new}" if new in row else ""
+            raise DataError(f"{where}: expected a column {column!r}; got {names}{swapped}")
     named = {new: row[old] for new, old in columns.items()}
     whole = any(named.keys() >= set(form) for form in FORMS)
     hidden = {key for form in FORMS for key in form} if whole else set()

@@ -207,7 +207,8 @@ class _Reader:
         if self.problem == "tokens":
             return LabelledText(words_of(text), None, where)
         if label is None and self.how.needs_label:
-            got = "null" if key in row else keys_of(row)
+            other = "; if its column has another name: --columns label=..."
+            got = "null" if key in row else f"{keys_of(row)}{other}"
             raise DataError(f"{where}: {key}: expected a label; got {got}")
         return LabelledText(text, None if label is None else self._label(where, key, label), where)
 

@@ -29,7 +29,7 @@ def read_texts(path: Path, columns: Mapping[str, str] = MappingProxyType({})) ->
     ``columns`` may name another column for it. Raises DataError, with the line, for a text that is
     missing or blank; for a file without texts.
     """
-    texts, columns = [], {"text": "text", **columns}
+    texts, columns = [], {**columns, "text": columns.get("text", "text")}
     if kind_of(path) in TEXTS and path.is_file():
         lines = "".join(blocks(path)).replace("\r\n", "\n").removesuffix("\n").split("\n")
         records: Any = enumerate(({"text": line} for line in lines), 1)

@@ -54,6 +54,8 @@ def _read_config(
     recipes: Mapping[str, Mapping[str, Option]],
 ) -> tuple[str, dict[str, Any], Directory]:
     path = Path(named) if named is not None else _config_of(Path(str(resumed)))
+    if path.is_dir():
+        raise ConfigError(f"--config {path}: expected a file, such as {path / 'config.toml'}")
     tables = _read(path)
     recipe = tables.get("run", {}).get("recipe", asked)
     if recipe is None:

@@ -145,6 +145,8 @@ def picture_model(path: Path, option: str = "--model") -> Path:
     Raises ConfigError for a text model, and for a run without a model yet.
     """
     kind = "this run" if _recipe(path) is not None else "it"
+    if not path.exists():
+        raise ConfigError(f"{option} {path}: no such file or folder exists")
     if any((path / name).exists() for name in ("adapter.gguf", PEFT_CONFIG)):
         raise ConfigError(
             f"{option} {path}: {kind} is an adapter of a text model; `toynn generate --model BASE "
@@ -162,8 +164,8 @@ def picture_model(path: Path, option: str = "--model") -> Path:
     if not weights.exists():
         _refuse_unfinished(path, option)
         raise ConfigError(
-            f"{option} {path}: expected a .safetensors file, or a run folder of `toynn train vit` "
-            f"with {weights.name}; got a folder without it"
+            f"{option} {path}: expected a run folder of `toynn train vit` or classify, or a "
+            f".safetensors file; got a folder without {weights.name}"
         )
     return weights
 

@@ -111,6 +111,9 @@ _VALUES = {
     "linear": "linear_schedule linear_decay",
     "metal": "mps gpu",
     "normal": "gaussian",
+    "macro-f1": "f1 F1 f1_macro macro_f1",
+    "micro-f1": "f1_micro micro_f1",
+    "entity-f1": "seqeval entity_f1",
 }
 _CHAT = {
     "clear": "reset new restart r",
@@ -160,9 +163,9 @@ def hint(
 
 def hinted(message: str) -> str:
     """Return a message about a wrong choice, with a hint if there is one."""
-    wrong = re.search(r"must be one of (?P<known>.*); got '(?P<word>[^']+)'", message) or re.search(
-        r"invalid choice: '(?P<word>[^']+)' \(choose from (?P<known>.*)\)", message
-    )
+    names = r"must be (?:one )?of (?P<known>.*); got '(?P<word>[^']+)'"
+    choice = r"invalid choice: '(?P<word>[^']+)' \(choose from (?P<known>.*)\)"
+    wrong = re.search(names, message) or re.search(choice, message)
     more = wrong and hint(wrong["word"], re.findall(r"[\w-]+", wrong["known"]), COMMANDS, VALUES)
     return f"{message}; {more}" if more else message
 

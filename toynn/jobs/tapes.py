@@ -143,7 +143,7 @@ def shown(what: str, typed: Mapping[str, Any]) -> Shown:
         recipe, _, _ = read_config(file, None, None, OPTIONS)
         return Shown(path.absolute().name, lambda: made(recipe, {"config": file, **options}), path)
     if not path.exists():
-        names = ", ".join(recipes)
+        names = ", ".join(("xor", *recipes))
         raise ConfigError(
             f"{what}: expected one of {names}, a model's file or folder (to train adapters over), "
             "or a run's folder; there is no such file"
