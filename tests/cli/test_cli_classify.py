@@ -136,6 +136,9 @@ def test_classes(more, here, capsys):
     one, two = told(capsys, "--text", DOGS[3], "--text", CATS[1])
     assert one["classes"][0]["class"] == "dog" and two["classes"][0]["class"] == "cat"
     assert sum(each["probability"] for each in one["classes"]) == pytest.approx(1)
+    (here / "folder").mkdir()
+    assert main(["predict", "--model", "run", "folder"]) == 2
+    assert "folder: expected a file of texts (.txt, " in capsys.readouterr().err
     engine = Classifier.load("run")
     assert engine.predict([DOGS[3], CATS[1]]) == ["dog", "cat"]
     assert engine.probabilities([DOGS[3]])[0, 1] == pytest.approx(one["classes"][0]["probability"])

@@ -178,6 +178,9 @@ def test_words_of_other_programs(files, monkeypatch):
 def test_files_of_another_kind(files, capsys):
     (files / "some.jsonl").write_text(json.dumps({"text": "a"}))
     bpe_file(files / "vocab.gguf")
+    for path in ("a/x.png", "run/config.toml", "run/metrics.jsonl", "run/model.gguf"):
+        (files / path).parent.mkdir(exist_ok=True)
+        (files / path).touch()
     lora = ["train", "lora", "--model", "base.gguf", "--data", "text.txt"]
     for words, message in (
         (["predict", "--model", "base.gguf", "x.png"], "base.gguf: it is a text model; predict"),
@@ -185,6 +188,16 @@ def test_files_of_another_kind(files, capsys):
             ["train", "vit", "--data", "some.jsonl"],
             "expected pictures: a folder with one folder per class",
         ),
+        (["train", "lora", "-m", "base.gguf", "--data", "run"], ": this is the folder of a run, n"),
+        (["train", "lora", "-m", "base.gguf", "--data", "a", "--loss", "dpo"], "got x.png"),
+        (["train", "warm-start", "--donor", "a"], "--donor a: expected a GGUF file; got a folder"),
+        (["convert", "a", "--out", "o.gguf"], "a Hugging Face folder, with config.json; got anoth"),
+        (["convert", "b", "--out", "o.gguf"], "with config.json; no such folder exists"),
+        (
+            ["convert", "run", "--out", "o.gguf"],
+            f"a GGUF file already, {Path('run', 'model.gguf')}",
+        ),
+        (["tokenizer", "train", "--data", "a", "--out", "o"], "expected train.jsonl in it; got x"),
         (["generate", "-m", "vocab.gguf", "-p", "a"], "it has a vocabulary and no weights"),
         ([*lora, "--adapter", "a", "--adapter", "b"], "--adapter: given twice"),
         (

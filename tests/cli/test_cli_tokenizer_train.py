@@ -110,6 +110,13 @@ def test_rows_give_what_is_trained(here, name):
     Path(name).write_text(f"{json.dumps(ROWS[name])}\n" * 9)
     assert train("--data", name, size=261) == 0
     assert Tokenizer.of("made").tokens[256:258] == ["wx", "wxwx"]
+    Path("folder").mkdir()
+    Path(name).rename("folder/train.jsonl")
+    Path("folder/valid.jsonl").write_text('{"text": "%s"}' % ("held out" * 99))
+    assert (
+        main(["tokenizer", "train", "--data", "folder", "--vocab-size", "261", "--out", "b"]) == 0
+    )
+    assert Tokenizer.of("b").tokens == Tokenizer.of("made").tokens
 
 
 @pytest.mark.parametrize(

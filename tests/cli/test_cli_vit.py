@@ -275,7 +275,7 @@ def test_unreadable_files(folder, tmp_path, capsys):
         (["--init-from", "RUN", "--d-model", "8"], "--d-model: the model that --init-from names"),
         (["--init-from", "RUN", "--heads", "4"], "its n_heads is 2; got 4: leave it out"),
         (["--data", "none"], "none: cannot read: No such file"),
-        (["--data", "config.toml"], "config.toml: damaged or of another kind"),
+        (["--data", "config.toml"], "config.toml: expected pictures: a folder with"),
         (["--data", "."], "1 folders with pictures; expected one for each of 2 or more classes"),
     ],
 )

@@ -141,6 +141,7 @@ def test_python_and_the_command_line_each_read_their_own(tmp_path, capsys, monke
     gguf.write(path, {"general.architecture": "llama"}, {})
     with pytest.raises(toynn.errors.GGUFError, match=r"exists; pass overwrite=True to replace it$"):
         gguf.write(path, {"general.architecture": "llama"}, {})
+    (tmp_path / "config.json").touch()
     assert main(["convert", str(tmp_path), "--out", str(path)]) == 2
     said_there = capsys.readouterr().err
     assert (

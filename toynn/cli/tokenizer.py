@@ -40,10 +40,17 @@ def run(arguments: Namespace) -> int:
     out, start = arguments.out, time.perf_counter()
     if out.exists():
         raise ConfigError(f"--out {out}: it exists: name a new folder")
-    paths = [Path(local_data(each)) for each in arguments.data]
+    paths = [_text_of(Path(local_data(each))) for each in arguments.data]
     named = chain.from_iterable(map(contents, paths))
     texts = named if paths else [Corpus.embedded().text.decode()]
     train_tokenizer(texts, arguments.vocab_size, out)
     seconds = time.perf_counter() - start
     print(fact("tokenizer", f"{arguments.vocab_size:,} tokens in {out}, {seconds:.1f} s"))
     return 0
+
+
+def _text_of(path: Path) -> Path:
+    """Return the training part of a folder, or the path itself."""
+    from toynn.data.jsonl import parts_of
+
+    return parts_of(path)["train"] if path.is_dir() else path

@@ -185,6 +185,8 @@ def parts_of(path: Path) -> dict[str, Path]:
     listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     other = next((each for each in names if kind_of(Path(each)) == ".jsonl"), None)
     name = f": name a file: {path / other}" if other else ""
+    if {"config.toml", "metrics.jsonl"} <= {*names}:
+        name = ": this is the folder of a run, not data"
     raise DataError(f"{path}: expected {TRAIN} in it; got {listed or 'an empty folder'}{name}")
 
 

@@ -143,6 +143,10 @@ def attempts(
 
 def _rows(path: Path, how: HowToRead) -> Iterator[tuple[int | str, Mapping[str, Any]]]:
     kind = kind_of(path)
+    if path.is_dir() and kind == "":
+        raise DataError(
+            f"{path}: expected a file of texts (.txt, .csv, .jsonl, .parquet, .conll); got a folder"
+        )
     if kind in CONLL:
         return _conll(path, how)
     if kind in (".txt", ""):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from toynn.data._rows import meant, string_of
 from toynn.data.batch import IGNORED, Batch
 from toynn.data.examples import Example, Examples, check_not_asked, joined, split_off
-from toynn.data.jsonl import TRAIN, VALID
+from toynn.data.jsonl import VALID, parts_of
 from toynn.data.packing import PackedExamples, in_rows, pack
 from toynn.data.reader import (
     Contents,
@@ -161,7 +161,7 @@ def read_preferences(
     how = replace(ReadOptions.of(seq, more), mask_prompt=True)
     reader = PreferenceReader(Reader(encoder, how), loss)
     if path.is_dir():
-        train = reader.read(part_of(path, TRAIN) or path / TRAIN)
+        train = reader.read(parts_of(path)["train"])
         beside = part_of(path, VALID)
         valid = None if beside is None else reader.read(beside)
     else:

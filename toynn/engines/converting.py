@@ -62,6 +62,13 @@ def convert(
         is_gguf = Path(folder).suffix.lower() == ".gguf"
         got = "it is a GGUF file already" if is_gguf else "got a file"
         raise ConfigError(f"convert: {os.fspath(folder)}: expected a folder; {got}")
+    if not Path(folder, "config.json").exists():
+        there = Path(folder, "model.gguf")
+        got = "got another folder" if Path(folder).is_dir() else "no such folder exists"
+        got = f"it has a GGUF file already, {there}" if there.exists() else got
+        raise ConfigError(
+            f"convert: {os.fspath(folder)}: expected a Hugging Face folder, with config.json; {got}"
+        )
     if outtype in MIXES:
         instead = f"toynn convert {os.fspath(folder)} --outtype f32 --out whole.gguf"
         with (

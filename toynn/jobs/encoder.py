@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from toynn.data.bounds import Bounds
 from toynn.data.digest import digest
 from toynn.data.examples import ShuffledExamples, check_not_asked, split_off
-from toynn.data.jsonl import TRAIN, VALID
+from toynn.data.jsonl import VALID, parts_of
 from toynn.data.labelled import HowToRead
 from toynn.data.splits import part_of
 from toynn.data.texts import Texts
@@ -103,7 +103,7 @@ class EncoderJob(Job):
         path, valid = Path(self.options.data), self.options.valid
         if not path.is_dir():
             return path, None if valid is None else Path(valid)
-        return part_of(path, TRAIN) or path / TRAIN, Path(valid) if valid else part_of(path, VALID)
+        return parts_of(path)["train"], Path(valid) if valid else part_of(path, VALID)
 
     def how(self, progress: Any, **more: Any) -> HowToRead:
         """Return how rows are read."""

@@ -259,6 +259,15 @@ class WarmStartJob(FromScratchJob):
     options: WarmStartOptions
     make = WarmStart
 
+    def resolve(self) -> None:
+        """Fill in missing options; raise ConfigError for contradictory ones, and for a folder."""
+        if Path(self.options.donor).is_dir():
+            raise ConfigError(
+                f"--donor {self.options.donor}: expected a GGUF file; got a folder: `toynn "
+                "convert` writes the GGUF file of a Hugging Face folder"
+            )
+        super().resolve()
+
     def recipe_options(self, **more: Any) -> RecipeOptions:
         """Return the options to realize the recipe with; the head is untied."""
         return super().recipe_options(**more | {"untied": True})

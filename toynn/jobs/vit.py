@@ -50,16 +50,11 @@ class ViTJob(Job):
         """Do nothing: the defaults of options suffice."""
 
     def read(self) -> None:
-        """Read the pictures; raise ConfigError for texts."""
+        """Read the pictures."""
         path, seed = self.options.data, self.recipe_options().seed
         if path is None:
             self.data = ImageData.digits(seed)
             return
-        if Path(path).suffix in (".jsonl", ".json", ".txt", ".csv", ".parquet"):
-            raise ConfigError(
-                f"--data {path}: expected pictures: a folder with one folder per class, .npz, or "
-                "files of MNIST or CIFAR-10; got a file of texts"
-            )
         skip = self.options.skip_unreadable
         self.data = ImageData.read(path, seed, skip_unreadable=skip)
 
