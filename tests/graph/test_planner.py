@@ -1,13 +1,16 @@
 """The planner on random tapes: what lives at the same time does not overlap, nothing is lost."""
 
 import numpy as np
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from llamas import KINDS, config
 
 import toynn
 from toynn._kernels.base.signature import Signature
 from toynn.backends.protocol import ALIGNMENT, aligned
-from toynn.graph.planner import layout_of
+from toynn.engines.plans import LEVELS, ROUNDED
+from toynn.graph.planner import _Slot, _slots, layout_of
 from toynn.graph.tape import Op, Role, Tape, Tensor
 
 
@@ -117,3 +120,37 @@ def test_an_undo_log_lies_where_nothing_lives_when_updates_run():
             start = layout.offsets[tensor]
             assert start >= end or start + tensor.nbytes <= layout.undo_log
         assert end <= layout.nbytes and (layout.nbytes == without.nbytes) == free
+
+
+def by_hand(tape, undo_log):
+    """Return offsets and bytes of a plan, greedy by size: each slot at the lowest gap."""
+    slots = _slots(tape)
+    update = next((i for i, n in enumerate(tape.nodes) if n.phase == "U"), len(tape.nodes))
+    spare = _Slot(undo_log, update, len(tape.nodes))
+    placed = []
+    every = dict.fromkeys((*slots.values(), spare))
+    for slot in sorted(every, key=lambda slot: (-slot.nbytes, slot.first)):
+        live = [s for s in placed if s.first <= slot.last and slot.first <= s.last]
+        slot.offset = 0
+        for begin, end in sorted((s.offset, s.offset + s.nbytes) for s in live):
+            if begin - slot.offset >= slot.nbytes:
+                break
+            slot.offset = max(slot.offset, end)
+        placed.append(slot)
+    most = max(slot.offset + slot.nbytes for slot in placed)
+    return {t: slot.offset for t, slot in slots.items()}, most, spare.offset
+
+
+@pytest.mark.parametrize("level", [*LEVELS, *ROUNDED])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "olmoe", "qwen35", "lfm2"])
+def test_plans_are_greedy_by_size(kind, level):
+    """Plans stay the same to the byte, however fast gaps are found."""
+    changes, needed = KINDS[kind]
+    engine = toynn.LlamaSeqEngine()
+    options = toynn.RecipeOptions(t_seq=8, packed=True, **needed | level._asdict())
+    engine.declare(config(**changes), options)
+    engine.step_memory()
+    tape = engine.session.tape
+    for undo_log in (0, aligned(30_000)):
+        layout = layout_of(tape, undo_log)
+        assert (layout.offsets, layout.nbytes, layout.undo_log) == by_hand(tape, undo_log)

@@ -14,13 +14,11 @@ dropped.
 """
 
 import errno
-import gc
 import os
 import sys
 import warnings
 from argparse import ArgumentParser, Namespace, _SubParsersAction
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -30,6 +28,7 @@ from toynn.cli._streams import Unwritten, streams
 from toynn.cli._text import plain_warnings, print_error
 from toynn.errors import ConfigError, ToynnError, flags_stay
 from toynn.options import RENAMED, RecipeOptions
+from toynn.system.garbage import uncollected
 from toynn.system.platform import in_shell
 from toynn.system.printing import print_line
 
@@ -150,19 +149,7 @@ def _saves(arguments: Namespace) -> bool:
     return getattr(arguments, saves) is not None if isinstance(saves, str) else saves
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Import modules without looking for garbage, which takes a sixth longer and finds none."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@_uncollected()
+@uncollected()
 def parsed(argv: Sequence[str]) -> Namespace:
     """Parse words. Raises ConfigError for unknown ones."""
     argv, typed = list(argv), in_shell("toynn", *argv)

@@ -34,6 +34,7 @@ from toynn.optim import AdamW
 from toynn.options import RecipeOptions
 from toynn.session import Session
 from toynn.system.critical import Section, exclusive
+from toynn.system.garbage import uncollected
 
 RATE, BETA1, DECAY, C1 = map(SLOTS.index, ("lr", "beta1", "weight_decay", "c1"))
 
@@ -230,6 +231,7 @@ class Engine(ABC, Generic[C]):
             self.session.upload(tensors[name], array)
 
     @exclusive
+    @uncollected()
     def build_training_step(self) -> None:
         """Record and compile the training step."""
         if self._session is not None and not self.parameters:
@@ -277,11 +279,13 @@ class Engine(ABC, Generic[C]):
         momentum = self.options.momentum if hidden and self.options.optimizer == "muon" else 0.0
         return self.options.decay != "matrices" or _is_matrix(w), 1.0, momentum
 
+    @uncollected()
     def step_memory(self) -> Memory:
         """Record the training step of declared weights; return the memory that it would need."""
         self._record_step()
         return self.session.memory()
 
+    @uncollected()
     def step_costs(self, prepack: Iterable[str], level: Level) -> dict[str, Cost]:
         """Return what the training step would take by each choice of prepacking.
 

@@ -104,10 +104,16 @@ class Backward:
 
     def _sparing(self, node: Node, makers: Mapping[Tensor | None, Node]) -> None:
         """Record a node's backward, after recomputing inputs that are too cheap to keep."""
+        if node.op.gradient is None:
+            return
         roots = dict.fromkeys(t.root for t in node.inputs if t is not None and self.wants(t))
         nodes = [makers[t] for t in roots if t in makers and t not in self._copies]
-        copies, originals = checkpointing.repeated(checkpointing.cheap(nodes, node, self._cheap))
+        nodes = checkpointing.cheap(nodes, node, self._cheap)
         fresh = {root: self._copies[root] for root in node.roots if root in self._copies}
+        if not nodes:
+            self._back([(node, checkpointing.reading(node, fresh))])
+            return
+        copies, originals = checkpointing.repeated(nodes)
         fresh |= {tensor: copy for copy, tensor in originals.items()}
         read = checkpointing.reading(node, fresh)
         for copy in self._back_from(copies, originals, [(node, read)]):
@@ -130,7 +136,10 @@ class Backward:
 
     def wants(self, tensor: Tensor | None) -> bool:
         """Whether a gradient must flow to this tensor: it is a parameter or depends on one."""
-        return tensor is not None and self._originals.get(tensor.root, tensor.root) in self._active
+        if tensor is None:
+            return False
+        root = tensor.base or tensor
+        return self._originals.get(root, root) in self._active
 
     def new(self, tensor: Tensor) -> Tensor:
         """Return an activation to hold a gradient of ``tensor``."""
@@ -170,7 +179,8 @@ class Backward:
         """
         shapes = {name: tensor.shape for name, tensor in wrt.items() if tensor is not None}
         wrt = {name: tensor and self._meant(tensor) for name, tensor in wrt.items()}
-        if not any(self.wants(tensor) for tensor in wrt.values()):
+        wanted = {name for name, tensor in wrt.items() if self.wants(tensor)}
+        if not wanted:
             return
         if op.adds:
             (name, tensor), *_ = wrt.items()
@@ -178,19 +188,20 @@ class Backward:
                 tensors = {name: self._own[tensor].view(shapes[name]), **inputs}
                 self.tape.record(op, tensors, like=node, accumulate=Accumulate.ALWAYS, **scalars)
                 return
-        weights = [wrt[name] for name in op.weights]
-        parameters = [t for t in weights if t is not None and t.role is Role.PARAMETER]
+        weights = op.weights
+        of_weights = [wrt[name] for name in weights]
+        parameters = [t for t in of_weights if t is not None and t.role is Role.PARAMETER]
         first = sum(t not in self._written for t in parameters)
         # One flag serves all outputs. So all must be different parameters, and either all or none
         # were written before.
-        direct = len(set(parameters)) == len(parameters) == sum(
-            self.wants(t) for t in weights
+        direct = len(set(parameters)) == len(parameters) == len(
+            wanted.intersection(weights)
         ) and first in (0, len(parameters))
         outputs: dict[str, Tensor | None] = {}
         detours: list[tuple[Tensor, Tensor]] = []
         for name, tensor in wrt.items():
-            weight = name in op.weights
-            if tensor is None or (weight and not self.wants(tensor)):
+            weight = name in weights
+            if tensor is None or (weight and name not in wanted):
                 outputs[name] = None
             elif weight and direct and tensor.role is Role.PARAMETER:
                 outputs[name] = self._gradient_of(tensor).view(shapes[name])

@@ -136,19 +136,26 @@ def _written(nodes: Iterable[Node]) -> frozenset[Tensor]:
 
 
 def _launches(tape: Tape, places: Mapping[Tensor, Place]) -> list[Launch]:
+    constant = Role.CONSTANT
+
     def launch(node: Node) -> Launch:
-        named = node.named.items()
+        stored: dict[str, Place | None] = {}
+        frozen = []
+        for name, tensor in node.named.items():
+            stored[name] = None if tensor is None else place_of(tensor, places)
+            if tensor is not None and (tensor.base or tensor).role is constant:
+                frozen.append(name)
         return Launch(
             node.phase,
             node.op.kernel,
-            {name: None if t is None else place_of(t, places) for name, t in named},
+            stored,
             node.sizes,
             node.options,
             node.accumulate,
             node.flops,
             node.nbytes,
             valid_rows(node),
-            frozenset([name for name, t in named if t and t.root.role is Role.CONSTANT]),
+            frozenset(frozen),
             node.op.function,
         )
 

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from toynn.backends.protocol import aligned
 from toynn.graph.tape import Tape, Tensor
 
+NO_END = 1 << 62  # an offset behind everything
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -41,14 +43,18 @@ def layout_of(tape: Tape, undo_log: int = 0) -> Layout:
     first = next((i for i, node in enumerate(tape.nodes) if node.phase == "U"), len(tape.nodes))
     spare = _Slot(undo_log, first, len(tape.nodes))
     every = dict.fromkeys((*slots.values(), spare))
-    placed = np.empty((4, len(every) + 1), np.int64)  # begins, ends, first and last nodes
-    placed[:, 0] = 0, 0, -1, len(tape.nodes)  # an empty slot, so that one is always before
-    for n, slot in enumerate(sorted(every, key=lambda slot: (-slot.nbytes, slot.first)), 1):
-        slot.offset = _lowest_gap(slot, placed[:, :n])
-        i = placed[0, :n].searchsorted(slot.offset, "right")
+    # Begins, ends, first and last nodes of slots, by the begins; an empty slot stands at each end.
+    placed = np.zeros((4, len(every) + 2), np.int64)
+    placed[:, 0], placed[:, 1] = (0, 0, -1, len(tape.nodes)), (NO_END, 0, -1, len(tape.nodes))
+    begins, ends, firsts, lasts = placed
+    for n, slot in enumerate(sorted(every, key=lambda slot: (-slot.nbytes, slot.first)), 2):
+        live = ((firsts[:n] <= slot.last) & (lasts[:n] >= slot.first)).nonzero()[0]
+        slot.offset = _lowest_gap(slot.nbytes, begins.take(live), ends.take(live))
+        i = begins[:n].searchsorted(slot.offset, "right")
         placed[:, i + 1 : n + 1] = placed[:, i:n]
-        placed[:, i] = slot.offset, slot.offset + slot.nbytes, slot.first, slot.last
-    nbytes = int(placed[1].max())
+        begins[i], ends[i] = slot.offset, slot.offset + slot.nbytes
+        firsts[i], lasts[i] = slot.first, slot.last
+    nbytes = int(ends.max())
     return Layout({tensor: slot.offset for tensor, slot in slots.items()}, nbytes, spare.offset)
 
 
@@ -56,12 +62,12 @@ def _slots(tape: Tape) -> dict[Tensor, _Slot]:
     lives = tape.lives()
     slots: dict[Tensor, _Slot] = {}
     for i, node in enumerate(tape.nodes):
-        named = node.named
+        named, donors = node.named, node.op.donors
         for name, tensor in named.items():
-            root = None if tensor is None else tensor.root
-            if root is None or root not in lives or root in slots:
+            root = None if tensor is None else tensor.base or tensor
+            if root is None or root in slots or root not in lives:
                 continue
-            donor = named.get(next(iter(node.op.signature[name].in_place), ""))
+            donor = named.get(donors.get(name, ""))
             if donor in slots and donor.nbytes == root.nbytes and slots[donor].last == i:
                 slots[root] = slots[donor]
                 slots[root].last = lives[root][1]
@@ -72,13 +78,7 @@ def _slots(tape: Tape) -> dict[Tensor, _Slot]:
     return slots
 
 
-def _lowest_gap(slot: _Slot, placed: NDArray[np.int64]) -> int:
-    """Return the lowest offset at which ``slot`` overlaps no slot that is live with it.
-
-    ``placed`` (4, n) are begins, ends, first and last nodes, in the order of the begins.
-    """
-    begins, ends, first, last = placed
-    live = (first <= slot.last) & (slot.first <= last)
-    tops = np.maximum.accumulate(ends[live])  # of all up to each
-    fits = begins[live][1:] - tops[:-1] >= slot.nbytes
-    return int(tops[fits.argmax() if fits.any() else -1])
+def _lowest_gap(nbytes: int, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> int:
+    """Return the lowest offset of a gap of ``nbytes`` between slots in the order of the begins."""
+    tops = np.maximum.accumulate(ends)[:-1]  # of all up to each
+    return int(tops[(begins[1:] - tops >= nbytes).argmax()])  # there is room before the last slot

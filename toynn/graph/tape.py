@@ -107,6 +107,11 @@ class Op:
         """The tensor whose valid rows a run computes; "": none."""
         return self.rows.partition(" ")[2]
 
+    @cached_property
+    def donors(self) -> dict[str, str]:
+        """The first input whose memory a tensor may share, by the tensor's name."""
+        return {spec.name: spec.in_place[0] for spec in self.signature.specs if spec.in_place}
+
     @property
     def weights(self) -> tuple[str, ...]:
         """Names of the outputs that are gradients of weights."""
@@ -258,6 +263,7 @@ class Tape(Shown):
     written: set[Tensor] = field(default_factory=set)  # by the nodes so far
     phase: str = "F"
     current_block: str | None = None  # the next node's block
+    blocks: set[str] = field(default_factory=set)  # that have nodes
     places: Mapping[Tensor, Place] = field(default_factory=dict)  # of all roots, after compilation
     #: The session's function that keeps other threads out of a call.
     exclusively: Callable[[str], AbstractContextManager[object]] = nullcontext
@@ -343,23 +349,20 @@ class Tape(Shown):
                 op.solved[key] = solved
             if solved.shapes:
                 tensors = {**tensors, **self._make(op, solved.shapes)}
-            outputs, saved, inputs = (
-                tuple(map(tensors.get, names))
-                for names in (signature.outputs, signature.saved, signature.inputs)
-            )
+            find = tensors.get
             node = Node(
                 op,
                 self.phase,
-                outputs,
-                saved,
-                inputs,
+                tuple(map(find, signature.outputs)),
+                tuple(map(find, signature.saved)),
+                tuple(map(find, signature.inputs)),
                 solved,
                 accumulate,
                 self.current_block,
             )
             self._pass_on_rows(node)
             self.nodes.append(node)
-            self.written.update([t.base or t for t in outputs + saved if t is not None])
+            self.written.update([t.base or t for t in node.outputs + node.saved if t is not None])
             return node
 
     def _make(self, op: Op, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -383,7 +386,7 @@ class Tape(Shown):
 
         Raises ConfigError for a name that was used, and inside another block.
         """
-        if self.current_block or any(node.block == name for node in self.nodes):
+        if self.current_block or name in self.blocks:
             raise ConfigError(
                 f"block {name}: this tape has a block {self.current_block or name} already; blocks "
                 "have different names and do not contain each other"
@@ -393,6 +396,8 @@ class Tape(Shown):
             yield
         finally:
             self.current_block = None
+            if self.nodes and self.nodes[-1].block == name:
+                self.blocks.add(name)
 
     def _check_input(self, op: Op, tensor: Tensor) -> None:
         """Raise ConfigError for a tensor of another tape or session."""
@@ -456,11 +461,14 @@ class Tape(Shown):
         An input is uploaded before the first node: its first is -1. Inputs and outputs stay
         until the next run: their last is the number of nodes.
         """
-        lives: dict[Tensor, tuple[int, int]] = {}
+        firsts: dict[Tensor, int] = {}
+        lasts: dict[Tensor, int] = {}
         for i, node in enumerate(self.nodes):
             for root in node.roots:
-                if root.role in _OF_A_TAPE:
-                    lives[root] = lives[root][0] if root in lives else i, i
+                if root in firsts or root.role in _OF_A_TAPE:
+                    firsts.setdefault(root, i)
+                    lasts[root] = i
+        lives = {root: (first, lasts[root]) for root, first in firsts.items()}
         forever = len(self.nodes)
         lives.update((tensor, (-1, forever)) for tensor in self.inputs.values())
         lives.update((t, (lives[t][0], forever)) for t in self.outputs & lives.keys())

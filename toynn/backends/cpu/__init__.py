@@ -119,7 +119,12 @@ class CPU(HostBackend):
 
     def _most(self, launches: Sequence[Launch]) -> int:
         threads = self.threads()
-        return aligned(max((_scratch(launch, threads) for launch in launches), default=0))
+        different = {
+            (each.kernel, each.flops, each.nbytes, each.limit, *each.sizes.values()): each
+            for each in launches
+        }
+        most = (_scratch(launch, threads) for launch in different.values())
+        return aligned(max(most, default=0))
 
     def prepacked_nbytes(self, launches: Sequence[Launch] = (), prepack: str = "never") -> int:
         """Return the bytes of all prepacked weights, and of those that these launches would add."""

@@ -6,6 +6,7 @@ it has its own packed form. The results are the same bits.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -21,6 +22,7 @@ from toynn.numerics import dtypes
 READERS = ("matmul", "experts")
 
 _packing = kernels.load("prepacked", kernels.level)
+_form = cache(_packing.form)  # layers are alike
 GAIN = 0.05  # of a product's time: what prepacking saves at the most rows that "auto" prepacks for
 
 
@@ -57,7 +59,7 @@ def key_of(launch: Launch, prepack: str) -> Key | None:
     matrices = sizes.get("E", 1)  # experts share the rows
     rows = -(-sizes["M"] // matrices)
     N, K, type = sizes["N"], sizes["K"], sizes["type"]
-    form = _packing.form(product, rows, N, K, sizes["precision"], type)
+    form = _form(product, rows, N, K, sizes["precision"], type)
     if form is None or (prepack == "auto" and rows > _rows_that_gain(form)):
         return None
     assert place is not None
