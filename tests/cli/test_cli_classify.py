@@ -165,6 +165,8 @@ def test_adapters_over_an_encoder_are_no_adapter_of_a_decoder(here, capsys):
     for words in (["eval", "--data", "kinds.csv"], ["generate", "--prompt", "a"]):
         assert main([*words, "--adapter", "run"]) == 2
         assert "run: expected an adapter; got a whole model, which" in capsys.readouterr().err
+    assert main(["generate", "--prompt", "a", "--model", "run", "--adapter", "run"]) == 2
+    assert "--adapter run: run is an encoder, whose runs are whole mod" in capsys.readouterr().err
 
 
 def test_a_head_alone_is_trained(here):

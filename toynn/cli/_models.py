@@ -65,9 +65,15 @@ def opened(arguments: Namespace, options: RecipeOptions) -> "tuple[Tokenizer, Se
     from toynn import engines
     from toynn.formats import bases
     from toynn.formats.tokenizer import Tokenizer
+    from toynn.models import ENCODERS
 
     model, named = origin(arguments)
     with bases.open(text_model(Path(model))) as file:
+        if arguments.adapter and file.architecture in ENCODERS:
+            raise ConfigError(
+                f"--adapter {arguments.adapter[0].path}: {model} is an encoder, whose runs are "
+                "whole models: name the run by --model"
+            )
         tokenizer = Tokenizer.for_model(file, named)
         adapter = combined(arguments.adapter, file, strict=arguments.strict)
         return tokenizer, engines.frozen(file, adapter, arguments.backend, options)
