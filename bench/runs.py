@@ -205,7 +205,7 @@ def main() -> None:
         return
     head = f"{'model':6}{'T':>6} {'precision':14}"
     if options.fits:
-        print(head, *(f"{f'{each} GB':>27}" for each in FITS))
+        print(head, *(f"{f'{each} GB':>43}" for each in FITS))
     else:
         print(f"{head}{'s/step':>9}{'CPU s':>9}{'tokens/s':>10}{'GB':>8}{'read GB':>8}", end="")
         print(f"{'h/1,000':>9}{'' if energy() is None else '    J/step'}  plan")

@@ -95,16 +95,20 @@ def blocks(n_threads: int, rounds: int, only: str) -> None:
 def context(n_threads: int, rounds: int, only: str) -> None:
     """Print the memory and the time of a LoRA step for each token, as one row grows.
 
-    The step recomputes blocks (checkpointing). ``only`` is the number of tokens, if not CONTEXTS.
+    The step recomputes blocks (checkpointing), then all of them but attention. ``only`` is the
+    number of tokens, if not CONTEXTS.
     """
     toynn.set_num_threads(n_threads)
     clock, shape = clock_of(n_threads), tuning.SHAPES["smollm2_135m_T256"]
-    print(f"{'tokens':>8}{'peak, MB':>10}{'kB/token':>10}{'ms/token':>10}{'of attention':>14}")
+    head = f"{'tokens':>8}{'attention':>10}{'peak, MB':>10}{'kB/token':>10}{'ms/token':>10}"
+    print(f"{head}{'of attention':>14}")
+    lengths = [int(only)] if only else CONTEXTS
     with tempfile.TemporaryDirectory() as folder:
-        for T in [int(only)] if only else CONTEXTS:
-            path, own = Path(folder) / f"{T}.gguf", shape._replace(T=T)
-            tuning.write_file(path, own)
-            recipe = tuning.recipe_over(path, own, checkpointing=True)
+        path = Path(folder) / "base.gguf"
+        tuning.write_file(path, shape._replace(T=max(lengths)))
+        for T, kept in product(lengths, (False, True)):
+            own = shape._replace(T=T)
+            recipe = tuning.recipe_over(path, own, checkpointing=True, keep_attention=kept)
             step, taken = tuning.toynn_calls(recipe, own)["toynn"], []
             for _ in range(rounds):
                 begun = clock()
@@ -112,8 +116,8 @@ def context(n_threads: int, rounds: int, only: str) -> None:
                 taken.append(clock() - begun)
             session, each = recipe.session, 1000 * min(taken) / T
             peak, of_attention = session.memory().peak, each * growth.attention_share(session)
-            row = f"{T:8}{peak / 1e6:10.1f}{peak / T / 1e3:10.1f}{each:10.2f}{of_attention:14.2f}"
-            print(row, flush=True)
+            row = f"{T:8}{'kept' if kept else 'again':>10}{peak / 1e6:10.1f}"
+            print(f"{row}{peak / T / 1e3:10.1f}{each:10.2f}{of_attention:14.2f}", flush=True)
 
 
 def experts(n_threads: int, rounds: int, only: str) -> None:

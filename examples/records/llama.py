@@ -3,5 +3,5 @@
 import tokens
 
 tokens.MODEL = "from-scratch --d-model 128 --precision medium"
-tokens.STEPS = {3: 4600, 5: 7700}
+tokens.STEPS = {3: 4600, 5: 7700, 10: 15400}
 train = tokens.train

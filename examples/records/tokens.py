@@ -6,7 +6,7 @@ In a short time a model sees little of the text, so the tokenizer reads a part o
 from toynn.cli import main
 
 STEPS = {1: 650, 3: 2000, 30: 20000}  # by minutes of one core
-SHARE = {1: 6, 3: 3, 5: 2, 30: 1}
+SHARE = {1: 6, 3: 3, 5: 2, 10: 1, 30: 1}
 MODEL, OPTIMIZER = "gpt2", "--optimizer muon --lr 0.012"
 
 
