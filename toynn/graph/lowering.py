@@ -139,11 +139,14 @@ def _launches(tape: Tape, places: Mapping[Tensor, Place]) -> list[Launch]:
     constant = Role.CONSTANT
 
     def launch(node: Node) -> Launch:
-        stored: dict[str, Place | None] = {}
+        stored: dict[str, Place | None] = dict.fromkeys(node.named)
         frozen = []
         for name, tensor in node.named.items():
-            stored[name] = None if tensor is None else place_of(tensor, places)
-            if tensor is not None and (tensor.base or tensor).role is constant:
+            if tensor is None:
+                continue
+            base = tensor.base
+            stored[name] = places[tensor] if base is None else place_of(tensor, places)
+            if (base or tensor).role is constant:
                 frozen.append(name)
         return Launch(
             node.phase,
@@ -154,7 +157,7 @@ def _launches(tape: Tape, places: Mapping[Tensor, Place]) -> list[Launch]:
             node.accumulate,
             node.flops,
             node.nbytes,
-            valid_rows(node),
+            valid_rows(node) if node.op.leads else None,
             frozenset(frozen),
             node.op.function,
         )

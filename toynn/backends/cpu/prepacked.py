@@ -49,9 +49,7 @@ class Key(NamedTuple):
 
 
 def key_of(launch: Launch, prepack: str) -> Key | None:
-    """Return the key of the panels of w that a launch would read; None if it reads none."""
-    if "w" not in launch.frozen:
-        return None
+    """Return the key of the panels that a launch by a frozen w would read; None if it has none."""
     op, _, product = launch.kernel.partition(".")
     if op not in READERS or product not in _packing.PRODUCTS:
         return None
@@ -153,5 +151,6 @@ class Prepacks:
 def _wanted(launches: Sequence[Launch], prepack: str) -> dict[int, Key]:
     if prepack == "never":
         return {}
-    keys = {i: key_of(each, prepack) for i, each in enumerate(launches)}
+    reading = ((i, each) for i, each in enumerate(launches) if "w" in each.frozen)
+    keys = {i: key_of(each, prepack) for i, each in reading}
     return {i: key for i, key in keys.items() if key is not None}
