@@ -100,13 +100,13 @@ class ImageData:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise DataError(f"{path!s}: cannot read: {reason}") from error
-        if where.suffix == ".npz":
-            source = arrays.read_npz(where)
-        elif not where.is_dir():
+        if where.is_file() and where.suffix != ".npz":
             raise DataError(
                 f"{path!s}: expected pictures: a folder with one folder per class, a .npz file, or "
                 "a folder of MNIST or CIFAR-10 files; got another file"
             )
+        if not where.is_dir():
+            source = arrays.read_npz(where)
         elif arrays.is_idx(where):
             source = arrays.read_idx(where)
         elif arrays.is_cifar(where):
