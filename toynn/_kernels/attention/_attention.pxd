@@ -191,10 +191,10 @@ cdef inline Panels _panels(
     float* room, const Panels* kept, const Sizes* s, Operand side, Py_ssize_t K, bint several
 ) noexcept nogil:
     """A side of products: packed once here, if it is not kept and several strips read it."""
-    pack_as(&side, _form(s))
-    if kept.at != NULL or not several or side.panels * panel_floats(&side, K) > STRIPPED or K > KC:
+    if kept.at != NULL or not several or K > KC:
         return kept[0]
-    return _keep(&room, s, side, K)
+    pack_as(&side, _form(s))
+    return kept[0] if side.panels * panel_floats(&side, K) > STRIPPED else _keep(&room, s, side, K)
 
 
 cdef inline void _products_of_rows(
