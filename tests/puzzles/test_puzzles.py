@@ -267,7 +267,11 @@ def test_a_check_outlives_its_program(tmp_path, monkeypatch, line, seconds, expe
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_program_that_forks_leaves_no_process(tmp_path):
     path, noted = tmp_path / "02_softmax.py", tmp_path / "pid"
-    line = f"import os; child = os.fork(); child and open({str(noted)!r}, 'w').write(str(child))"
+    # Only the parent goes on to the verdict, so the file is whole when the check ends.
+    line = (
+        "import os, time; child = os.fork()"
+        f"; child and open({str(noted)!r}, 'w').write(str(child)) or time.sleep(600)"
+    )
     path.write_text(changed(PUZZLES["softmax"], "return y", f"{line}\n    return y"))
     checked(PUZZLES["softmax"], path)
     assert _ended(int(noted.read_text()))
