@@ -395,8 +395,9 @@ def extensions() -> list[Extension]:
             for path in (KERNELS / f"base/{name}.pyx" for name in ONCE)
         ),
         *(
-            Extension(f"toynn.backends.cpu.{path.stem}", [path.as_posix()])
-            for path in sorted(Path("toynn/backends/cpu").glob("*.pyx"))
+            Extension(f"{folder.replace('/', '.')}.{path.stem}", [path.as_posix()])
+            for folder in ("toynn/graph", "toynn/backends/cpu")
+            for path in sorted(Path(folder).glob("*.pyx"))
         ),
     ]
     for extension in once:

@@ -9,13 +9,9 @@ size: Pisarchyk & Lee 2020, arXiv:2001.03288).
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from toynn.backends.protocol import aligned
+from toynn.graph.placement import lowest_offsets
 from toynn.graph.tape import Tape, Tensor
-
-NO_END = 1 << 62  # an offset behind everything
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,6 @@ class _Slot:
     nbytes: int
     first: int
     last: int
-    offset: int = -1
 
 
 def layout_of(tape: Tape, undo_log: int = 0) -> Layout:
@@ -43,19 +38,11 @@ def layout_of(tape: Tape, undo_log: int = 0) -> Layout:
     first = next((i for i, node in enumerate(tape.nodes) if node.phase == "U"), len(tape.nodes))
     spare = _Slot(undo_log, first, len(tape.nodes))
     every = dict.fromkeys((*slots.values(), spare))
-    # Begins, ends, first and last nodes of slots, by the begins; an empty slot stands at each end.
-    placed = np.zeros((4, len(every) + 2), np.int64)
-    placed[:, 0], placed[:, 1] = (0, 0, -1, len(tape.nodes)), (NO_END, 0, -1, len(tape.nodes))
-    begins, ends, firsts, lasts = placed
-    for n, slot in enumerate(sorted(every, key=lambda slot: (-slot.nbytes, slot.first)), 2):
-        live = ((firsts[:n] <= slot.last) & (lasts[:n] >= slot.first)).nonzero()[0]
-        slot.offset = _lowest_gap(slot.nbytes, begins.take(live), ends.take(live))
-        i = begins[:n].searchsorted(slot.offset, "right")
-        placed[:, i + 1 : n + 1] = placed[:, i:n]
-        begins[i], ends[i] = slot.offset, slot.offset + slot.nbytes
-        firsts[i], lasts[i] = slot.first, slot.last
-    nbytes = int(ends.max())
-    return Layout({tensor: slot.offset for tensor, slot in slots.items()}, nbytes, spare.offset)
+    order = sorted(every, key=lambda slot: (-slot.nbytes, slot.first))
+    found = lowest_offsets([(slot.nbytes, slot.first, slot.last) for slot in order])
+    offsets = dict(zip(order, found, strict=True))
+    nbytes = max(offset + slot.nbytes for slot, offset in offsets.items())
+    return Layout({tensor: offsets[slot] for tensor, slot in slots.items()}, nbytes, offsets[spare])
 
 
 def _slots(tape: Tape) -> dict[Tensor, _Slot]:
@@ -76,9 +63,3 @@ def _slots(tape: Tape) -> dict[Tensor, _Slot]:
     for tensor in tape.inputs.values():
         slots.setdefault(tensor, _Slot(aligned(tensor.nbytes), *lives[tensor]))
     return slots
-
-
-def _lowest_gap(nbytes: int, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> int:
-    """Return the lowest offset of a gap of ``nbytes`` between slots in the order of the begins."""
-    tops = np.maximum.accumulate(ends)[:-1]  # of all up to each
-    return int(tops[(begins[1:] - tops >= nbytes).argmax()])  # there is room before the last slot

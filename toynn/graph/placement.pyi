@@ -1,0 +1,3 @@
+__test__: dict[str, str]
+
+def lowest_offsets(slots: list[tuple[int, int, int]]) -> list[int]: ...
