@@ -287,3 +287,13 @@ def test_auto_is_refused_where_nobody_knows_what_is_free(files, monkeypatch, cap
     assert "--memory auto: this system does not tell how much memory is free" in (
         capsys.readouterr().err
     )
+
+
+def test_a_plan_decides_whether_to_checkpoint_and_a_flag_how(built, monkeypatch):
+    monkeypatch.setitem(MORE, "gpt2", (*RUNS["gpt2"], "--keep-attention"))
+    plan, promised, _, read, said = built("gpt2", 10**8)
+    assert plan == NOTHING and "plan        the fastest: " in said
+    while not plan[1]:
+        plan, promised, _, read, said = built("gpt2", promised + read - 1)
+    assert plan == KEEP and "plan        --checkpointing: " in said
+    assert "the smallest plan, --checkpointing, needs " in built("gpt2", promised - 1)

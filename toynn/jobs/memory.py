@@ -169,6 +169,8 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
     given = Level.of(chosen)
     levels = list(dict.fromkeys(each.with_more(given) for each in LEVELS))
 
+    # A kept attention says how to checkpoint; whether to, a plan says.
+    options["keep_attention"] = given.checkpointing and given.keep_attention
     engine = room.engine(job)
 
     @cache
@@ -208,6 +210,6 @@ def _flags(plan: Plan, options: Mapping[str, Any]) -> str:
     words = []
     for name, before in options.items():
         flag, value = f"--{name.replace('_', '-')}", plan.options[name]
-        if value != before:
+        if value not in (before, False):
             words.append(flag if isinstance(value, bool) else f"{flag} {value}")
     return " ".join(words)
