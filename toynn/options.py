@@ -413,8 +413,9 @@ class RecipeOptions:
         Whether the backward pass recomputes the activations of each block instead of keeping them:
         less memory, the same results, about one forward pass more work.
     keep_attention
-        Whether checkpointing keeps the outputs of attention, as many numbers again as the inputs of
-        blocks. Over long rows attention takes most of a forward pass, which is not repeated then.
+        Whether checkpointing keeps the outputs of attention: for each token as many numbers as all
+        heads have channels. Over long rows attention takes most of a forward pass, which is not
+        repeated then.
     recompute_cheap
         Whether the backward pass recomputes the outputs of norms and activations that products
         read, instead of keeping them: less memory, the same results, about one percent more work.

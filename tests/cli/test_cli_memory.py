@@ -295,5 +295,21 @@ def test_a_plan_decides_whether_to_checkpoint_and_a_flag_how(built, monkeypatch)
     assert plan == NOTHING and "plan        the fastest: " in said
     while not plan[1]:
         plan, promised, _, read, said = built("gpt2", promised + read - 1)
-    assert plan == KEEP and "plan        --checkpointing: " in said
+    assert plan == KEEP and "plan        --checkpointing --keep-attention: " in said
+    plan, promised, *_ = built("gpt2", promised + read - 1)
+    assert plan == BLOCKS
     assert "the smallest plan, --checkpointing, needs " in built("gpt2", promised - 1)
+
+
+def test_a_plan_that_kept_attention_resumes_with_less_memory(built, monkeypatch):
+    """A resumed run is given the flags of its plan. No flag says not to keep attention."""
+    needs = {}
+    for name, flags in {"new": (), "resumed": ("--checkpointing", "--keep-attention")}.items():
+        monkeypatch.setitem(MORE, "gpt2", (*RUNS["gpt2"], *flags))
+        room, plan = 10**8, None
+        while plan != BLOCKS:
+            plan, promised, _, read, said = built("gpt2", room)
+            needs[name], room = promised, promised + read - 1
+    assert needs["new"] == needs["resumed"]
+    assert "plan        without --keep-attention: " in said
+    assert "the smallest plan, without --keep-attention, needs " in built("gpt2", promised - 1)

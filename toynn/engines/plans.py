@@ -21,9 +21,13 @@ class Level(NamedTuple):
         return cls(*(options[name] for name in cls._fields))
 
     def with_more(self, given: "Level") -> "Level":
-        """Return it with what saves memory in a given level, too."""
+        """Return it with what saves memory in a given level, too.
+
+        Beside bfloat16, kept outputs of attention are rounded, so they must be asked for.
+        """
         cheap, blocks = (mine or its for mine, its in zip(self[:2], given[:2], strict=True))
-        keep = blocks and (self.keep_attention or given.keep_attention)
+        keep = self.keep_attention and given.activations == "float32"
+        keep = blocks and (keep or given.keep_attention)
         return Level(cheap, blocks, given.activations, keep)
 
 

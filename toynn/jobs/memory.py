@@ -167,10 +167,12 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
     chosen: dict[str, Any] = {name: options[name] for name in OPTIONS if name in options}
     prepack = dict.fromkeys((chosen.get("prepack", "never"), "never"))
     given = Level.of(chosen)
-    levels = list(dict.fromkeys(each.with_more(given) for each in LEVELS))
+    levels = [each.with_more(given) for each in LEVELS]
+    levels += [each._replace(keep_attention=False) for each in levels]  # takes less memory
+    levels = list(dict.fromkeys(levels))
 
-    # A kept attention says how to checkpoint; whether to, a plan says.
-    options["keep_attention"] = given.checkpointing and given.keep_attention
+    # Whether to checkpoint, a plan says.
+    chosen["keep_attention"] = options["keep_attention"] = given.keep_attention and given[1]
     engine = room.engine(job)
 
     @cache
@@ -210,6 +212,8 @@ def _flags(plan: Plan, options: Mapping[str, Any]) -> str:
     words = []
     for name, before in options.items():
         flag, value = f"--{name.replace('_', '-')}", plan.options[name]
-        if value not in (before, False):
-            words.append(flag if isinstance(value, bool) else f"{flag} {value}")
+        if isinstance(value, bool) and value != before:
+            words.append(flag if value else f"without {flag}")
+        elif value != before:
+            words.append(f"{flag} {value}")
     return " ".join(words)
