@@ -37,7 +37,7 @@ from toynn.graph.tape import Role, Tape, Tensor
 from toynn.numerics import checks, precision
 from toynn.numerics.adamw_row import SLOTS
 from toynn.optim import AdamW
-from toynn.options import ACTIVATIONS, PREPACK, checked
+from toynn.options import PREPACK, checked
 from toynn.session.feeding import compiled_feed, passes_checks
 from toynn.session.looking import Look, check_stops, run_looking
 from toynn.session.memory import MemoryUse
@@ -112,10 +112,6 @@ class Session:
         prepack: str = "never",
     ) -> None:
         checks.thread_count("Session", n_threads)
-        if keep_attention and not checkpointing:
-            raise ConfigError(
-                "keep_attention=True|--keep-attention is for checkpointing=True|--checkpointing"
-            )
         self.backend = backends.get(backend, n_threads)
         self.seed = seed
         chosen = matmul_precision or precision.get_float32_matmul_precision()
@@ -138,7 +134,7 @@ class Session:
             checkpointing=checkpointing,
             keep_attention=keep_attention,
             recompute_cheap=recompute_cheap,
-            activations=checked("activations", activations, ACTIVATIONS),
+            activations=activations,
         )
         self._known: set[Tensor] = set()  # uploaded, or computed by a run
         self._compiled: dict[Tape, CompiledTape] = {}
@@ -767,13 +763,18 @@ class Session:
         """Return what a training step of the tape takes, by each choice of prepacking.
 
         ``choices`` are arguments of the session that say what the backward pass recomputes and how
-        activations are kept. The backward pass is first recorded again by them. Works before
-        allocation only.
+        activations are kept. The costs are those of a backward pass by them; the tape's own stays.
+        Works before allocation only.
         """
         self._check_recording("costs()")
-        if choices is not None and self.tape.loss is not None:
-            self._updates.build_backward(self.tape, self.tape.loss, choices)
-        lowered = lower(self.tape, self._storage.places, self.backend)
+        tape = self.tape
+        own = tape.nodes, tape.gradients, tape.phase
+        try:
+            if choices is not None and tape.loss is not None:
+                self._updates.build_backward(tape, tape.loss, choices)
+            lowered = lower(tape, self._storage.places, self.backend)
+        finally:
+            tape.nodes, tape.gradients, tape.phase = own
         return {
             each: self._memory.cost(lowered, checked("prepack", each, PREPACK)) for each in prepack
         }

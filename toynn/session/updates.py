@@ -16,14 +16,32 @@ from toynn.graph.autograd import Backward
 from toynn.graph.narrowing import narrow_kept
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
+from toynn.options import ACTIVATIONS, checked
+
+
+def chosen(
+    *, checkpointing: bool, keep_attention: bool, recompute_cheap: bool, activations: str
+) -> tuple[bool, bool, bool, bool]:
+    """Return arguments of a session as arguments of Backward, and whether to narrow what is kept.
+
+    Raises ConfigError for what does not go together, and for unknown activations.
+    """
+    if keep_attention and not checkpointing:
+        raise ConfigError(
+            "keep_attention=True|--keep-attention is for checkpointing=True|--checkpointing"
+        )
+    narrowed = checked("activations", activations, ACTIVATIONS) == "bfloat16"
+    return bool(checkpointing), bool(keep_attention), bool(recompute_cheap), narrowed
 
 
 class Updates:
     """The gradients of a session's parameters, their moments, and the scalars of an update."""
 
     def __init__(self, storage: Storage, **choices: bool | str) -> None:
+        """``choices`` are those of `chosen`."""
         self._storage = storage
-        self._choices = choices  # checkpointing, keep_attention, recompute_cheap, activations
+        self._choices = choices
+        chosen(**choices)  # type: ignore[arg-type]
         self._gradients: dict[Tensor, Tensor] = {}  # of each parameter
         self._moments: dict[Tensor, tuple[Tensor, ...]] = {}
         self.pending = 0.0  # weight of the micro-batches whose gradients wait for an update
@@ -46,19 +64,18 @@ class Updates:
 
         Raises ConfigError unless the same parameters get gradients on every tape.
         """
-        *recomputed, activations = (self._choices | dict(choices or {})).values()
+        *walk, narrowed = chosen(**self._choices | dict(choices or {}))  # type: ignore[arg-type]
         updates = [node for node in tape.nodes if node.phase == "U"]
         if tape.gradients is None:
             tape.walks = {(): (tuple(tape.nodes), {})}
-        walk = tuple(map(bool, recomputed))
-        if walk not in tape.walks:
+        if tuple(walk) not in tape.walks:
             tape.nodes = list(tape.walks[()][0])
             back = Backward(tape, self._gradient_of, ops.ADD, ops.ACCUMULATE, *walk)
             gradients = back.run(loss, self._seed)
-            tape.walks[walk] = tuple(tape.nodes), gradients
-        nodes, gradients = tape.walks[walk]
+            tape.walks[tuple(walk)] = tuple(tape.nodes), gradients
+        nodes, gradients = tape.walks[tuple(walk)]
         tape.nodes = list(nodes)
-        if activations == "bfloat16":
+        if narrowed:
             narrow_kept(tape, ops.NARROW, ops.WIDEN)
         for parameter in self._gradients:
             if parameter not in gradients:
