@@ -79,6 +79,10 @@ def test_adapters_over_a_file_and_a_run_of_them(tmp_path, capsys):
     assert main(["tape", str(out), *words]) == 0
     other, plain = data_of(page.read_text())["tapes"][0], data_of(page.read_text())["tapes"][1]
     assert plain["name"] == "no checkpointing" and other["memory"]["peak"] < plain["memory"]["peak"]
+    kept = ["--keep-attention", *words]
+    assert main(["tape", str(out), *kept]) == 0  # keeping needs checkpointing
+    kept, plain = data_of(page.read_text())["tapes"]
+    assert plain["name"] == "no checkpointing" and kept["memory"]["peak"] > other["memory"]["peak"]
     values = ["--values", "--compare", "none", "--batch", "1", "--html", str(page)]
     assert main(["tape", str(out), *values]) == 0
     data = data_of(page.read_text())

@@ -176,6 +176,10 @@ def test_what_is_refused(files, tmp_path):
         for given in ({"rows": rows}, {"data": rows}):
             with pytest.raises(DataError, match=message):
                 toynn.finetune(model, out=tmp_path / "run", quiet=True, **given)
+    other = tmp_path / "other.csv"
+    other.write_text('text\n"a\n",3\n')
+    with pytest.raises(DataError, match=r"other\.csv:2 \(row 1\): .*; the row ends on line 3"):
+        toynn.finetune(model, rows=[{"text": "a" * 99}], valid=other, quiet=True)
     for rows in ([3], {3: 0.5}, 7, {}):
         with pytest.raises(ConfigError, match="data: expected a path, a list of paths, a m"):
             toynn.finetune(model, rows, tmp_path / "run", quiet=True)

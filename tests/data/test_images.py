@@ -139,6 +139,10 @@ def test_npz_in_parts(tmp_path):
     del parts["x_test"]
     np.savez(tmp_path / "b.npz", **parts)
     assert len(ImageData.read(tmp_path / "b.npz").valid) == 6
+    for name in ("b.NPZ", "digits"):
+        (tmp_path / "b.npz").rename(tmp_path / name)
+        assert len(ImageData.read(tmp_path / name).valid) == 6
+        (tmp_path / name).rename(tmp_path / "b.npz")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Labelled pictures to train on: folders, arrays, or the handwritten digits of scikit-learn."""
 
+import zipfile
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -100,7 +101,8 @@ class ImageData:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise DataError(f"{path!s}: cannot read: {reason}") from error
-        if where.is_file() and where.suffix != ".npz":
+        named = where.suffix.lower() == ".npz"
+        if where.is_file() and not named and not zipfile.is_zipfile(where):
             raise DataError(
                 f"{path!s}: expected pictures: a folder with one folder per class, a .npz file, or "
                 "a folder of MNIST or CIFAR-10 files; got another file"

@@ -242,8 +242,10 @@ def finetune(
 
 def _of_rows(message: str, path: str) -> str:
     """Return an error about a file of rows as one about the rows: its lines are their numbers."""
-    message = re.sub(rf"{re.escape(path)}:(?=\d)", f"{ROWS}: row ", message)
-    return re.sub(r"\bline (?=\d)", "row ", message.replace(path, ROWS))
+    message = re.sub(rf"{re.escape(path)}:(?=\d)", f"{ROWS}: row ", message).replace(path, ROWS)
+    if not message.startswith(ROWS):  # its lines may be those of another file
+        return message
+    return re.sub(r"\bline (?=\d)", "row ", message)
 
 
 def _sources(data: Any) -> list[str]:

@@ -42,6 +42,7 @@ class Shown:
             job.options.batch *= 2
         elif variant == "checkpointing":
             job.options.checkpointing = not job.options.checkpointing
+            job.options.keep_attention &= job.options.checkpointing
         packed = variant == "packing"
         if packed and not isinstance(job, TextJob):
             raise ConfigError(f"--compare packing: {self.title} has no sequences")
