@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 #: Python's name of an option, and its flag.
-BOTH = re.compile(r"([a-z_]+=\w*)\|(--[a-z-]+)")
+BOTH = re.compile(r"([a-z_]+(?:=\w*)?)\|(--[a-z-]+)")
 #: A flag outside of quotes, and its value, unless the next word continues the sentence.
 FLAG = re.compile(
     r"""(?<![\w'"/-])(?:argument )?--([a-z][a-z0-9-]*)"""

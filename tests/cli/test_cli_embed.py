@@ -50,11 +50,12 @@ def test_vectors_come_in_the_order_of_the_file(here, capsys):
 
 
 @pytest.mark.parametrize("prompt", ["find: ", "query"])
-def test_a_prompt_is_a_text_or_a_name(prompt, here):
+def test_a_prompt_is_a_text_or_a_name(prompt, here, capsys):
     (here / "a.txt").write_text("cat\ndogs")
     assert embed("--data", "a.txt", "--prompt", prompt) == 0
     expected = Encoder.load("model").encode(["find: cat", "find: dogs"])
     assert np.load("v.npy").tobytes() == expected.tobytes()
+    assert "prompt      'find: ' before each text\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

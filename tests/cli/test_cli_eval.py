@@ -75,6 +75,20 @@ def test_examples_and_questions(folder, capsys):
     assert "of 1 questions" in capsys.readouterr().out
 
 
+def test_columns_of_other_names(folder, capsys):
+    renamed = folder / "renamed.jsonl"
+    text = (folder / "rows.jsonl").read_text().replace("prompt", "question")
+    renamed.write_text(text.replace("completion", "answer"))
+    names = ("--columns", "prompt=question,completion=answer")
+    found = figures(folder, capsys, *names, data="renamed.jsonl")
+    known = figures(folder, capsys, data="rows.jsonl")
+    assert [found[name] for name in ("examples", "loss")] == [2, known["loss"]]
+    (folder / "prefer.jsonl").write_text('{"prompt": "a b", "good": "c d", "rejected": "e f"}\n')
+    names = ("--columns", "chosen=good")
+    more = ("--adapter", str(folder / "adapter.gguf"), "--loss", "dpo")
+    assert figures(folder, capsys, *more, *names, data="prefer.jsonl")["pairs"] == 1
+
+
 def test_examples_against_a_base(folder, capsys):
     """Beside float64: over the tokens with loss alone, each example by itself."""
     adapter = ["--adapter", str(folder / "adapter.gguf")]
@@ -133,6 +147,8 @@ def test_without_data_the_embedded_text(folder, capsys, monkeypatch):
         (["--seq", "3"], "text.txt", "whole number from 4"),
         (["--against", "x.gguf"], "quiz.jsonl", "--against: expected a text or examples as --data"),
         (["--against", "x.gguf"], "rows.jsonl", "x.gguf: cannot read"),
+        (["--columns", "text=a"], "text.txt", "--columns: it needs rows as --data: .jsonl, .csv"),
+        (["--separator", "a"], "text.txt", "--separator: it is for classifiers and vectors"),
         ([], "only", "only: expected test.jsonl or valid.jsonl in it, or texts"),
         ([], "x.bin", "x.bin: expected a text or rows; got a file of tokens"),
         (["--data", "again"], "text.txt", "--data: given twice"),

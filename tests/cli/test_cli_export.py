@@ -89,7 +89,7 @@ def test_what_is_no_adapter_is_said(files, tmp_path, capsys):
         folder.mkdir()
     write_base(whole)
     told = {
-        whole.parent: f"got a whole model, which has nothing to fuse: use {whole} as it is",
+        whole.parent: f"got a whole model: use {whole} as it is",
         tmp_path / "pictures": f"use {tmp_path / 'pictures'} as it is, as the model",
         tmp_path / "empty": "expected an adapter: adapter.gguf, or adapter_config.json with",
     }

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
+from lora_bases import write_base
 from small_encoders import with_words
 
 import toynn
@@ -141,6 +142,16 @@ def test_a_reranker_learns_scores(here, capsys):
     assert Reranker.load("run.gguf").scores(pairs).tobytes() == scores.tobytes()
 
 
+def test_vectors_of_a_decoder_are_measured(here, capsys):
+    write_base(here / "decoder.gguf", vocab=256, context=48)
+    steps = ("--steps", "1", "--batch", "4", "--out", "run")
+    assert train("embed", "pairs", model="decoder.gguf", steps=steps) == 0
+    capsys.readouterr()
+    words = "--data pairs.jsonl --columns anchor=q,positive=a --json"
+    assert main(["eval", "--model", "run", *words.split()]) == 0
+    assert 0 <= json.loads(capsys.readouterr().out)["ndcg@10"] <= 1
+
+
 @pytest.mark.parametrize(
     ("job", "data", "more", "message"),
     [
@@ -160,6 +171,12 @@ def test_a_reranker_learns_scores(here, capsys):
         ("embed", "bare", ("--valid", "scored.jsonl"), "expected the columns of the training data"),
         ("rerank", "pairs", (), "--data pairs.jsonl: expected query, passage and label; got"),
         ("rerank", "low", (), "low.jsonl:2: score: expected a number from 0 to 1; got -0.5"),
+        (
+            "rerank",
+            "unscored",
+            (),
+            "expected a number from 0 to 1; got 'sentence1', 'sentence2': ",
+        ),
         ("rerank", "scored", ("--model", "three"), "its head has 3 outputs; a reranker has 1"),
         ("embed", "pairs", ("--model", "odd"), "expected one of pooling_mode_mean_tokens"),
     ],
@@ -168,6 +185,7 @@ def test_what_does_not_fit_is_refused(job, data, more, message, here, capsys):
     write(here / "bare.jsonl", [{"anchor": "is a", "positive": "a1"}] * 20)
     low = {"sentence1": "a", "sentence2": "a1", "score": 0.5}
     write(here / "low.jsonl", [low, low | {"score": -0.5}])
+    write(here / "unscored.jsonl", [{"sentence1": "a", "sentence2": "a1"}])
     Encoder.load("plain", Task("sequence", 3)).export_hf("three")
     Encoder.load("model").export_hf("odd")
     (here / "odd" / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')

@@ -250,6 +250,18 @@ def test_a_signal_saves_a_checkpoint(number, here, tmp_path, capsys):
     assert main(["train", "gpt2", "--resume", str(out / "checkpoint-3")]) == 0
 
 
+def test_a_run_that_goes_back_says_what_it_drops(here, tmp_path, capsys):
+    out, more = tmp_path / "out", ("--save-total-limit", "0")
+    assert main(["train", "gpt2", *COMMANDS["gpt2"], *more, "--out", str(out)]) == 0
+    assert main(["train", "--resume", str(out), "--steps", "8"]) == 0
+    assert "is dropped" not in capsys.readouterr().out
+    before = contents(out)
+    assert main(["train", "--resume", str(out / "checkpoint-6")]) == 0
+    told = "resumed from step 6; what was saved after it, up to step 8, is dropped\n"
+    assert told in capsys.readouterr().out
+    assert contents(out) == before
+
+
 def test_a_signal_within_a_slow_first_step_says_how_to_go_on(here, tmp_path, capsys, monkeypatch):
     """The gradients of its first micro-batch are in the checkpoint."""
     out, accumulate = tmp_path / "out", Engine.accumulate

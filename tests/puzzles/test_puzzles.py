@@ -352,6 +352,8 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         r"until this\s+backward pass, .*`toynn\s+puzzles\s+why\s+1`\s+answers\.", out, re.DOTALL
     )
     assert re.search(r"Next: edit toynn-puzzles.02_softmax.py, then `toynn puzzles check 2`", out)
+    assert main(["puzzles", "--dir", "mine"]) == 0
+    assert capsys.readouterr().out.endswith(", then `toynn puzzles check 1 --dir mine`.\n")
     assert main(["puzzles", "why", "1"]) == 0
     assert "y is not needed" in capsys.readouterr().out
     assert json.loads(Path("toynn-puzzles", PROGRESS).read_text())["solved"].keys() == {"linear"}

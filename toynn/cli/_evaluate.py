@@ -34,7 +34,7 @@ OF_LOSS = (*PARAMETERS, "batch")
 NOT_OF_LOSS = ("against", "no_mask_prompt", "question_delimiter")
 OF_TEXT = ("adapter", "tokenizer", "seq", "loss", *NOT_OF_LOSS, *OF_LOSS)
 OF_PICTURES = ("top", "skip_unreadable")
-OF_ENCODER = ("columns", "separator", "corpus")
+OF_ENCODER = ("separator", "corpus")
 #: Figures of a classifier of texts, and what they are called.
 FIGURES = {name: name for name in ("accuracy", "matthews", "spearman", "precision", "recall")}
 FIGURES |= {"macro_f1": "macro-f1", "micro_f1": "micro-f1", "f1": "entity-f1"}
@@ -80,7 +80,8 @@ def _check(arguments: Namespace) -> None:
     model = arguments.model
     remote = model is not None and on_hub(str(model))
     if model is not None and not remote and of_pictures(model):
-        _refuse(arguments, OF_TEXT, f"it is for models of text; {model} is a model of pictures")
+        why = f"it is for models of text; {model} is a model of pictures"
+        _refuse(arguments, (*OF_TEXT, "columns"), why)
         return
     if not remote or any(map(partial(_is_given, arguments), OF_TEXT)):
         _refuse(arguments, OF_PICTURES, "it is for models of pictures")
@@ -170,7 +171,8 @@ def _preferences(arguments: Namespace) -> tuple[dict[str, Any], float]:
     tokenizer, engine = opened(arguments, options)
     engine.enable_preference(preference)
     start = time.perf_counter()
-    measured = preference_figures(engine, tokenizer, arguments.data, seq, batch)
+    columns = columns_of(arguments.columns)
+    measured = preference_figures(engine, tokenizer, arguments.data, seq, batch, columns)
     return measured, time.perf_counter() - start
 
 
@@ -190,6 +192,7 @@ def _texts(arguments: Namespace) -> tuple[dict[str, Any], float]:
         mask_prompt=not arguments.no_mask_prompt,
         against=against,
         delimiter=arguments.question_delimiter,
+        columns=columns_of(arguments.columns),
     )
     seconds = time.perf_counter() - start
     if against is not None:

@@ -87,6 +87,8 @@ def run(arguments: Namespace) -> int:
             lists = arrow.FixedSizeListArray.from_arrays(vectors.ravel(), vectors.shape[1])
             table = arrow.table({"text": texts, "vector": lists})
             import_module("pyarrow.parquet").write_table(table, file)
+    if prompt:
+        print(fact("prompt", f"{prompt!r} before each text"))
     print(fact("vectors", f"{len(vectors):,} of {vectors.shape[1]:,} numbers in {out}"))
     if encoder.cut:
         print(fact("cut", f"{encoder.cut:,} texts, to {encoder.longest:,} tokens"))

@@ -1,5 +1,6 @@
 """``toynn puzzles``: programs with a blank to fill in, and checks that say what is wrong."""
 
+import shlex
 import textwrap
 from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -71,8 +72,8 @@ def run(arguments: Namespace) -> int:
         raise ConfigError(f"puzzles {action}: name a puzzle: `toynn puzzles {action} 1`")
     if action == "solution" and not arguments.spoil:
         raise ConfigError(
-            f"puzzles solution: it would spoil the puzzle; `toynn puzzles hint {chosen[0].number}` "
-            "gives away less. --spoil prints the solution"
+            "puzzles solution: it would spoil the puzzle; "
+            f"{_command('hint', chosen[0], folder)} gives away less. --spoil prints the solution"
         )
     if action == "check":
         return max(_check(folder, puzzle) for puzzle in chosen)
@@ -87,7 +88,7 @@ def run(arguments: Namespace) -> int:
             if folder.state(puzzle) not in ("solved", "changed"):
                 raise ConfigError(
                     f"puzzles why: puzzle {puzzle.number} is not solved yet; its question comes "
-                    f"with the answer to it: `toynn puzzles check {puzzle.number}`"
+                    f"with the answer to it: {_command('check', puzzle, folder)}"
                 )
             _print(" ".join(puzzle.why))
         elif action == "solution":
@@ -124,8 +125,14 @@ def _next(folder: "Folder", after: int = 0) -> str:
     for puzzle in [*later, *PUZZLES.values()]:
         if folder.state(puzzle) in ("", "begun"):
             path = folder.path / puzzle.file
-            return f" Next: edit {path}, then `toynn puzzles check {puzzle.number}`."
+            return f" Next: edit {path}, then {_command('check', puzzle, folder)}."
     return ""
+
+
+def _command(action: str, puzzle: "Puzzle", folder: "Folder") -> str:
+    """Return the command of an action, as one types it."""
+    beside = "" if folder.path == FOLDER else f" --dir {shlex.quote(str(folder.path))}"
+    return f"`toynn puzzles {action} {puzzle.number}{beside}`"
 
 
 def _check(folder: "Folder", puzzle: "Puzzle") -> int:
@@ -138,7 +145,7 @@ def _check(folder: "Folder", puzzle: "Puzzle") -> int:
     _print_lines(verdict.said.splitlines())
     if verdict.solved:
         _print(f"The same in toynn: toynn/{puzzle.same}")
-        _print(f"{puzzle.why[0]} `toynn puzzles why {puzzle.number}` answers.")
+        _print(f"{puzzle.why[0]} {_command('why', puzzle, folder)} answers.")
         _print(_next(folder, puzzle.number).strip())
     return 0 if verdict.solved else 1
 

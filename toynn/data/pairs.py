@@ -113,10 +113,11 @@ def _score(where: str, row: Mapping[str, Any], lowest: float) -> float:
         score = math.nan
     if not lowest <= score <= 1:
         got = repr(row[name])[:60] if name in row else keys_of(row)
-        raise DataError(
-            f"{where}: {name}: expected a number from {lowest:g} to 1; got {got}: scale the scores "
-            "to that range"
-        )
+        advice = "scale the scores to that range"
+        if name not in row:
+            advice = f"--columns {name}=... names its column"
+        expected = f"expected a number from {lowest:g} to 1"
+        raise DataError(f"{where}: {name}: {expected}; got {got}: {advice}")
     return score
 
 

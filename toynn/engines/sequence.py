@@ -131,8 +131,7 @@ class SequenceEngine(Engine[C], Generic[C]):
     def _check(self) -> None:
         if self.options.t_seq > self.context:
             raise ConfigError(
-                f"{type(self).__name__}: t_seq {self.options.t_seq} is longer than the context "
-                f"{self.context}"
+                f"t_seq|--seq {self.options.t_seq} is longer than the context {self.context}"
             )
         super()._check()
 

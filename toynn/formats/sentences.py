@@ -18,7 +18,7 @@ from toynn.system.reading import read_bytes
 
 #: By llama.cpp's number, `pooling_type`: what becomes a text's vector; "": nothing said.
 POOLINGS = ("", "mean", "cls", "last", "rank")
-_MODULES, _POOLING = "modules.json", "1_Pooling/config.json"
+MODULES, _POOLING = "modules.json", "1_Pooling/config.json"
 _LENGTH, _PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
 _MODES = {
     "pooling_mode_mean_tokens": "mean",
@@ -55,7 +55,7 @@ class Sentences:
         pooling |= {mode: mode_is == self.pooling for mode, mode_is in _MODES.items()}
         prompts = {"prompts": dict(self.prompts), "similarity_fn_name": "cosine"}
         length = {"max_seq_length": self.length, "do_lower_case": False}
-        named = {_MODULES: modules, _POOLING: pooling, _PROMPTS: prompts, _LENGTH: length}
+        named = {MODULES: modules, _POOLING: pooling, _PROMPTS: prompts, _LENGTH: length}
         return {name: json.dumps(each, indent=2).encode() + b"\n" for name, each in named.items()}
 
 
@@ -64,7 +64,7 @@ def read(folder: Path) -> Sentences:
 
     Raises DataError for a module or a pooling that toynn does not have.
     """
-    path = folder / _MODULES
+    path = folder / MODULES
     if not path.exists():
         return Sentences()
     try:

@@ -15,6 +15,7 @@ from toynn.data.labelled import OUTSIDE, Encoded, HowToRead, LabelledText, Label
 from toynn.errors import ConfigError, NonFiniteError
 from toynn.formats import bases
 from toynn.formats.hf.config import CLASSES
+from toynn.formats.sentences import MODULES
 from toynn.jobs.paths import text_model
 from toynn.models import ENCODERS
 from toynn.recipes import Classifier
@@ -26,13 +27,14 @@ AT_ONCE = 64  # texts
 
 
 def of_encoder(path: Path) -> bool:
-    """Whether a path is an encoder, or has a head of classes. Raises a damaged file's error."""
+    """Whether a path is an encoder, or has classes or a pooling. Raises a damaged file's error."""
     if not path.exists() or path.suffix == ".safetensors":
         return False
     if path.is_dir() and not any((path / name).exists() for name in ("config.json", "model.gguf")):
         return False
     with bases.open(text_model(path), check=False) as file:
-        return file.architecture in ENCODERS or CLASSES in file.tensors
+        known = file.architecture in ENCODERS or CLASSES in file.tensors
+        return known or (path / MODULES).exists()
 
 
 def classifier(path: Path, *, headless: bool = False, **more: Any) -> Classifier:

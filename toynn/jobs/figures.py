@@ -3,9 +3,10 @@
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from toynn.data.image_batches import Fitted, HeldOut
 from toynn.data.images import ImageData
 from toynn.data.packing import packed_in_order
 from toynn.data.preference import read_all_preferences
+from toynn.data.reader import ReadOptions
 from toynn.data.splits import files_of
 from toynn.data.text import Corpus
 from toynn.engines import SequenceEngine, ViTEngine
@@ -46,14 +48,16 @@ def figures(
     mask_prompt: bool = True,
     against: Callable[[], SequenceEngine[Any]] | None = None,
     delimiter: str | None = None,
+    columns: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the figures of a model by name: perplexity, loss or accuracy, depending on the data.
 
     ``against`` opens another model, to measure the divergence from it. ``delimiter`` stands between
     a question and its choices, see ``toynn.evaluation.accuracy``. The default of ``data`` is the
-    text that ships with CPython.
+    text that ships with CPython. ``columns`` has the data's column for each field of examples.
 
-    Raises ConfigError for a seq beyond the context, DataError for data that cannot be read.
+    Raises ConfigError for a seq beyond the context, and columns of a text. Raises DataError for
+    data that cannot be read.
     """
     seq = seq_of(seq, engine.context)
     data = None if data is None else jsonl.measured_part(data)
@@ -64,7 +68,7 @@ def figures(
     if CHOSEN in row:
         losses = ", ".join(KINDS)
         raise ConfigError(f"--data {data}: these are preferences: name a --loss ({losses})")
-    if data is not None and QUESTION in row:
+    if data is not None and QUESTION in row and not columns:
         if against is not None:
             raise ConfigError(f"--against: expected a text or examples as --data; got {data}")
         return _accuracy(data, tokenizer, engine, delimiter)
@@ -72,8 +76,11 @@ def figures(
         raise ConfigError(NO_QUESTIONS)
     base = None if against is None else against()
     if data is None or not has_rows:
+        if columns:
+            raise ConfigError("--columns: it needs rows as --data: .jsonl, .csv, .tsv or .parquet")
         return _text(data, tokenizer, engine, base, seq)
-    return _examples(data, tokenizer, engine, base, seq, mask_prompt)
+    how = ReadOptions(seq=seq, mask_prompt=mask_prompt, vocab_size=engine.vocab, columns=columns)
+    return _examples(data, tokenizer, engine, base, how)
 
 
 def seq_of(length: int | None, context: int) -> int:
@@ -177,16 +184,9 @@ def _examples(
     tokenizer: Tokenizer,
     engine: SequenceEngine[Any],
     base: SequenceEngine[Any] | None,
-    seq: int,
-    mask_prompt: bool,
+    how: ReadOptions,
 ) -> dict[str, Any]:
-    examples, notes = jsonl.read_all(
-        data,
-        tokenizer,
-        seq,
-        vocab_size=engine.vocab,
-        mask_prompt=mask_prompt,
-    )
+    examples, notes = jsonl.read_all(data, tokenizer, how)
     tokens = sum(len(examples[k].ids) for k in range(len(examples)))
     report: dict[str, Any] = {"data": str(data), "examples": len(examples)}
     with closing(_Bar("example")) as bar:
@@ -219,7 +219,12 @@ def _accuracy(
 
 
 def preference_figures(
-    engine: SequenceEngine[Any], tokenizer: Tokenizer, data: Path, seq: int, batch: int = 1
+    engine: SequenceEngine[Any],
+    tokenizer: Tokenizer,
+    data: Path,
+    seq: int,
+    batch: int = 1,
+    columns: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the loss of preferences, and rewards, under the names that training uses.
 
@@ -233,7 +238,7 @@ def preference_figures(
     assert preference is not None
     options = preference.options
     pairs, notes = read_all_preferences(
-        data, tokenizer, seq, loss=options.loss, vocab_size=engine.vocab
+        data, tokenizer, seq, loss=options.loss, vocab_size=engine.vocab, columns=columns
     )
     means, done = Means(), 0
     with closing(_Bar("pair" if options.paired else "completion")) as bar:

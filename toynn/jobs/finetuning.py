@@ -124,17 +124,18 @@ class Run:
             if math.isinf(self.result.val_loss):
                 raise ConfigError("evaluate: nothing was held out in training: name data")
             return {"loss": self.result.val_loss, "iteration": self.result.best_iteration}
+        columns = columns_of(self._options.columns)
         if isinstance(self.engine, Classifier):
-            how = HowToRead(columns=columns_of(self._options.columns))
-            return text_figures(self.engine, Path(data), how)
+            return text_figures(self.engine, Path(data), HowToRead(columns=columns))
         if isinstance(self.engine, Embedder):
-            return vector_figures(self.engine, Path(data), columns_of(self._options.columns))
+            return vector_figures(self.engine, Path(data), columns)
         if isinstance(self.engine, Encoder):
-            return score_figures(self.engine, Path(data), columns_of(self._options.columns))
+            return score_figures(self.engine, Path(data), columns)
         if self.engine.preference is not None and has_preferences(Path(data)):
             at_most = seq_of(seq, self.engine.context)
-            return preference_figures(self.engine, self.tokenizer, Path(data), at_most)
-        return figures(self.engine, self.tokenizer, Path(data), seq)
+            more = {"columns": columns}
+            return preference_figures(self.engine, self.tokenizer, Path(data), at_most, **more)
+        return figures(self.engine, self.tokenizer, Path(data), seq, columns=columns)
 
     def __repr__(self) -> str:
         result = self.result

@@ -213,7 +213,7 @@ def _flags(plan: Plan, options: Mapping[str, Any]) -> str:
     for name, before in options.items():
         flag, value = f"--{name.replace('_', '-')}", plan.options[name]
         if isinstance(value, bool) and value != before:
-            words.append(flag if value else f"without {flag}")
+            words.append(f"{name}=True|{flag}" if value else f"without {name}|{flag}")
         elif value != before:
             words.append(f"{flag} {value}")
     return " ".join(words)

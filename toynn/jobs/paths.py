@@ -155,8 +155,8 @@ def picture_model(path: Path, option: str = "--model") -> Path:
     of_text = path.suffix == ".gguf" or (path / "model.gguf").exists()
     if of_text or _recipe(path) not in (None, PICTURES) or _has_words(path):
         raise ConfigError(
-            f"{option} {path}: {kind} is a text model; predict takes picture models of "
-            f"`toynn train vit`. `toynn generate --model {path}` runs a text model"
+            f"{option} {path}: {kind} is a text model; predict takes models of `toynn train vit` "
+            f"and classify. `toynn generate --model {path}` runs a text model"
         )
     if not path.is_dir():
         return path

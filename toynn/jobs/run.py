@@ -112,6 +112,9 @@ def _carried_out(job: Job) -> Outcome:
         job.announce()
         if folder is not None:
             resumed = "" if checkpoint is None else f", resumed from step {checkpoint.step}"
+            newest = max((step for step, _ in checkpoints(folder.path)), default=0)
+            if checkpoint is not None and newest > checkpoint.step:
+                resumed += f"; what was saved after it, up to step {newest}, is dropped"
             print(f"run folder  {folder.path}{resumed}", flush=True)
         trainer.folder = folder
         with trainer.running() as events:

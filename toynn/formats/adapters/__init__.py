@@ -106,7 +106,7 @@ def refuse_others(path: Path) -> None:
     if any((path / name).exists() for name in ("model.gguf", "model.safetensors", "config.json")):
         model = path / "model.gguf"
         raise AdapterError(
-            f"{path}: expected an adapter; got a whole model, which has nothing to fuse: use "
+            f"{path}: expected an adapter; got a whole model: use "
             f"{model if model.exists() else path} as it is, as the model"
         )
     raise AdapterError(
