@@ -9,7 +9,7 @@ from toynn import engines
 from toynn.engines import AdapterOptions, LlamaConfig, SequenceEngine
 from toynn.engines.encoder import Encoder, Task
 from toynn.engines.plans import LEVELS, OPTIONS, PREPACK, Level, Plan, every_plan, plans
-from toynn.errors import ConfigError
+from toynn.errors import ConfigError, said
 from toynn.formats.hf.config import CLASSES
 from toynn.jobs.job import Job
 from toynn.jobs.llama_options import WarmStartOptions
@@ -216,4 +216,4 @@ def _flags(plan: Plan, options: Mapping[str, Any]) -> str:
             words.append(f"{name}=True|{flag}" if value else f"without {name}|{flag}")
         elif value != before:
             words.append(f"{flag} {value}")
-    return " ".join(words)
+    return said(" ".join(words))
