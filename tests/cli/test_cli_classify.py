@@ -164,7 +164,7 @@ def test_adapters_over_an_encoder_are_no_adapter_of_a_decoder(here, capsys):
     assert trained(*COLUMNS, "--method", "lora", "--steps", "1") == 0
     for words in (["eval", "--data", "kinds.csv"], ["generate", "--prompt", "a"]):
         assert main([*words, "--adapter", "run"]) == 2
-        assert "run: expected an adapter; got a whole model, which" in capsys.readouterr().err
+        assert "run: expected an adapter; got a whole model: use run" in capsys.readouterr().err
     assert main(["generate", "--prompt", "a", "--model", "run", "--adapter", "run"]) == 2
     assert "--adapter run: run is an encoder, whose runs are whole mod" in capsys.readouterr().err
 

@@ -224,8 +224,8 @@ def test_a_folder_of_another_kind_is_named_and_what_reads_it(files, capsys):
     (files / "bad" / "config.toml").write_bytes(b"\xff = [")
     (files / "bad" / "config.json").write_text("{")
     for folder, message in (
-        ("text", "this run is a text model; predict takes picture models of `toynn train vit`. "
-         "`toynn generate --model text` runs a text model"),
+        ("text", "this run is a text model; predict takes models of `toynn train vit` and "
+         "classify. `toynn generate --model text` runs a text model"),
         ("lora", "this run is an adapter of a text model; `toynn generate --model BASE --adapter "
          "lora` generates"),
         ("hf", "it is a text model; predict"),

@@ -93,7 +93,7 @@ def test_lengths():
 
 
 def test_columns_that_are_missing():
-    for columns, others in ({}, "none"), ({"b": [1], "c": [2]}, "b, c"):
+    for columns, others in ({}, "none"), ({"b": [1], "c": [2]}, r"b, c\. The .*: exact:NAME"):
         with pytest.raises(
             RewardError, match=rf"number:a: .*no column 'a'; other columns: {others}$"
         ):

@@ -94,10 +94,10 @@ def _each(score: Callable[..., float], column: str | None = None) -> Reward:
 
     def reward(completions: Sequence[Any], **columns: Any) -> list[float]:
         if column is not None and column not in columns:
-            others = ", ".join(each for each in columns if each != "prompts") or "none"
+            others = ", ".join(each for each in columns if each != "prompts")
+            advice = ". The name of one may stand behind the reward: exact:NAME" if others else ""
             raise LookupError(
-                f"the data have no column {column!r}; other columns: {others}. The name of one may "
-                "stand behind the reward: exact:NAME"
+                f"the data have no column {column!r}; other columns: {others or 'none'}{advice}"
             )
         texts = [each if isinstance(each, str) else each[-1]["content"] for each in completions]
         answers = [] if column is None else [columns[column]]
