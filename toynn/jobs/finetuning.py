@@ -133,8 +133,9 @@ class Run:
             return score_figures(self.engine, Path(data), columns)
         if self.engine.preference is not None and has_preferences(Path(data)):
             at_most = seq_of(seq, self.engine.context)
-            more = {"columns": columns}
-            return preference_figures(self.engine, self.tokenizer, Path(data), at_most, **more)
+            return preference_figures(
+                self.engine, self.tokenizer, Path(data), at_most, columns=columns
+            )
         return figures(self.engine, self.tokenizer, Path(data), seq, columns=columns)
 
     def __repr__(self) -> str:
