@@ -1,7 +1,11 @@
 """The reference backend: every kernel has one, and sessions on it compute what the CPU does."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+from hang import HANG
 from small_recipes import RECIPES, SIZES
 from tapes import TAPES, Net
 from tiny import HP, Tiny
@@ -109,6 +113,14 @@ def test_blocks(dtype):
         results.append((s.download(s.tape.loss), s.download(s.grad(a))))
     for got, expected in zip(*results, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_session_reads_codebooks_before_any_kernel_was_called():
+    """Other tests read them earlier in this process."""
+    test = f"{__file__}::test_blocks[iq2_xxs]"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0, done.stdout
 
 
 # -- Recipes ---------------------------------------------------------------------------------------

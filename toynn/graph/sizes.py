@@ -16,6 +16,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
+from toynn._kernels.base import codebooks
 from toynn._kernels.base.entry import WORDS
 from toynn._kernels.base.signature import Signature, TensorSpec, Unsolved, evaluate
 from toynn.errors import ConfigError, ShapeError
@@ -67,7 +68,10 @@ def solve(
             spec, shapes[spec.name] = _seen(spec, there[spec.name].shape, width)
         specs.append(spec)
     sizes_of_call = {name: _number(what, name, value) for name, value in scalars.items()}
-    sizes_of_call |= {s.kind: dtypes.DTYPES[t.dtype].ggml for s, t in _typed(signature, there)}
+    typed = list(_typed(signature, there))
+    sizes_of_call |= {s.kind: dtypes.DTYPES[t.dtype].ggml for s, t in typed}
+    if any(t.dtype.startswith("iq") for _, t in typed):
+        codebooks.fill()
     options = {name: sizes_of_call.pop(name) for name in signature.options if name in sizes_of_call}
     try:
         alike = _alike(signature, there)
