@@ -71,7 +71,7 @@ def solve(
     typed = list(_typed(signature, there))
     sizes_of_call |= {s.kind: dtypes.DTYPES[t.dtype].ggml for s, t in typed}
     if any(t.dtype.startswith("iq") for _, t in typed):
-        codebooks.fill()
+        codebooks.fill()  # a kernel only gets the type's number
     options = {name: sizes_of_call.pop(name) for name in signature.options if name in sizes_of_call}
     try:
         alike = _alike(signature, there)

@@ -172,7 +172,8 @@ def choose_plan(job: Job, ranks: int = 1) -> None:
     levels = list(dict.fromkeys(levels))
 
     # Whether to checkpoint, a plan says.
-    chosen["keep_attention"] = options["keep_attention"] = given.keep_attention and given[1]
+    keep = given.keep_attention and given.checkpointing
+    chosen["keep_attention"] = options["keep_attention"] = keep
     engine = room.engine(job)
 
     @cache
