@@ -175,7 +175,7 @@ def test_vectors_of_a_decoder_are_measured(here, capsys):
             "rerank",
             "unscored",
             (),
-            "expected a number from 0 to 1; got 'sentence1', 'sentence2': ",
+            "got 'sentence1', 'sentence2': --columns score=... names its",
         ),
         ("rerank", "scored", ("--model", "three"), "its head has 3 outputs; a reranker has 1"),
         ("embed", "pairs", ("--model", "odd"), "expected one of pooling_mode_mean_tokens"),
