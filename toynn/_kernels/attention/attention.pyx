@@ -51,6 +51,7 @@ from toynn._kernels.gemm._product cimport (
     HAS_TILES, KC, PAIRS, Form, aligned, blocks_of, form_of_parts,
 )
 from toynn._kernels.base._parallel cimport deal_rooms, parallel_for, part_fn, room_fn
+from toynn._kernels.base.pool cimport await_count, set_count
 from toynn._kernels.args.attention cimport Backward, BackwardSinks, Forward
 from toynn._kernels.base.entry cimport entry
 
@@ -65,7 +66,6 @@ cdef enum:
     DEALT = 3        # tasks for each thread, at the least, if there are so many
     SMALL = 1 << 19  # up to this many multiplications per product, waking threads does not pay
     SHORT = 32       # up to this many rows, packing pairs costs more than it saves
-    SPLIT = 2        # threads for each head of keys from which backward computes scores twice
     MEDIUM = 2       # in toynn.numerics.precision.PRECISIONS
 
 # In "medium".
@@ -330,7 +330,34 @@ cdef Py_ssize_t _forward_scratch(Forward* a) noexcept nogil:
 
 
 # -- Backward --------------------------------------------------------------------------------------
-# An area is KEYS blocks of keys against all blocks of queries that see them, or a part of it.
+# An area is up to KEYS blocks of keys against all blocks of queries that see them. The areas of a
+# head add to the same dq, in the order of their keys. Threads compute them side by side: each tells
+# how many blocks of queries it has finished, and the thread of the next area follows it. Here areas
+# are two blocks of keys wide:
+#
+#     keys       0 1 2 3 4 5
+#     queries 0  a
+#             1  a a
+#             2  a a b         thread b begins when thread a has finished this row
+#             3  a a b b
+#             4  a a b b a
+#             5  a a b b a a
+
+cdef struct Areas:
+    Backward* a
+    Py_ssize_t stretches
+    Py_ssize_t keys      # blocks of keys of an area, at most
+    Py_ssize_t* done     # for each area: how many blocks of queries, of all heads of its group
+
+
+cdef inline Py_ssize_t _keys(const Sizes* s, Py_ssize_t stretches, int n_threads) noexcept nogil:
+    """Blocks of keys of an area: fewer if some threads would have no area."""
+    cdef Py_ssize_t keys = KEYS, heads = s.B * s.KV
+    if heads % n_threads == 0:
+        return keys
+    while keys > 1 and heads * blocks_of(stretches, keys) < DEALT * n_threads:
+        keys //= 2
+    return keys
 
 
 cdef inline Py_ssize_t _backward_room(const Sizes* s) noexcept nogil:
@@ -346,16 +373,16 @@ cdef inline Py_ssize_t _first_query(const Sizes* s, Py_ssize_t j) noexcept nogil
 
 
 cdef inline void _backward_area(
-    Backward* a, const Sizes* s, void* room, Py_ssize_t batch, Py_ssize_t start, Py_ssize_t h0,
-    Py_ssize_t h1, Py_ssize_t i0, Py_ssize_t i1, Py_ssize_t j0, Py_ssize_t j1, bint queries,
-    bint keys,
+    Backward* a, const Sizes* s, void* room, Py_ssize_t batch, Py_ssize_t start, Py_ssize_t kv,
+    Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t* before, Py_ssize_t* done,
 ) noexcept nogil:
-    """Add what blocks i0 .. i1 - 1 of queries of some heads and blocks j0 .. j1 - 1 of keys give.
+    """Add to dq, dk and dv what blocks j0 .. j1 - 1 of keys give, for a head of k and v.
 
-    To dq if ``queries``, to dk and dv if ``keys``. s are the sizes of the example that begins at
-    ``start``. Heads h0 .. h1 - 1 share k and v.
+    s are the sizes of the example that begins at ``start``. ``before`` tells how far the previous
+    area of the example has come, and ``done`` how far this one has; NULL: there is none.
     """
-    cdef Py_ssize_t row = batch * a.T + start, kv = h0 * a.KV // a.H, group = a.H // a.KV
+    cdef Py_ssize_t row = batch * a.T + start, group = a.H // a.KV, h0 = kv * group
+    cdef Py_ssize_t i0 = _first_query(s, j0), i1 = block_count(s, s.T)
     cdef Rows k = Rows(a.k + row * s.ldk + kv * s.D, s.ldk, s.D), q, do
     cdef Rows v = Rows(a.v + row * s.ldv + kv * s.E, s.ldv, s.E)
     cdef float* free = aligned(room)
@@ -368,22 +395,21 @@ cdef inline void _backward_area(
     cdef Sums dk_sums[KEYS]
     cdef Sums dv_sums[KEYS]
     cdef Sums dq, dq_sums
-    cdef Py_ssize_t i, j, h, n, rows, at, first, last
+    cdef Py_ssize_t i, j, h, n, rows, at, first, last, so_far
     memset(k_kept, 0, sizeof(k_kept))
     memset(v_kept, 0, sizeof(v_kept))
     for n in range(j1 - j0):
         j = (j0 + n) * BLOCK
-        dk[n] = dk_sums[n] = _block_of(a.dk if keys else NULL, row + j, s.ldk, kv, s.D)
-        dv[n] = dv_sums[n] = _block_of(a.dv if keys else NULL, row + j, s.ldv, kv, s.E)
-        if _pays(s, (h1 - h0) * (i1 - i0)):
+        dk[n] = dk_sums[n] = _block_of(a.dk, row + j, s.ldk, kv, s.D)
+        dv[n] = dv_sums[n] = _block_of(a.dv, row + j, s.ldv, kv, s.E)
+        if _pays(s, group * (i1 - i0)):
             rows = block_size(s, j, s.T)
             k_kept[n].along = keep_along(&free, s, &k, j, rows, False)
             v_kept[n].along = keep_along(&free, s, &v, j, rows, False)
-            if queries:
-                k_kept[n].across = keep_across(&free, s, &k, j, rows)
+            k_kept[n].across = keep_across(&free, s, &k, j, rows)
             dk_sums[n] = _side_by_side(&free, dk[n], s.D)
             dv_sums[n] = _side_by_side(&free, dv[n], s.E)
-    for h in range(h0, h1):
+    for h in range(h0, h0 + group):
         q = Rows(a.q + row * s.ldq + h * s.D, s.ldq, s.D)
         do = Rows(a.do + row * s.ldo + h * s.E, s.ldo, s.E)
         at = (batch * a.H + h) * a.T + start
@@ -391,15 +417,17 @@ cdef inline void _backward_area(
             first = max(j0, first_key(s, i * BLOCK) // BLOCK)
             last = min(j1, blocks_seen(s, i * BLOCK))
             rows = block_size(s, i * BLOCK, s.T)
-            dq = _block_of(a.dq if queries else NULL, row + i * BLOCK, s.ldq, h, s.D)
+            so_far = (h - h0) * i1 + i + 1
+            dq = _block_of(a.dq, row + i * BLOCK, s.ldq, h, s.D)
             memset(&q_kept, 0, sizeof(Kept))
             do_kept, own, dq_sums = q_kept, free, dq
+            if before != NULL and first * BLOCK > first_key(s, i * BLOCK):
+                await_count(before, so_far)
             if _pays(s, last - first):
                 q_kept.along = keep_along(&own, s, &q, i * BLOCK, rows, True)
                 do_kept.along = keep_along(&own, s, &do, i * BLOCK, rows, True)
-                if keys:
-                    q_kept.across = keep_across(&own, s, &q, i * BLOCK, rows)
-                    do_kept.across = keep_across(&own, s, &do, i * BLOCK, rows)
+                q_kept.across = keep_across(&own, s, &q, i * BLOCK, rows)
+                do_kept.across = keep_across(&own, s, &do, i * BLOCK, rows)
                 dq_sums = _side_by_side(&own, dq, s.D)
                 if first * BLOCK > first_key(s, i * BLOCK):
                     _copy_rows(dq_sums, dq, rows, s.D)
@@ -408,9 +436,11 @@ cdef inline void _backward_area(
                 backward_block(
                     dq_sums, dk_sums[n], dv_sums[n], _from(a.delta, at), do.x, a.lse + at, q.x,
                     k.x, v.x, &q_kept, &k_kept[n], &v_kept[n], &do_kept, s, i * BLOCK, j * BLOCK,
-                    h % group > 0 or i > _first_query(s, j),
+                    h > h0 or i > _first_query(s, j),
                 )
             _copy_rows(dq, dq_sums, rows, s.D)
+            if done != NULL:
+                set_count(done, so_far)
     for n in range(j1 - j0):
         rows = block_size(s, (j0 + n) * BLOCK, s.T)
         _copy_rows(dk[n], dk_sums[n], rows, s.D)
@@ -426,97 +456,49 @@ cdef void _deltas(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil
         a.delta[(row // s.T * s.H + h) * s.T + row % s.T] = dot_(a.do + at, a.o + at, s.E)
 
 
-cdef void _examples_of(Backward* a, void* room, Py_ssize_t n) noexcept nogil:
-    """Compute the examples that start in a stretch of BLOCK rows, for a head of k and v."""
+cdef void _areas(Areas* x, void* room, Py_ssize_t n) noexcept nogil:
+    """Compute the areas that begin in a stretch of BLOCK rows, for a head of k and v."""
+    cdef Backward* a = x.a
     cdef Sizes s = _sizes(a), one
-    cdef Py_ssize_t stretches = _stretches(&s, a.first), i, j, r, x, blocks, group = s.H // s.KV
-    cdef Py_ssize_t batch = n // stretches // s.KV, kv = n // stretches % s.KV
-    begin(&s)
-    i = n % stretches * BLOCK
-    for r in range(i, min(i + BLOCK, s.T)):
-        if _start(a.first, batch * s.T, r) == r:
-            one = _example(&s, a.first, batch * s.T, r, s.T)
-            blocks = block_count(&one, one.T)
-            for x in range(blocks_of(blocks, KEYS)):
-                j = x * KEYS
-                _backward_area(
-                    a, &one, room, batch, r, kv * group, (kv + 1) * group,
-                    _first_query(&one, j), blocks, j, min(j + KEYS, blocks), True, True,
-                )
-    end(&s)
-
-
-cdef void _key_blocks(Backward* a, void* room, Py_ssize_t n) noexcept nogil:
-    """dk and dv of the blocks of keys that begin in a stretch: the first ones first."""
-    cdef Sizes s = _sizes(a), one
-    cdef Py_ssize_t r, start, j, group = s.H // s.KV
-    cdef Py_ssize_t kv = n % s.KV, batch = n // s.KV % s.B, i = n // s.KV // s.B * BLOCK
-    begin(&s)
-    for r in range(i, min(i + BLOCK, s.T)):
-        if _begins(&s, a.first, batch * s.T, r):
-            start = _start(a.first, batch * s.T, r)
-            one = _example(&s, a.first, batch * s.T, start, s.T)
-            j = (r - start) // BLOCK
-            _backward_area(
-                a, &one, room, batch, start, kv * group, (kv + 1) * group, _first_query(&one, j),
-                block_count(&one, one.T), j, j + 1, False, True,
-            )
-    end(&s)
-
-
-cdef void _query_blocks(Backward* a, void* room, Py_ssize_t n) noexcept nogil:
-    """dq of the blocks of queries that begin in a stretch: the last ones first."""
-    cdef Sizes s = _sizes(a), one
-    cdef Py_ssize_t stretches = _stretches(&s, a.first), r, start, x, blocks
-    cdef Py_ssize_t h = n % s.H, batch = n // s.H % s.B
-    cdef Py_ssize_t t = stretches - 1 - n // s.H // s.B, i
+    cdef Py_ssize_t kv = n % s.KV, batch = n // s.KV % s.B, t = n // s.KV // s.B, r, start, j, last
+    cdef Py_ssize_t* done = x.done + (batch * s.KV + kv) * x.stretches + t
     begin(&s)
     for r in range(t * BLOCK, min((t + 1) * BLOCK, s.T)):
-        if _begins(&s, a.first, batch * s.T, r):
-            start = _start(a.first, batch * s.T, r)
+        start = _start(a.first, batch * s.T, r)
+        if (r - start) % BLOCK != 0:
+            continue
+        j = (r - start) // BLOCK
+        if j % x.keys == 0 and _begins(&s, a.first, batch * s.T, r):
             one = _example(&s, a.first, batch * s.T, start, s.T)
-            i = (r - start) // BLOCK
-            blocks = blocks_seen(&one, i * BLOCK)
-            for x in range(blocks_of(blocks, KEYS)):
-                _backward_area(
-                    a, &one, room, batch, start, h, h + 1, i, i + 1, x * KEYS,
-                    min((x + 1) * KEYS, blocks), True, False,
-                )
+            last = min(j + x.keys, block_count(&one, one.T))
+            # Of the areas that begin in a stretch, only the last may have a next one.
+            _backward_area(
+                a, &one, room, batch, start, kv, j, last,
+                done - x.keys if j > 0 and a.dq != NULL else NULL,
+                done if last < block_count(&one, one.T) else NULL,
+            )
     end(&s)
-
-
-cdef inline Py_ssize_t _examples(const int* first, Py_ssize_t rows, Py_ssize_t B) noexcept nogil:
-    """Count the examples of all sequences."""
-    cdef Py_ssize_t i, count = 0
-    if first == NULL:
-        return B
-    for i in range(rows):
-        count += first[i] == i
-    return count
 
 
 cdef void _backward(Backward* a) noexcept nogil:
     cdef Sizes s = _sizes(a)
     cdef Backward few = _on_few_threads(a, &s)
-    cdef Py_ssize_t blocks = _stretches(&s, a.first), room = _backward_room(&s)
-    cdef Py_ssize_t heads = s.KV * _examples(a.first, s.B * s.T, s.B)
+    cdef Py_ssize_t stretches = _stretches(&s, a.first), room = _backward_room(&s)
+    cdef Py_ssize_t tasks = s.B * s.KV * stretches
     cdef int m = few.n_threads
+    cdef Areas x = Areas(&few, stretches, _keys(&s, stretches, m), NULL)
+    x.done = <Py_ssize_t*>aligned(<char*>a.workspace + m * room)
+    memset(x.done, 0, tasks * sizeof(Py_ssize_t))
     if a.delta != NULL:
         parallel_for(<part_fn>_deltas, &few, s.B * s.H * s.T)
-    if blocks > 1 and SPLIT * heads < m:
-        # Some threads would have no head. Computing all scores twice, for keys and for queries,
-        # takes 1.4 times the work, and gives the same bits.
-        if a.dk != NULL or a.dv != NULL:
-            deal_rooms(<room_fn>_key_blocks, &few, s.B * s.KV * blocks, m, a.workspace, room)
-        if a.dq != NULL:
-            deal_rooms(<room_fn>_query_blocks, &few, s.B * s.H * blocks, m, a.workspace, room)
-        return
-    deal_rooms(<room_fn>_examples_of, &few, s.B * s.KV * blocks, m, a.workspace, room)
+    # Earlier keys first: an area's thread waits only for areas that other threads have begun.
+    deal_rooms(<room_fn>_areas, &x, tasks, m, a.workspace, room)
 
 
 cdef Py_ssize_t _backward_scratch(Backward* a) noexcept nogil:
     cdef Sizes s = _sizes(a)
-    return a.n_threads * _backward_room(&s)
+    cdef Py_ssize_t counts = s.B * s.KV * blocks_of(s.T, BLOCK)
+    return a.n_threads * _backward_room(&s) + counts * sizeof(Py_ssize_t) + LINE
 
 
 cdef void _sink_heads(BackwardSinks* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:

@@ -341,4 +341,18 @@ static ptrdiff_t tn_take(ptrdiff_t* taken) {
     return atomic_fetch_add_explicit((_Atomic ptrdiff_t*)taken, 1, memory_order_relaxed);
 }
 
+/* A count that only grows: who sees it sees all that the thread wrote before it set the count. */
+static inline void tn_set_count(ptrdiff_t* count, ptrdiff_t n) {
+    atomic_store_explicit((_Atomic ptrdiff_t*)count, n, memory_order_release);
+}
+
+/* Wait until a count is at least n. Another thread must have begun what sets it: see tn_take. */
+static inline void tn_await_count(ptrdiff_t* count, ptrdiff_t n) {
+    for (int look = 1; atomic_load_explicit((_Atomic ptrdiff_t*)count, memory_order_acquire) < n; look++) {
+        tn_pause();
+        if (look % TN_LOOKS == 0)
+            tn_yield();
+    }
+}
+
 #endif

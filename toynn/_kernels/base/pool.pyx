@@ -10,6 +10,8 @@ cdef extern from "pool.h" nogil:
         bint alone
     void tn_run_on_threads(work_fn work, void* task, int n_threads) noexcept
     Py_ssize_t tn_take(Py_ssize_t* taken) noexcept
+    void tn_set_count(Py_ssize_t* count, Py_ssize_t n) noexcept
+    void tn_await_count(Py_ssize_t* count, Py_ssize_t n) noexcept
     int tn_refused() noexcept
     void tn_ask_again() noexcept
     void tn_begin_recording(tn_recording* to) noexcept
@@ -44,6 +46,16 @@ cdef void run_on_threads(work_fn work, void* task, int n_threads) noexcept nogil
 cdef Py_ssize_t take(Py_ssize_t* taken) noexcept nogil:
     """Return taken[0] and add 1 to it, as one step: no two threads get the same number."""
     return tn_take(taken)
+
+
+cdef void set_count(Py_ssize_t* count, Py_ssize_t n) noexcept nogil:
+    """Tell other threads that a count, which only grows, is n now."""
+    tn_set_count(count, n)
+
+
+cdef void await_count(Py_ssize_t* count, Py_ssize_t n) noexcept nogil:
+    """Wait until a count is at least n. A thread must have begun what sets it."""
+    tn_await_count(count, n)
 
 
 cdef bint recording() noexcept nogil:
