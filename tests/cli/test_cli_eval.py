@@ -111,6 +111,18 @@ def test_examples_against_a_base(folder, capsys):
     assert found["loss"] == figures(folder, capsys, *adapter, data="rows.jsonl")["loss"]
 
 
+def test_preferences_of_one_token(folder, capsys):
+    """Beside float64: a prompt of one token, which sees no other."""
+    (folder / "one.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    more = ("--adapter", str(folder / "adapter.gguf"), "--loss", "dpo")
+    found = figures(folder, capsys, *more, data="one.jsonl")
+    with gguf.open(folder / "model.gguf") as file:
+        engines = [frozen(file, adapters.load(folder / "adapter.gguf", file)), frozen(file)]
+    (own,), (base,) = (each.logits(np.array([97]), batch=1).astype(float) for each in engines)
+    margin = (own[98] - own[99]) - (base[98] - base[99])
+    assert found["loss"] == pytest.approx(np.log1p(np.exp(-0.1 * margin)), rel=1e-6)
+
+
 def test_a_folder_is_measured_by_its_test_part(folder, capsys):
     data = folder / "parts"
     data.mkdir()

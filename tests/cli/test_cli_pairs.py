@@ -150,6 +150,8 @@ def test_vectors_of_a_decoder_are_measured(here, capsys):
     words = "--data pairs.jsonl --columns anchor=q,positive=a --json"
     assert main(["eval", "--model", "run", *words.split()]) == 0
     assert 0 <= json.loads(capsys.readouterr().out)["ndcg@10"] <= 1
+    assert main(["generate", "--model", "run", "-p", "is a"]) == 2
+    assert "it makes vectors of texts: use `toynn embed`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

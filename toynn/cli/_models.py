@@ -64,10 +64,13 @@ def opened(arguments: Namespace, options: RecipeOptions) -> "tuple[Tokenizer, Se
     """Return the tokenizer and the model with its adapters. Raises the errors of ``origin``."""
     from toynn import engines
     from toynn.formats import bases
+    from toynn.formats.sentences import MODULES
     from toynn.formats.tokenizer import Tokenizer
     from toynn.models import ENCODERS
 
     model, named = origin(arguments)
+    if not arguments.adapter and (Path(model) / MODULES).exists():
+        raise ConfigError(f"--model {model}: it makes vectors of texts: use `toynn embed`")
     with bases.open(text_model(Path(model))) as file:
         if arguments.adapter and file.architecture in ENCODERS:
             raise ConfigError(
