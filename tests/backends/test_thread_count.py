@@ -177,9 +177,13 @@ def test_a_kernel_that_finds_its_work_small_is_not_short_handed():
     B, T, H, D = 1, 64, 2, 64
     q, k, v, o, do, dq, dk, dv = np.zeros((8, B * T, H * D), np.float32)
     lse, delta = np.zeros((2, B, H, T), np.float32)
-    program = CompiledProgram(1, 0, [])
+    entry, rows = attention.entries["backward"], H * D
+    named = {"B": B, "T": T, "H": H, "D": D, "KV": H, "E": D, "ldq": rows, "ldk": rows, "ldv": rows}
+    named |= {"causal": 1, "window": 0, "precision": 0}
+    room = np.zeros(entry.workspace(named, 2), np.uint8)
+    program = CompiledProgram(1, room.ctypes.data, [])
     addresses = [x.ctypes.data for x in (dq, dk, dv, delta, do, o, lse, q, k, v)]
-    sizes = (B, T, H, H, D, H * D, H * D, H * D, 1, 0)
-    program.append("B", attention.entries["backward"].capsule, addresses, sizes, (1.0,), 0, 2, 1e-3)
+    sizes = tuple(named[name] for name in entry.signature.sizes)
+    program.append("B", entry.capsule, addresses, sizes, (1.0, 0.0), 0, 2, 1e-3)
     program.run("B", False, 2)
     assert program.short_handed() == 0

@@ -347,7 +347,7 @@ cdef struct Areas:
     Backward* a
     Py_ssize_t stretches
     Py_ssize_t keys      # blocks of keys of an area, at most
-    Py_ssize_t* done     # for each area: how many blocks of queries, of all heads of its group
+    Py_ssize_t* done     # blocks of queries of each area, in all heads of its group; NULL: 1 thread
 
 
 cdef inline Py_ssize_t _keys(const Sizes* s, Py_ssize_t stretches, int n_threads) noexcept nogil:
@@ -462,6 +462,7 @@ cdef void _areas(Areas* x, void* room, Py_ssize_t n) noexcept nogil:
     cdef Sizes s = _sizes(a), one
     cdef Py_ssize_t kv = n % s.KV, batch = n // s.KV % s.B, t = n // s.KV // s.B, r, start, j, last
     cdef Py_ssize_t* done = x.done + (batch * s.KV + kv) * x.stretches + t
+    cdef bint in_turn = x.done != NULL and a.dq != NULL
     begin(&s)
     for r in range(t * BLOCK, min((t + 1) * BLOCK, s.T)):
         start = _start(a.first, batch * s.T, r)
@@ -474,8 +475,8 @@ cdef void _areas(Areas* x, void* room, Py_ssize_t n) noexcept nogil:
             # Of the areas that begin in a stretch, only the last may have a next one.
             _backward_area(
                 a, &one, room, batch, start, kv, j, last,
-                done - x.keys if j > 0 and a.dq != NULL else NULL,
-                done if last < block_count(&one, one.T) else NULL,
+                done - x.keys if in_turn and j > 0 else NULL,
+                done if in_turn and last < block_count(&one, one.T) else NULL,
             )
     end(&s)
 
@@ -487,8 +488,9 @@ cdef void _backward(Backward* a) noexcept nogil:
     cdef Py_ssize_t tasks = s.B * s.KV * stretches
     cdef int m = few.n_threads
     cdef Areas x = Areas(&few, stretches, _keys(&s, stretches, m), NULL)
-    x.done = <Py_ssize_t*>aligned(<char*>a.workspace + m * room)
-    memset(x.done, 0, tasks * sizeof(Py_ssize_t))
+    if m > 1:
+        x.done = <Py_ssize_t*>aligned(<char*>a.workspace + m * room)
+        memset(x.done, 0, tasks * sizeof(Py_ssize_t))
     if a.delta != NULL:
         parallel_for(<part_fn>_deltas, &few, s.B * s.H * s.T)
     # Earlier keys first: an area's thread waits only for areas that other threads have begun.
