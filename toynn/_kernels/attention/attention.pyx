@@ -330,24 +330,26 @@ cdef Py_ssize_t _forward_scratch(Forward* a) noexcept nogil:
 
 
 # -- Backward --------------------------------------------------------------------------------------
-# An area is up to KEYS blocks of keys against all blocks of queries that see them. The areas of a
-# head add to the same dq, in the order of their keys. Threads compute them side by side: each tells
-# how many blocks of queries it has finished, and the thread of the next area follows it. Here areas
-# are two blocks of keys wide:
+# An area is up to KEYS blocks of keys against all blocks of queries that see them, the last queries
+# first. The areas of a head add to the same dq, in the order of their keys. Threads compute them
+# side by side: each tells how far it has come, and the thread of the next area follows it. Here
+# areas are two blocks of keys wide:
 #
 #     keys       0 1 2 3 4 5
-#     queries 0  a
+#     queries 0  a a
 #             1  a a
-#             2  a a b         thread b begins when thread a has finished this row
+#             2  a a b b
 #             3  a a b b
-#             4  a a b b a
-#             5  a a b b a a
+#             4  a a b b b b
+#             5  a a b b b b         thread a begins here, and thread b when a has finished this row
+#
+# So no thread waits long, and thread b has time for the third area.
 
 cdef struct Areas:
     Backward* a
     Py_ssize_t stretches
     Py_ssize_t keys      # blocks of keys of an area, at most
-    Py_ssize_t* done     # blocks of queries of each area, in all heads of its group; NULL: 1 thread
+    Py_ssize_t* done     # for each area, how many of its steps are finished; NULL: only one thread
 
 
 cdef inline Py_ssize_t _keys(const Sizes* s, Py_ssize_t stretches, int n_threads) noexcept nogil:
@@ -395,9 +397,11 @@ cdef inline void _backward_area(
     cdef Sums dk_sums[KEYS]
     cdef Sums dv_sums[KEYS]
     cdef Sums dq, dq_sums
-    cdef Py_ssize_t i, j, h, n, rows, at, first, last, so_far
+    cdef bint begun[KEYS]
+    cdef Py_ssize_t i, j, h, n, rows, at, first, last, step = 0
     memset(k_kept, 0, sizeof(k_kept))
     memset(v_kept, 0, sizeof(v_kept))
+    memset(begun, 0, sizeof(begun))
     for n in range(j1 - j0):
         j = (j0 + n) * BLOCK
         dk[n] = dk_sums[n] = _block_of(a.dk, row + j, s.ldk, kv, s.D)
@@ -409,38 +413,39 @@ cdef inline void _backward_area(
             k_kept[n].across = keep_across(&free, s, &k, j, rows)
             dk_sums[n] = _side_by_side(&free, dk[n], s.D)
             dv_sums[n] = _side_by_side(&free, dv[n], s.E)
-    for h in range(h0, h0 + group):
-        q = Rows(a.q + row * s.ldq + h * s.D, s.ldq, s.D)
-        do = Rows(a.do + row * s.ldo + h * s.E, s.ldo, s.E)
-        at = (batch * a.H + h) * a.T + start
-        for i in range(i0, i1):
-            first = max(j0, first_key(s, i * BLOCK) // BLOCK)
-            last = min(j1, blocks_seen(s, i * BLOCK))
-            rows = block_size(s, i * BLOCK, s.T)
-            so_far = (h - h0) * i1 + i + 1
+    for i in range(i1 - 1, i0 - 1, -1):
+        first = max(j0, first_key(s, i * BLOCK) // BLOCK)
+        last = min(j1, blocks_seen(s, i * BLOCK))
+        rows = block_size(s, i * BLOCK, s.T)
+        for h in range(h0, h0 + group):
+            step += 1
+            at = (batch * a.H + h) * a.T + start
+            q = Rows(a.q + row * s.ldq + h * s.D, s.ldq, s.D)
+            do = Rows(a.do + row * s.ldo + h * s.E, s.ldo, s.E)
             dq = _block_of(a.dq, row + i * BLOCK, s.ldq, h, s.D)
             memset(&q_kept, 0, sizeof(Kept))
             do_kept, own, dq_sums = q_kept, free, dq
-            if before != NULL and first * BLOCK > first_key(s, i * BLOCK):
-                await_count(before, so_far)
             if _pays(s, last - first):
                 q_kept.along = keep_along(&own, s, &q, i * BLOCK, rows, True)
                 do_kept.along = keep_along(&own, s, &do, i * BLOCK, rows, True)
                 q_kept.across = keep_across(&own, s, &q, i * BLOCK, rows)
                 do_kept.across = keep_across(&own, s, &do, i * BLOCK, rows)
                 dq_sums = _side_by_side(&own, dq, s.D)
-                if first * BLOCK > first_key(s, i * BLOCK):
-                    _copy_rows(dq_sums, dq, rows, s.D)
+            if first * BLOCK > first_key(s, i * BLOCK):  # dq has sums of earlier keys
+                if before != NULL:
+                    await_count(before, step)
+                _copy_rows(dq_sums, dq, rows, s.D)
             for j in range(first, last):
                 n = j - j0
                 backward_block(
                     dq_sums, dk_sums[n], dv_sums[n], _from(a.delta, at), do.x, a.lse + at, q.x,
                     k.x, v.x, &q_kept, &k_kept[n], &v_kept[n], &do_kept, s, i * BLOCK, j * BLOCK,
-                    h > h0 or i > _first_query(s, j),
+                    begun[n],
                 )
+                begun[n] = True
             _copy_rows(dq, dq_sums, rows, s.D)
             if done != NULL:
-                set_count(done, so_far)
+                set_count(done, step)
     for n in range(j1 - j0):
         rows = block_size(s, (j0 + n) * BLOCK, s.T)
         _copy_rows(dk[n], dk_sums[n], rows, s.D)
@@ -472,7 +477,7 @@ cdef void _areas(Areas* x, void* room, Py_ssize_t n) noexcept nogil:
         if j % x.keys == 0 and _begins(&s, a.first, batch * s.T, r):
             one = _example(&s, a.first, batch * s.T, start, s.T)
             last = min(j + x.keys, block_count(&one, one.T))
-            # Of the areas that begin in a stretch, only the last may have a next one.
+            # An area that has a next one is as long as a stretch: none begins after it in this one.
             _backward_area(
                 a, &one, room, batch, start, kv, j, last,
                 done - x.keys if in_turn and j > 0 else NULL,

@@ -32,7 +32,8 @@
    A thread may record its calls for a while (tn_recording): the CPU time of each share. If it records
    `alone`, it computes all n shares itself, one after the other. So one core measures how any
    number of cores would share a call. Shares may also take pieces of work, one by one (tn_take).
-   Share 0 then takes all pieces, so each piece is timed by itself.
+   Share 0 then takes all pieces, so each piece is timed by itself. A piece may wait for one that was
+   taken before it (tn_await_count).
 
    A forked child has no workers, only the thread that forked: it starts its own workers.
    Source of the hand-over: Dekker, in Dijkstra 1965, Cooperating sequential processes. */
@@ -346,9 +347,9 @@ static inline void tn_set_count(ptrdiff_t* count, ptrdiff_t n) {
     atomic_store_explicit((_Atomic ptrdiff_t*)count, n, memory_order_release);
 }
 
-/* Wait until a count is at least n. Another thread must have begun what sets it: see tn_take. */
+/* Wait until a count is at least n, without sleeping. A thread must have taken what sets it. */
 static inline void tn_await_count(ptrdiff_t* count, ptrdiff_t n) {
-    for (int look = 1; atomic_load_explicit((_Atomic ptrdiff_t*)count, memory_order_acquire) < n; look++) {
+    for (unsigned look = 1; atomic_load_explicit((_Atomic ptrdiff_t*)count, memory_order_acquire) < n; look++) {
         tn_pause();
         if (look % TN_LOOKS == 0)
             tn_yield();
